@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,11 @@ from retrograd.history.rows import Part, Rows, StoredPart, decode_batches, join_
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import (
-    EVENT_SCHEMA,
+    NO_EVENTS,
     build_event_table,
     build_table,
     leave_losses_out,
+    pick_losses,
     read_events,
     read_loss,
 )
@@ -59,7 +60,7 @@ class History:
         self._counted: tuple[Rows, npt.NDArray[np.bool_]] | None = None
         """Rows, and for each site whether it has any of them, as last counted."""
         self._copies: Copies | None = None
-        self._event_table = EVENT_SCHEMA.empty_table()
+        self._event_table = NO_EVENTS
         self._pending_events: deque[Event] = deque()
         self._reading = threading.Lock()
         self._find_stored: Callable[[str], list[Kept]] = lambda site: []
@@ -256,6 +257,10 @@ class History:
     def loss(self) -> Curve:
         """The loss of each step: the mean of all scalars from which backward started."""
         return read_loss(self.event_table)
+
+    def losses_at(self, steps: Collection[int]) -> list[Event]:
+        """The losses of some steps, in the order recorded."""
+        return read_events(pick_losses(self.event_table, steps))
 
     @property
     def events(self) -> list[Event]:
