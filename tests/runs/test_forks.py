@@ -68,6 +68,8 @@ def test_forks_in_the_middle_of_writing(tmp_path: Path) -> None:
 
 
 EXITING_CHILD = """
+import warnings
+warnings.simplefilter("ignore")
 import os, sys
 from pathlib import Path
 from tests.history.made import make_steps
@@ -82,7 +84,7 @@ writer.add_rows(make_steps([1])[0])
 
 
 def test_a_child_that_exits_like_a_script(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", EXITING_CHILD, str(tmp_path)]
+    command = [sys.executable, "-c", EXITING_CHILD, str(tmp_path)]
     warm.run(command, check=True, timeout=60)
     run = open_run(tmp_path)
     assert run.status == "finished"

@@ -253,6 +253,8 @@ def test_a_disk_that_is_full_when_the_program_ends_is_asked_again(
 
 
 LIMITED = """
+import warnings
+warnings.simplefilter("ignore")
 import resource, sys
 from pathlib import Path
 from tests.history.made import make_steps
@@ -270,7 +272,7 @@ writer.close()
 
 @pytest.mark.parametrize("limit", ["size", "descriptors"])
 def test_limits_of_the_system_for_a_while(tmp_path: Path, limit: str) -> None:
-    words = [sys.executable, "-W", "ignore", "-c", LIMITED, str(tmp_path / "run"), limit]
+    words = [sys.executable, "-c", LIMITED, str(tmp_path / "run"), limit]
     warm.run(words, check=True, timeout=60)
     run = open_run(tmp_path / "run")
     assert run.history["a:output"].steps.tolist() == list(range(5))
