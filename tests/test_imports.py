@@ -14,9 +14,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "retrograd"
 MAY_IMPORT = {
     "addresses": set(),
     "amounts": set(),
+    "drawings": set(),
     "errors": set(),
     "files": set(),
     "foreign": set(),
+    "libraries": set(),
     "norms": set(),
     "notices": set(),
     "randomness": set(),
@@ -40,6 +42,8 @@ MAY_IMPORT = {
         "hangs",
         "inventory",
         "adjoint",
+        "budget",
+        "recording",
         "history",
         "sites",
         "statistics",
@@ -85,7 +89,10 @@ MAY_IMPORT = {
 }
 """Room → the rooms it may import. The package's ``__init__``, the room without a name, has the public names."""
 
-OPEN = {"addresses", "amounts", "errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
+OPEN = {
+    "addresses", "amounts", "drawings", "errors", "files", "foreign", "libraries", "norms", "notices", "randomness",
+    "trials",
+}  # fmt: skip
 """What is not a room, and open to all."""
 
 DEFERRED = {
