@@ -51,7 +51,7 @@ async function load(block, { bands, series }) {
   const columns = facts.columns.first.length;
   const known = numbers.get(block);
   if (known && (!facts.live || known.version === facts.live.version)) return;
-  const [version, from] = [facts.live?.version, known ? known.columns - 1 : 0];
+  const [version, from] = [facts.live?.version, known ? Math.max(known.columns - 1, 0) : 0];
   const added = await readFloats(block, from);
   if (added === null || numbers.get(block) !== known) return;
   const [lines, width] = [bands.length * series.length, columns - from];
