@@ -94,7 +94,7 @@ def _shorten_calls(room: ModuleType) -> Undo:
 def _trace_call(room: Any, variable: Any, translator: Any, args: Any, kwargs: Any) -> Any:
     """Trace a call: the forward, and each tap after it."""
     module = variable.value
-    handles = _find_handles(variable, translator)
+    handles = _find_handles(room, variable, translator)
     room.guard_to_detect_forward_monkeypatching(variable.source, module)
     with room.record_nn_module_stack(str(id(module)), variable.get_nn_module_stack_source(), translator, module):
         output = variable.call_method(translator, "forward", args, kwargs)
@@ -120,20 +120,17 @@ def _read_length(variable: Any, translator: Any, name: str) -> int:
     return length
 
 
-def _find_handles(variable: Any, translator: Any) -> list[Any]:
+def _find_handles(room: Any, variable: Any, translator: Any) -> list[Any]:
     """The handle of each tap, and a guard on the class of each hook."""
-    from torch._dynamo.source import AttrSource, ConstDictKeySource, DictGetItemSource  # loaded when this runs
-    from torch._dynamo.variables.base import VariableTracker
-
     handles = []
     for name in _HOOKS:
-        table = AttrSource(variable.source, name)
+        table = room.AttrSource(variable.source, name)
         for place, hook in enumerate(getattr(variable.value, name).values()):
-            source = DictGetItemSource(table, ConstDictKeySource(table, place))
-            VariableTracker.build(translator, hook, source=source, realize=True)
+            source = room.DictGetItemSource(table, room.ConstDictKeySource(table, place))
+            room.VariableTracker.build(translator, hook, source=source, realize=True)
             if isinstance(hook, TracedTap):
-                handle = AttrSource(source, "handle")
-                handles.append(VariableTracker.build(translator, hook.handle, source=handle, realize=True))
+                handle = room.AttrSource(source, "handle")
+                handles.append(room.VariableTracker.build(translator, hook.handle, source=handle, realize=True))
     return handles
 
 
