@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import pickle
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -12,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
+
+from tests import warm
 
 Work = Callable[[int, Path], Any]
 """What one process does, given its rank and a folder that all share; what it returns must be picklable."""
 
 
+ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 160.0
 """So long two processes may run: less than a test may take, so that none of them stays when it is given up."""
 CHILD_SECONDS = 60.0
@@ -35,16 +39,14 @@ def run_in_two(works: Mapping[str, Work], folder: Path) -> dict[str, list[Any]]:
 
 def run_together(works: Mapping[str, Work], folder: Path, ranks: int) -> dict[str, list[Any]]:
     """The same in so many processes."""
-    all_of_them = mp.spawn(_run, (dict(works), str(folder), ranks), nprocs=ranks, join=False)
-    assert all_of_them is not None
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not all_of_them.join(timeout=1):
-        if time.monotonic() > deadline:
-            hanging = [rank for rank, process in enumerate(all_of_them.processes) if process.is_alive()]
-            done = sorted(path.name for path in folder.glob("*.pt"))
-            for process in all_of_them.processes:
-                process.kill()
-            raise TimeoutError(f"processes {hanging} hang; done are {done} of {list(works)}")
+    logs = [folder / f"errors-{rank}.txt" for rank in range(ranks)]
+    processes = [start(_run, rank, dict(works), str(folder), ranks, log=log) for rank, log in enumerate(logs)]
+    try:
+        _wait(processes, logs, folder)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
     found = {name: [folder / f"{name}-{rank}.pt" for rank in range(ranks)] for name in works}
     return {name: [torch.load(path, weights_only=False) for path in paths] for name, paths in found.items()}
 
@@ -63,6 +65,29 @@ def wait_for_child(child: int) -> int:
             raise TimeoutError(f"the forked child {child} hung for {CHILD_SECONDS:.0f} s")
         time.sleep(0.002)
     return os.waitstatus_to_exitcode(ended[1])
+
+
+def start(work: Callable[..., object], *arguments: object, log: Path) -> warm.Popen:
+    """Call a function in a process of its own, which has loaded torch already; its stderr goes to this file."""
+    call = log.with_suffix(".call")
+    call.write_bytes(pickle.dumps((work, arguments)))
+    code = "import pickle, sys; work, arguments = pickle.load(open(sys.argv[1], 'rb')); work(*arguments)"
+    with log.open("wb") as file:
+        return warm.Popen([sys.executable, "-c", code, str(call)], cwd=ROOT, stderr=file, stage="tests")
+
+
+def _wait(processes: list[warm.Popen], logs: list[Path], folder: Path) -> None:
+    """Wait until all have ended, or one has failed."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    running = list(range(len(processes)))
+    while running:
+        time.sleep(0.02)
+        for rank in running:
+            assert not processes[rank].poll(), f"process {rank} has failed: {logs[rank].read_text()}"
+        running = [rank for rank in running if processes[rank].poll() is None]
+        if running and time.monotonic() > deadline:
+            done = sorted(path.name for path in folder.glob("*.pt"))
+            raise TimeoutError(f"processes {running} hang; done are {done}")
 
 
 def _run(rank: int, works: Mapping[str, Work], folder: str, ranks: int) -> None:

@@ -184,7 +184,7 @@ def serve(stage: int, sockets: list[socket.socket]) -> Job:
     running: Running = {}
     mine, *later = sockets
     while True:
-        ready, _, _ = select.select([0, mine, *later[:1], *running], [], [])
+        ready, _, _ = select.select([0, mine, *later, *running], [], [])
         for each in ready:
             if each == 0:
                 leave(running)
@@ -192,7 +192,9 @@ def serve(stage: int, sockets: list[socket.socket]) -> Job:
                 job = begin(mine, running, sockets)
                 if job is not None:
                     return job
-            elif each not in running:  # somebody asks for the next stage
+            elif each in running:
+                finish(each, running)
+            elif later:  # somebody asks for the next stage, or for one behind it
                 child = os.fork()
                 if not child:
                     close(running, mine)
@@ -200,8 +202,6 @@ def serve(stage: int, sockets: list[socket.socket]) -> Job:
                 running[os.pidfd_open(child)] = child, None
                 close({}, *later)
                 later = []
-            else:
-                finish(each, running)
 
 
 def begin(listening: socket.socket, running: Running, sockets: list[socket.socket]) -> Job | None:

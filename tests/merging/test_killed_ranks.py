@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 
 from retrograd.merging import node, tree
 from retrograd.recording.record import record
 from retrograd.runs.reader import Run, open_run
 from tests.merging.comparing import list_names
+from tests.processes import start
 
 pytestmark = pytest.mark.slow
 
@@ -80,19 +80,21 @@ def train(rank: int, folder: str, port: int, act: Act, silent: tuple[int, ...], 
 
 def run_ranks(
     folder: Path, act: Act = stay, silent: tuple[int, ...] = (), late: tuple[int, ...] = ()
-) -> tuple[Run, list[int | None]]:
+) -> tuple[Run, list[int]]:
     """Train; returns what was recorded, and how each process ended."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, RANKS + 1, is_master=True, wait_for_workers=False)
-    spawned = mp.spawn(train, (str(folder), store.port, act, silent, late), nprocs=RANKS, join=False)
-    assert spawned is not None
+    processes = [
+        start(train, rank, str(folder), store.port, act, silent, late, log=folder / f"{rank}.log")
+        for rank in range(RANKS)
+    ]
     deadline = time.monotonic() + LIMIT_SECONDS
-    for process in spawned.processes:
-        process.join(max(deadline - time.monotonic(), 0.0))
-        if process.is_alive():
-            for each in spawned.processes:
-                each.kill()
-            raise TimeoutError("a rank hangs")
-    return open_run(folder / "run"), [process.exitcode for process in spawned.processes]
+    try:
+        ended = [process.wait(max(deadline - time.monotonic(), 0.0)) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return open_run(folder / "run"), ended
 
 
 def count_ranks(run: Run) -> dict[int, int]:
