@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import pickle
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from multiprocessing import set_forkserver_preload
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from tests import warm
+import torch.multiprocessing as mp
 
 Work = Callable[[int, Path], Any]
 """What one process does, given its rank and a folder that all share; what it returns must be picklable."""
 
 
-ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 160.0
 """So long two processes may run: less than a test may take, so that none of them stays when it is given up."""
 CHILD_SECONDS = 60.0
 """So long a forked child may."""
+LOADED = (
+    "pytest", "retrograd.recording.record", "retrograd.rewriting.rewriting", "torch._dynamo",
+    "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
+)  # fmt: skip
+"""What takes several seconds, and most processes need."""
+
+
+def start(function: Callable[..., None], arguments: tuple[Any, ...], ranks: int) -> mp.ProcessContext:
+    """Have a function called in so many processes, with its rank before the arguments.
+
+    They are forked from one that has loaded what they need, and has done nothing else.
+    """
+    set_forkserver_preload(list(LOADED))
+    started = mp.start_processes(function, arguments, nprocs=ranks, join=False, start_method="forkserver")
+    assert started is not None
+    return started
 
 
 def run_in_two(works: Mapping[str, Work], folder: Path) -> dict[str, list[Any]]:
@@ -39,14 +52,15 @@ def run_in_two(works: Mapping[str, Work], folder: Path) -> dict[str, list[Any]]:
 
 def run_together(works: Mapping[str, Work], folder: Path, ranks: int) -> dict[str, list[Any]]:
     """The same in so many processes."""
-    logs = [folder / f"errors-{rank}.txt" for rank in range(ranks)]
-    processes = [start(_run, rank, dict(works), str(folder), ranks, log=log) for rank, log in enumerate(logs)]
-    try:
-        _wait(processes, logs, folder)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    all_of_them = start(_run, (dict(works), str(folder), ranks), ranks)
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not all_of_them.join(timeout=1):
+        if time.monotonic() > deadline:
+            hanging = [rank for rank, process in enumerate(all_of_them.processes) if process.is_alive()]
+            done = sorted(path.name for path in folder.glob("*.pt"))
+            for process in all_of_them.processes:
+                process.kill()
+            raise TimeoutError(f"processes {hanging} hang; done are {done} of {list(works)}")
     found = {name: [folder / f"{name}-{rank}.pt" for rank in range(ranks)] for name in works}
     return {name: [torch.load(path, weights_only=False) for path in paths] for name, paths in found.items()}
 
@@ -65,29 +79,6 @@ def wait_for_child(child: int) -> int:
             raise TimeoutError(f"the forked child {child} hung for {CHILD_SECONDS:.0f} s")
         time.sleep(0.002)
     return os.waitstatus_to_exitcode(ended[1])
-
-
-def start(work: Callable[..., object], *arguments: object, log: Path) -> warm.Popen:
-    """Call a function in a process of its own, which has loaded torch already; its stderr goes to this file."""
-    call = log.with_suffix(".call")
-    call.write_bytes(pickle.dumps((work, arguments)))
-    code = "import pickle, sys; work, arguments = pickle.load(open(sys.argv[1], 'rb')); work(*arguments)"
-    with log.open("wb") as file:
-        return warm.Popen([sys.executable, "-c", code, str(call)], cwd=ROOT, stderr=file, stage="tests")
-
-
-def _wait(processes: list[warm.Popen], logs: list[Path], folder: Path) -> None:
-    """Wait until all have ended, or one has failed."""
-    deadline = time.monotonic() + LIMIT_SECONDS
-    running = list(range(len(processes)))
-    while running:
-        time.sleep(0.02)
-        for rank in running:
-            assert not processes[rank].poll(), f"process {rank} has failed: {logs[rank].read_text()}"
-        running = [rank for rank in running if processes[rank].poll() is None]
-        if running and time.monotonic() > deadline:
-            done = sorted(path.name for path in folder.glob("*.pt"))
-            raise TimeoutError(f"processes {running} hang; done are {done}")
 
 
 def _run(rank: int, works: Mapping[str, Work], folder: str, ranks: int) -> None:

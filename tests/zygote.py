@@ -36,8 +36,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NoReturn
 
-STAGES = ("torch", "ours", "tests")
-"""What is loaded, each with what is before it: torch, all of retrograd, and what test modules import."""
+STAGES = ("torch", "ours")
+"""What is loaded, each with what is before it: torch, and all of retrograd."""
 
 FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else Path()
 
@@ -144,7 +144,7 @@ def load(stage: str) -> None:
 
         assert numpy
         torch.set_num_threads(1)
-    elif stage == "ours":
+    else:
         import pyarrow.parquet
         import rich.console
 
@@ -159,14 +159,6 @@ def load(stage: str) -> None:
                 importlib.import_module(found.name)
         assert pyarrow.parquet
         assert rich.console
-    else:
-        import hypothesis
-        import pytest
-        import torch.distributed.fsdp
-        import torch.distributed.tensor
-
-        assert hypothesis
-        assert pytest
 
 
 # ---- the process that forks ----

@@ -7,6 +7,7 @@ which are loaded when they are used.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ examples:
   retrograd explain                              what is wrong with the newest run, and what to do
   retrograd compare runs/first runs/second       where two runs diverge, and why
   retrograd report runs/train-20250131-120000    one HTML file that shows the whole run
+  retrograd serve                                the same page, live, while the newest run trains
   retrograd view runs/train-20250131-120000      a table in the terminal
   retrograd ls                                   all runs below runs/
   retrograd trace train.py --lr 0.1              every node of the first backward passes
@@ -147,6 +149,42 @@ class Report(Command):
         print(written)
         if self.open:
             show_in_browser(written.absolute().as_uri())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(Command):
+    """Show a run, or all runs of a folder, in the browser while they are recorded."""
+
+    name: ClassVar[str] = "serve"
+    reads: ClassVar[bool] = True
+    examples: ClassVar[str] = """
+examples:
+  retrograd serve                                the newest run below runs/
+  retrograd serve runs                           all runs of that folder, to choose from
+  retrograd serve --open runs/train-20250131-120000
+
+The page is that of `retrograd report`, and follows the run. Only this machine is answered, and only who knows the
+address, which holds a token. Nothing is written. Ctrl-C ends it.
+"""
+
+    run: Path | None = option("RUN", None, "a run, or a folder of runs (default: the newest run)")
+    port: int = option("--port", 0, "where to listen (default: any port that is free)", metavar="N")
+    open: bool = option("--open", False, "show it in the browser")
+
+    def check(self) -> None:
+        if self.run is not None and not self.run.is_dir():
+            check_run(self.run)
+
+    def carry_out(self) -> None:
+        from retrograd.serving.server import serve
+
+        def tell(address: str) -> None:
+            print(address, flush=True)
+            if self.open:
+                show_in_browser(address)
+
+        with contextlib.suppress(KeyboardInterrupt):
+            serve(local_path(choose_run(self.run)).absolute(), self.port, told=tell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +381,7 @@ COMMANDS: tuple[type[Command], ...] = (
     Explain,
     Compare,
     Report,
+    Serve,
     View,
     ListRuns,
     Export,

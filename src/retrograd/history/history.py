@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from retrograd.amounts import count_of
 from retrograd.errors import NoSuchSiteError
@@ -17,14 +18,15 @@ from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.kept import Kept, TensorRing, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix, join_matrices
 from retrograd.history.names import SiteNames
-from retrograd.history.rows import Part, Rows, decode_batches, join_neighbours
+from retrograd.history.rows import Part, Rows, StoredPart, decode_batches, join_neighbours
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import (
-    EVENT_SCHEMA,
+    NO_EVENTS,
     build_event_table,
     build_table,
     leave_losses_out,
+    pick_losses,
     read_events,
     read_loss,
 )
@@ -58,7 +60,7 @@ class History:
         self._counted: tuple[Rows, npt.NDArray[np.bool_]] | None = None
         """Rows, and for each site whether it has any of them, as last counted."""
         self._copies: Copies | None = None
-        self._event_table = EVENT_SCHEMA.empty_table()
+        self._event_table = NO_EVENTS
         self._pending_events: deque[Event] = deque()
         self._reading = threading.Lock()
         self._find_stored: Callable[[str], list[Kept]] = lambda site: []
@@ -86,6 +88,17 @@ class History:
                 copies.warned |= self._copies.warned
             self._copies = copies
             self._rows = choose_rows(parts, self._rows, self._merges, copies)
+
+    def since(self, step: int) -> History:
+        """The record from some step on; parts of it that hold earlier steps too are left whole."""
+        later = History(rank=self.rank)
+        later.manifest = self.manifest
+        kept = [part for part in self.rows.parts if not isinstance(part, StoredPart) or part.step_limits[1] >= step]
+        events = self.event_table
+        later.load(
+            self._names, kept, events.filter(pc.greater_equal(events["step"], step)), lambda site: [], self._copies
+        )
+        return later
 
     # ---- the sink ----
 
@@ -244,6 +257,10 @@ class History:
     def loss(self) -> Curve:
         """The loss of each step: the mean of all scalars from which backward started."""
         return read_loss(self.event_table)
+
+    def losses_at(self, steps: Collection[int]) -> list[Event]:
+        """The losses of some steps, in the order recorded."""
+        return read_events(pick_losses(self.event_table, steps))
 
     @property
     def events(self) -> list[Event]:

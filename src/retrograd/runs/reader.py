@@ -17,7 +17,7 @@ from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event
-from retrograd.history.table import EVENT_SCHEMA, leave_losses_out, read_events
+from retrograd.history.table import EVENT_SCHEMA, NO_EVENTS, leave_losses_out, read_events
 from retrograd.runs.layout import (
     EVENTS,
     LOCK,
@@ -41,7 +41,8 @@ _ATTEMPTS = 20
 
 
 PartKey = tuple[Path, int, int, int, frozenset[str] | None]
-"""A part file, its number on the disk and its size, how many stages renamed its sites, and which paths they share."""
+"""A part file, its number on the disk, or when it was written, its size, how many stages renamed its sites, and which
+paths they share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class Run:
         self._read_events(ranks, placements)
         table = _join(list(self._events.values()))
         shards = {rank: folder / TENSORS for rank, folder in ranks.items()}
-        tensors = StoredTensors(shards, placements, lambda: self.history.events)
+        tensors = StoredTensors(shards, placements, lambda: self.history.events_but_losses)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
         copies = find_copies(placements, self._names.code_of)
         self.history.load(self._names, list(self._parts.values()), table, tensors.find, copies)
@@ -189,11 +190,12 @@ class Run:
 def _key_of(path: Path, placements: Placements) -> PartKey:
     """Make a key that is the same while a part file is the one that was read before."""
     found = path.stat()
-    return path, found.st_ino, found.st_size, len(placements.stages), placements.shared
+    number = found.st_ino or found.st_mtime_ns  # stores, and some file systems, number no files
+    return path, number, found.st_size, len(placements.stages), placements.shared
 
 
 def _join(events: Sequence[pa.Table]) -> pa.Table:
-    return pa.concat_tables([EVENT_SCHEMA.empty_table(), *events]).unify_dictionaries()
+    return pa.concat_tables([NO_EVENTS, *events]).unify_dictionaries()
 
 
 def _rename_events(events: pa.Table, placements: Placements) -> pa.Table:

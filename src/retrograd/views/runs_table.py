@@ -8,7 +8,7 @@ from typing import TextIO
 
 from retrograd.amounts import count_of
 from retrograd.runs.listing import RunLine
-from retrograd.views.terminal import make_table, open_console, print_name, print_number
+from retrograd.views.terminal import giving_text, make_table, open_console, print_name, print_number
 
 _COLUMNS = {
     "run": "name",
@@ -39,6 +39,9 @@ def print_runs(lines: Sequence[RunLine], *, file: TextIO | None = None) -> None:
             tell_findings(line.findings),
         )
     console.print(table)
+
+
+format_runs = giving_text(print_runs)
 
 
 def print_loss(value: float) -> str:

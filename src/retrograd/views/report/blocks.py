@@ -121,22 +121,42 @@ def pack_bands(measure: Measure, reduced: Bands, scope: Scope) -> Block | None:
     series = np.flatnonzero(~np.isnan(reduced.low).all(axis=1))
     if len(series) == 0:
         return None
-    bands = measure.bands if scope.columns.width > 1 else ALL_BANDS[:1]
+    bands = choose_bands(measure, scope.columns)
     numbers = np.stack([getattr(reduced, band)[series] for band in bands])
-    facts = {
+    is_signed = measure.signed or (measure.is_custom and bool((reduced.low < 0).any()))
+    facts = describe_measure(measure, bands, series.tolist(), is_signed=is_signed)
+    return Block(f"statistic-{measure.name}", facts, pack_floats(numbers, scope.mantissa_bits))
+
+
+def choose_bands(measure: Measure, columns: StepColumns) -> tuple[Band, ...]:
+    """The bands that columns keep of a measure; of a single step they are all the same."""
+    return measure.bands if columns.width > 1 else ALL_BANDS[:1]
+
+
+def describe_measure(measure: Measure, bands: Sequence[Band], series: list[int], *, is_signed: bool) -> dict[str, Any]:
+    """What the page must know of a statistic."""
+    return {
         "name": measure.name,
         "label": measure.label,
         "bands": bands,
-        "signed": measure.signed or (measure.is_custom and bool((reduced.low < 0).any())),
+        "signed": is_signed,
         "share": measure.share,
         "scale": measure.scale,
-        "series": series.tolist(),
+        "series": series,
     }
-    return Block(f"statistic-{measure.name}", facts, pack_floats(numbers, scope.mantissa_bits))
 
 
 def make_loss_block(scope: Scope) -> Block | None:
     """The loss of each column; several losses of one step, or of steps that were not recorded, share a column."""
+    numbers = reduce_loss(scope)
+    return None if numbers is None else Block("loss", LOSS_FACTS, pack_floats(numbers))
+
+
+LOSS_FACTS: dict[str, Any] = {"bands": ALL_BANDS, "series": [0]}
+
+
+def reduce_loss(scope: Scope) -> FloatArray | None:
+    """Smallest, mean and largest loss of each column, shape (3, columns); None where there is none."""
     steps, values = scope.history.loss
     columns = scope.columns
     if len(values) == 0 or len(columns) == 0:
@@ -149,7 +169,7 @@ def make_loss_block(scope: Scope) -> Block | None:
     total = np.bincount(place[known], values[known], len(columns))
     count = np.bincount(place[known], minlength=len(columns))
     mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return Block("loss", {"bands": ALL_BANDS, "series": [0]}, pack_floats(np.stack([low, mean, high])))
+    return np.stack([low, mean, high])
 
 
 def pack_block(name: str, facts: dict[str, Any], data: bytes) -> Block:

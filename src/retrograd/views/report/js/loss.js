@@ -43,6 +43,7 @@ export const resizeLoss = () => chart && fitWidth(chart);
 
 function readLoss() {
   const line = lossLine("mean");
+  if (!line) return; // of a run that is followed, it is on its way
   const known = state.cursor ?? line.findLastIndex((value) => !Number.isNaN(value));
   find("loss-value").textContent = formatNumber(line[known] ?? NaN);
 }
