@@ -262,6 +262,10 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         """Number of rows."""
         return sum(part.count if isinstance(part, StoredPart) else len(part["step"]) for part in self.parts)
 
+    def in_pieces(self) -> Iterator[Part]:
+        """All rows, piece by piece where they are too many to be held at once."""
+        yield self
+
     @cached_property
     def codes(self) -> npt.NDArray[np.int64]:
         """Codes of the sites that have rows, rising."""

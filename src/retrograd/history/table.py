@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from retrograd.history.matrix import Curve, number_steps
-from retrograd.history.rows import Columns
+from retrograd.history.rows import Columns, Part
 from retrograd.history.sink import PHASES, Event, Moment
 from retrograd.statistics.row import derive
 
@@ -126,6 +126,12 @@ def build_table(columns: Columns, sites: Sequence[str]) -> pa.Table:
     for name in columns.keys() - TAKEN_NAMES:
         arrays[name] = pa.array(columns[name], pa.float64())
     return pa.table(arrays)
+
+
+def build_ranked_table(columns: Part, sites: Sequence[str]) -> pa.Table:
+    """The same, and the rank as the last column."""
+    table = build_table({name: columns[name] for name in columns}, sites)
+    return table.append_column("rank", pa.array(columns["rank"]))
 
 
 def view_numbers(array: pa.Array) -> npt.NDArray[Any]:

@@ -134,6 +134,10 @@ class LongRows(Rows):
         """
         return _read_ahead(read for part in self._stored for read in _plan(part, names, first, last))
 
+    def in_pieces(self) -> Iterator[Part]:
+        """All rows, piece by piece."""
+        return self.pieces(list(self))
+
     @property
     def step_limits(self) -> tuple[int, int] | None:
         """The first and the last step."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from retrograd.addresses import is_remote, open_folder, reaching
 from retrograd.amounts import count_of
+from retrograd.drawings import drawn_by
 from retrograd.errors import DamagedRunError, NotARunError, NothingRecordedError
 from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.history import History
@@ -107,6 +108,8 @@ class Run:
         ranks = count_of(len({*merged, *(rank.rank for rank in self.ranks if not rank.is_extra)}), "rank")
         also = f", and {extra} by itself" if extra else ""
         return f"Run({str(self.path)!r}, {self.status}, {ranks}{also}, {self.history!r})"
+
+    _repr_html_ = drawn_by("records", "draw_run")
 
     def refresh(self) -> None:
         """Take in what has been written since. Series and matrices that were taken before stay as they are.

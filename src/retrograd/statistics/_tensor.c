@@ -49,15 +49,16 @@ static Kind kind_of(DataType dtype)
 
 /* ---- what we know of torch ---- */
 
-static PyObject *tensor_type, *parameter_type, *is_neg;
+static PyObject *tensor_type, *parameter_type, *is_neg, *strided;
 static const Exchange *exchange;
+static bool wary; /* a tensor has been met that DLPack cannot describe; torch takes a millisecond to say so */
 
 static PyObject *s_storage_offset, *s_untyped_storage, *s_nbytes, *s_requires_grad, *s_version, *s_is_inference,
-    *s_detach, *s_contiguous;
+    *s_detach, *s_contiguous, *s_is_cpu, *s_layout;
 static const struct { PyObject **string; const char *text; } STRINGS[] = {
     {&s_storage_offset, "storage_offset"}, {&s_untyped_storage, "untyped_storage"}, {&s_nbytes, "nbytes"},
     {&s_requires_grad, "requires_grad"}, {&s_version, "_version"}, {&s_is_inference, "is_inference"},
-    {&s_detach, "detach"}, {&s_contiguous, "contiguous"},
+    {&s_detach, "detach"}, {&s_contiguous, "contiguous"}, {&s_is_cpu, "is_cpu"}, {&s_layout, "layout"},
 };
 
 /* The table is torch's own and stays for as long as its type does. */
@@ -75,6 +76,7 @@ int learn_torch(void)
     PyObject *torch = PyImport_ImportModule("torch"), *nn = PyImport_ImportModule("torch.nn");
     if (torch && nn) {
         tensor_type = PyObject_GetAttrString(torch, "Tensor");
+        strided = PyObject_GetAttrString(torch, "strided");
         parameter_type = PyObject_GetAttrString(nn, "Parameter");
         is_neg = tensor_type ? PyObject_GetAttrString(tensor_type, "is_neg") : NULL;
         if (is_neg) learn_exchange();
@@ -108,6 +110,22 @@ static int64_t number(PyObject *answer)
     int64_t value = PyLong_AsLongLong(answer);
     Py_DECREF(answer);
     return value;
+}
+
+static bool is_plain(PyObject *tensor)
+{
+    PyObject *layout = PyObject_GetAttr(tensor, s_layout);
+    Py_XDECREF(layout);
+    return layout == strided && truth(PyObject_GetAttr(tensor, s_is_cpu)) == 1;
+}
+
+/* False with an exception or none. */
+static bool describe(PyObject *tensor, Described *out)
+{
+    if (wary && !is_plain(tensor)) return false;
+    if (exchange->describe(tensor, out) == 0) return true;
+    wary = true;
+    return false;
 }
 
 /* Whether there is memory behind a pointer: a storage may have been freed or shrunk, or never have had any. Pointers
@@ -149,7 +167,7 @@ int64_t find_elements(PyObject *tensor, Elements *e)
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     if (type != tensor_type && type != parameter_type) return -1;
     Described described;
-    if (exchange->describe(tensor, &described) != 0 || described.device.type != ON_CPU) return -1;
+    if (!describe(tensor, &described) || described.device.type != ON_CPU) return -1;
     e->kind = kind_of(described.dtype);
     if (e->kind == KINDS) return -1;
     if (truth(PyObject_CallFunctionObjArgs(is_neg, tensor, NULL)) != 0) return -1; /* DLPack does not tell */
@@ -178,7 +196,7 @@ int64_t version_of(PyObject *tensor)
 const char *data_of(PyObject *tensor)
 {
     Described described;
-    if (exchange->describe(tensor, &described) == 0) return (const char *)described.data + described.offset;
+    if (describe(tensor, &described)) return (const char *)described.data + described.offset;
     PyErr_Clear();
     return NULL;
 }
