@@ -106,6 +106,7 @@ DEFERRED = {
     "retrograd.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
     "retrograd.launch.tracing": "a script that loads rich itself must be the first: that draws from `random`",
     "retrograd.runs.listing": "pyarrow is loaded only where there is a run, and a wrong path is told before",
+    "retrograd.runs.compaction": "rich draws from `random` when it is loaded, and only a bar needs it",
     "retrograd.runs.export": "tensorboard is an optional dependency",
     "retrograd.views.report.report": "torch takes longer to load than a page takes to make; only inventories need it",
     "retrograd.runs.stored": "torch takes longer to load than findings take to tell; only tensors need it",

@@ -203,6 +203,7 @@ class View(Command):
         "--sort", "calls", "call order, name, or a column, largest first", group="form"
     )
     map: bool = option("--map", False, "draw sites x steps instead of the table", group="form")
+    follow: bool = option("--follow", False, "follow a run that is recorded, until it is over", group="form")
 
     def check(self) -> None:
         check_run(self._tell_apart()[0])
@@ -213,6 +214,11 @@ class View(Command):
 
         path, sites = self._tell_apart()
         run = rg.open_run(choose_run(path))
+        if self.follow:
+            from retrograd.views.followed import follow_run
+
+            follow_run(run)
+            return
         check_choice(run.history, sites, self.statistic)
         findings = rg.explain(run)
         print("\n".join(list_findings(findings) or [findings.headline]))

@@ -17,6 +17,7 @@ export function findStatistics() {
     const largestMagnitude = {
       name: "abs_max",
       label: "largest magnitude",
+      about: "The largest |x| among the finite elements of the tensor.",
       bands: ["high"],
       signed: false,
       share: false,

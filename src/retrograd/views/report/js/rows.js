@@ -71,6 +71,9 @@ export function fitColors() {
   shown.palette = makePalette(statistic.signed, isDark());
 }
 
+/** Whether exactly zero has a colour of its own: on a logarithmic scale it is no smallest number. */
+export const hasZero = () => shown.scale?.kind === "log";
+
 function kindOfScale(statistic) {
   const logarithmic = (state.scale === "auto" ? statistic.scale : state.scale) === "log";
   if (statistic.signed) return logarithmic ? "signed" : "signed-linear";
