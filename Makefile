@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test thorough check bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /	/' | expand -t 10
@@ -21,7 +21,10 @@ demo: $(VENV)/installed-examples ## record examples/train_digits.py unmodified a
 	@echo "Open $(CURDIR)/runs/demo/report.html in a browser."
 
 test: $(if $(TORCH),$(VENV)/installed-test,check) ## run all checks and tests; TORCH=2.15.0: the tests with that version
-	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadgroup
+	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile $(THOROUGH)
+
+thorough: THOROUGH := --thorough
+thorough: test ## the same with every sweep in full, which takes several times as long
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check

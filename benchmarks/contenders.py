@@ -115,14 +115,15 @@ def full_backward_hooks(net: Net) -> Iterator[Attached]:
 
 
 def recorded(
-    *, training: bool = False, sources: Sequence[MakeSource] | None = None, after: int = 0, **options: Any
+    *, training: bool = False, sources: Sequence[MakeSource] | None = None, after: int = 3, **options: Any
 ) -> Contender:
     """A recording to a run folder with these options of ``rg.record``.
 
     Args:
         training: whether every parameter is updated.
         sources: of facts; those of every recording by default.
-        after: how many steps are made before any is measured.
+        after: how many steps are made before any is measured; without the first three, which are looked at for facts
+            as later on one of 128 is.
         **options: of ``rg.record``.
     """
 

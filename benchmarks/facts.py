@@ -27,10 +27,10 @@ NETS = {
 def main() -> None:
     parser = make_parser(__doc__, NETS)
     parser.set_defaults(rounds=7, seconds=0.0, steps=250)
-    recording = recorded(training=True)
+    recording = recorded(training=True, after=0)
     group = Group(
         {"with facts, over without": recording, "not recorded, over without facts": bare_training},
-        bare=recorded(training=True, sources=()),
+        bare=recorded(training=True, sources=(), after=0),
     )
     measure_all([group], NETS, parser.parse_args())
 

@@ -29,7 +29,7 @@ class Net:
 
     def __post_init__(self) -> None:
         parameters = list(self.model.parameters())
-        self._all = torch.optim.SGD(parameters, lr=1e-3)
+        self._all = torch.optim.AdamW(parameters, lr=1e-3)
         self._last = torch.optim.SGD(parameters[-1:], lr=1e-3)
 
     def to(self, device: torch.device, memory_format: torch.memory_format) -> None:
@@ -44,7 +44,7 @@ class Net:
         self._train(self._last)
 
     def training_step(self) -> None:
-        """Forward, backward, and an update of every parameter."""
+        """Forward, backward, and an update of every parameter by AdamW."""
         self._train(self._all)
 
     def _train(self, optimizer: torch.optim.Optimizer) -> None:

@@ -25,6 +25,23 @@ settings.load_profile("any machine")
 torch.set_num_threads(1)  # the tensors of tests are small, and two threads only wait for each other
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="run sweeps in full, where a sample of each kind is usual")
+
+
+@pytest.fixture
+def thorough(pytestconfig: pytest.Config) -> bool:
+    """Whether a sweep is to be run in full."""
+    return bool(pytestconfig.getoption("--thorough"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collections_are_short() -> None:
+    """The collector looks at what the tests of a file make, and not at all that is loaded, which takes it a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """Torch's global state is the same after each test as before it, and no thread of ours is alive."""
@@ -72,29 +89,17 @@ def torch_state() -> dict[str, Any]:
     return state
 
 
-def _find_shared(item: pytest.Item) -> str:
-    """The file or folder whose fixture several tests share with this one; empty where there is none."""
-    made: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    homes = [each.baseid for several in made.values() for each in several if each.scope in ("module", "session")]
-    return min(filter(None, homes), key=len, default="")
-
-
 def our_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("retrograd")}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, with the reason, and put slow tests behind quick ones.
-
-    Where tests run in several processes, those that share what takes long to make are run by the same one.
-    """
-    for item in items:
-        shared = _find_shared(item)
-        if shared and item.config.pluginmanager.hasplugin("xdist"):
-            item.add_marker(pytest.mark.xdist_group(shared))
+    """Skip what is not asked for or this machine cannot run, with the reason, and put slow tests behind quick ones."""
     chromium = any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     for item in items:
+        if item.get_closest_marker("thorough") and not item.config.getoption("--thorough"):
+            item.add_marker(pytest.mark.skip(reason="runs with --thorough"))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("browser") and not chromium:

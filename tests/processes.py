@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from multiprocessing import set_forkserver_preload
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,22 @@ LIMIT_SECONDS = 160.0
 """So long two processes may run: less than a test may take, so that none of them stays when it is given up."""
 CHILD_SECONDS = 60.0
 """So long a forked child may."""
+LOADED = (
+    "pytest", "retrograd.recording.record", "retrograd.rewriting.rewriting", "torch._dynamo",
+    "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
+)  # fmt: skip
+"""What takes several seconds, and most processes need."""
+
+
+def start(function: Callable[..., None], arguments: tuple[Any, ...], ranks: int) -> mp.ProcessContext:
+    """Have a function called in so many processes, with its rank before the arguments.
+
+    They are forked from one that has loaded what they need, and has done nothing else.
+    """
+    set_forkserver_preload(list(LOADED))
+    started = mp.start_processes(function, arguments, nprocs=ranks, join=False, start_method="forkserver")
+    assert started is not None
+    return started
 
 
 def run_in_two(works: Mapping[str, Work], folder: Path) -> dict[str, list[Any]]:
@@ -35,8 +52,7 @@ def run_in_two(works: Mapping[str, Work], folder: Path) -> dict[str, list[Any]]:
 
 def run_together(works: Mapping[str, Work], folder: Path, ranks: int) -> dict[str, list[Any]]:
     """The same in so many processes."""
-    all_of_them = mp.spawn(_run, (dict(works), str(folder), ranks), nprocs=ranks, join=False)
-    assert all_of_them is not None
+    all_of_them = start(_run, (dict(works), str(folder), ranks), ranks)
     deadline = time.monotonic() + LIMIT_SECONDS
     while not all_of_them.join(timeout=1):
         if time.monotonic() > deadline:

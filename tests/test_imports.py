@@ -14,9 +14,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "retrograd"
 MAY_IMPORT = {
     "addresses": set(),
     "amounts": set(),
+    "drawings": set(),
     "errors": set(),
     "files": set(),
     "foreign": set(),
+    "libraries": set(),
     "norms": set(),
     "notices": set(),
     "randomness": set(),
@@ -40,6 +42,8 @@ MAY_IMPORT = {
         "hangs",
         "inventory",
         "adjoint",
+        "budget",
+        "recording",
         "history",
         "sites",
         "statistics",
@@ -63,6 +67,7 @@ MAY_IMPORT = {
     "gradients": {"findings", "graph", "hooks", "sites"},
     "comparing": {"findings", "history", "runs", "sites"},
     "recording": {"facts", "merging", "progress", "hooks", "history", "sites", "statistics", "runs"},
+    "serving": {"findings", "history", "runs", "sites", "views"},
     "launch": {
         "facts",
         "findings",
@@ -80,11 +85,14 @@ MAY_IMPORT = {
         "sites",
     },
     "integrations": {"launch", "findings", "recording", "runs", "sites"},
-    "cli": {"", "launch", "views", "runs"},
+    "cli": {"", "launch", "serving", "views", "runs"},
 }
 """Room → the rooms it may import. The package's ``__init__``, the room without a name, has the public names."""
 
-OPEN = {"addresses", "amounts", "errors", "files", "foreign", "norms", "notices", "randomness", "trials"}
+OPEN = {
+    "addresses", "amounts", "drawings", "errors", "files", "foreign", "libraries", "norms", "notices", "randomness",
+    "trials",
+}  # fmt: skip
 """What is not a room, and open to all."""
 
 DEFERRED = {
@@ -97,6 +105,8 @@ DEFERRED = {
     "retrograd.launch.parser": "`importlib.metadata` takes as long to load as all else, and only --version needs it",
     "retrograd.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
     "retrograd.launch.tracing": "a script that loads rich itself must be the first: that draws from `random`",
+    "retrograd.runs.listing": "pyarrow is loaded only where there is a run, and a wrong path is told before",
+    "retrograd.runs.compaction": "rich draws from `random` when it is loaded, and only a bar needs it",
     "retrograd.runs.export": "tensorboard is an optional dependency",
     "retrograd.views.report.report": "torch takes longer to load than a page takes to make; only inventories need it",
     "retrograd.runs.stored": "torch takes longer to load than findings take to tell; only tensors need it",

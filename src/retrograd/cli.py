@@ -7,6 +7,7 @@ which are loaded when they are used.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -20,12 +21,15 @@ import retrograd as rg
 from retrograd.addresses import local_path, read_path
 from retrograd.errors import RetrogradError
 from retrograd.foreign.text import show_plainly
+from retrograd.launch.chosen_run import check_is_no_script, check_run, choose_run, show_in_browser
+from retrograd.launch.completion import write_completion
 from retrograd.launch.interpreter import install_hook, remove_hook
 from retrograd.launch.lean import keep_pandas_out
 from retrograd.launch.options import Command, option
 from retrograd.launch.parser import parse
 from retrograd.launch.requests import DebugRequest, ExplainOptions, InventoryRequest, RunRequest, TraceRequest
-from retrograd.runs.layout import find_latest
+from retrograd.runs.layout import PARENT
+from retrograd.runs.listing import RunOrder, list_runs
 
 _ABOUT = "Record what happens inside loss.backward(), see it, and say what is wrong."
 
@@ -35,7 +39,9 @@ examples:
   retrograd explain                              what is wrong with the newest run, and what to do
   retrograd compare runs/first runs/second       where two runs diverge, and why
   retrograd report runs/train-20250131-120000    one HTML file that shows the whole run
+  retrograd serve                                the same page, live, while the newest run trains
   retrograd view runs/train-20250131-120000      a table in the terminal
+  retrograd ls                                   all runs below runs/
   retrograd trace train.py --lr 0.1              every node of the first backward passes
   retrograd inventory train.py --lr 0.1          what autograd keeps in one step, and where
   retrograd debug train.py --lr 0.1              stop inside loss.backward(), and look
@@ -54,6 +60,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     try:
         asked = parse(sys.argv[1:] if words is None else words, COMMANDS, _ABOUT, _EXAMPLES)
+        if not asked.runs or asked.reads:
+            asked.check()
         if words is None and asked.reads:
             keep_pandas_out()
         code = asked.carry_out()
@@ -73,6 +81,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 class Explain(ExplainOptions):
     """Say what is wrong with a run, or with a script that is run for it."""
+
+    def check(self) -> None:
+        if not self.command:
+            check_is_no_script(self.run)
+            check_run(self.run)
 
     def carry_out(self) -> int:
         from retrograd.launch.explaining import explain_as_asked
@@ -102,6 +115,10 @@ the same, but for noise, 1 if they are not, and 2 if they cannot be compared.
     noise: tuple[Path, ...] = option("--noise", (), "runs of the same program as A, of the same seed", metavar="RUN")
     json: bool = option("--json", False, "the verdict and each difference, as lines of JSON")
 
+    def check(self) -> None:
+        for each in (self.a, self.b, *self.noise):
+            check_run(each)
+
     def carry_out(self) -> int:
         comparison = rg.compare(self.a, self.b, noise=self.noise)
         print(comparison.as_json_lines() if self.json else show_plainly(f"{comparison}\n"), end="")
@@ -119,9 +136,55 @@ class Report(Command):
     output: Path | None = option("-o --output", None, "the file (default: RUN/report.html)", metavar="FILE")
     against: Path | None = option("--against", None, "show the difference to this run, or rank's folder", metavar="RUN")
 
+    open: bool = option("--open", False, "show it in the browser")
+
+    def check(self) -> None:
+        check_run(self.run)
+        check_run(self.against)
+
     def carry_out(self) -> None:
+        run = choose_run(self.run)
         against = rg.open_run(self.against) if self.against else None
-        print(rg.write_report(rg.open_run(self.run or find_latest()), self.output, against=against))
+        written = rg.write_report(rg.open_run(run), self.output, against=against)
+        print(written)
+        if self.open:
+            show_in_browser(written.absolute().as_uri())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(Command):
+    """Show a run, or all runs of a folder, in the browser while they are recorded."""
+
+    name: ClassVar[str] = "serve"
+    reads: ClassVar[bool] = True
+    examples: ClassVar[str] = """
+examples:
+  retrograd serve                                the newest run below runs/
+  retrograd serve runs                           all runs of that folder, to choose from
+  retrograd serve --open runs/train-20250131-120000
+
+The page is that of `retrograd report`, and follows the run. Only this machine is answered, and only who knows the
+address, which holds a token. Nothing is written. Ctrl-C ends it.
+"""
+
+    run: Path | None = option("RUN", None, "a run, or a folder of runs (default: the newest run)")
+    port: int = option("--port", 0, "where to listen (default: any port that is free)", metavar="N")
+    open: bool = option("--open", False, "show it in the browser")
+
+    def check(self) -> None:
+        if self.run is not None and not self.run.is_dir():
+            check_run(self.run)
+
+    def carry_out(self) -> None:
+        from retrograd.serving.server import serve
+
+        def tell(address: str) -> None:
+            print(address, flush=True)
+            if self.open:
+                show_in_browser(address)
+
+        with contextlib.suppress(KeyboardInterrupt):
+            serve(local_path(choose_run(self.run)).absolute(), self.port, told=tell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +203,23 @@ class View(Command):
         "--sort", "calls", "call order, name, or a column, largest first", group="form"
     )
     map: bool = option("--map", False, "draw sites x steps instead of the table", group="form")
+    follow: bool = option("--follow", False, "follow a run that is recorded, until it is over", group="form")
+
+    def check(self) -> None:
+        check_run(self._tell_apart()[0])
 
     def carry_out(self) -> None:
         from retrograd.views.findings_text import list_findings
+        from retrograd.views.shown import check_choice
 
         path, sites = self._tell_apart()
-        run = rg.open_run(path or find_latest())
+        run = rg.open_run(choose_run(path))
+        if self.follow:
+            from retrograd.views.followed import follow_run
+
+            follow_run(run)
+            return
+        check_choice(run.history, sites, self.statistic)
         findings = rg.explain(run)
         print("\n".join(list_findings(findings) or [findings.headline]))
         if self.map:
@@ -170,8 +244,11 @@ class Export(Command):
     to: Literal["tensorboard", "csv"] = option("--to", MISSING, "what to write")
     output: Path | None = option("-o --output", None, "where (default: inside RUN)", metavar="PATH")
 
+    def check(self) -> None:
+        check_run(self.run)
+
     def carry_out(self) -> None:
-        print(rg.export(rg.open_run(self.run or find_latest()), self.to, self.output))
+        print(rg.export(rg.open_run(choose_run(self.run)), self.to, self.output))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,12 +336,60 @@ class InstallHook(Command):
             print(f"installed {install_hook(site_packages)}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListRuns(Command):
+    """List the runs in a folder: when, how far, how they ended, the last loss, findings."""
+
+    name: ClassVar[str] = "ls"
+    examples: ClassVar[str] = """
+examples:
+  retrograd ls
+  retrograd ls sweeps --sort loss
+  retrograd ls --json | jq -r 'select(.status == "failed") | .name'
+
+Findings are counted where somebody has asked for them, as `retrograd run` does at the end.
+"""
+
+    folder: Path = option("FOLDER", PARENT, f"the folder that holds the runs (default: {PARENT})")
+    sort: RunOrder = option("--sort", "when", "newest, furthest, lowest loss or worst first; or by name")
+    json: bool = option("--json", False, "a run a line, as JSON")
+
+    def carry_out(self) -> None:
+        lines = list_runs(local_path(self.folder), self.sort)
+        if self.json:
+            print("".join(f"{each.as_json()}\n" for each in lines), end="")
+        else:
+            from retrograd.views.runs_table import print_runs
+
+            print_runs(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion(Command):
+    """Print what makes a shell complete our commands and options."""
+
+    name: ClassVar[str] = "completion"
+    examples: ClassVar[str] = """
+examples:
+  retrograd completion bash > ~/.local/share/bash-completion/completions/retrograd
+  retrograd completion zsh >> ~/.zshrc
+  retrograd completion fish > ~/.config/fish/completions/retrograd.fish
+"""
+
+    shell: Literal["bash", "zsh", "fish"] = option("SHELL", MISSING, "bash, zsh or fish")
+
+    def carry_out(self) -> None:
+        print(write_completion(COMMANDS, self.shell), end="")
+
+
 COMMANDS: tuple[type[Command], ...] = (
     RunRequest,
     Explain,
     Compare,
     Report,
+    Serve,
     View,
+    ListRuns,
     Export,
     Compact,
     TraceRequest,
@@ -273,6 +398,7 @@ COMMANDS: tuple[type[Command], ...] = (
     Hangs,
     Replay,
     InstallHook,
+    Completion,
 )
 """All commands, in the order of the help."""
 

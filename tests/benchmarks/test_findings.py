@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "findings"
 SAMPLE = {
@@ -29,7 +30,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     """What is said of the sample."""
     command = ["score.py", "--forked", "--json", "--cache", str(tmp_path_factory.mktemp("cache")), "--only", *SAMPLE]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, *command], cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=160, check=True
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]

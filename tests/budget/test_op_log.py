@@ -468,7 +468,7 @@ def fresh(value: Any) -> Any:
 
 def run(operation: Any, given: Any) -> Any:
     first, args, kwargs = given
-    torch.manual_seed(7)
+    torch.default_generator.manual_seed(7)
     return operation(first, *args, **kwargs)
 
 
@@ -480,10 +480,10 @@ _PARTLY_BLANK = {"nn.functional.mse_loss", "nn.functional.smooth_l1_loss", "lina
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(600)
-def test_every_operation_that_torch_lists() -> None:
+def test_every_operation_that_torch_lists(thorough: bool) -> None:
     """With the op_log the same comes out; and all that can be recomputed is the same."""
     infos = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
-    count = 0
+    count, infos = 0, infos if thorough else infos[::3]
     for info in infos:
         if torch.float32 not in info.supported_dtypes("cpu") or info.name in _BLANK | _PARTLY_BLANK:
             continue
@@ -517,4 +517,4 @@ def test_every_operation_that_torch_lists() -> None:
                     storage.data_ptr() != other.untyped_storage().data_ptr() for other in others
                 ), info.name
             assert torch.equal(state, torch.get_rng_state()), info.name
-    assert count > 400
+    assert count > len(infos) // 2

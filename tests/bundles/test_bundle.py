@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from retrograd.errors import (
 from retrograd.graph.node import Line
 from retrograd.hooks.engine import TORCH
 from retrograd.hooks.nodes import edges_of, is_leaf, is_python
+from tests import warm
 from tests.bundles.bundled import KINDS, WritesToItsBuffer
 from tests.graph.bits import same
 from tests.graph.zoo import ZOO, leaf
@@ -94,7 +94,7 @@ def note(table: dict[Any, Gradients], node: Any, gradients: Gradients) -> None:
 
 
 def run_elsewhere(folder: Path) -> Elsewhere:
-    done = subprocess.run([sys.executable, "-c", REPLAY_ALL, str(folder)], check=True, capture_output=True, text=True)
+    done = warm.run([sys.executable, "-c", REPLAY_ALL, str(folder)], check=True, capture_output=True, text=True)
     came: Elsewhere = json.loads(done.stdout)
     return came
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from retrograd.bundles.replay import describe_replay, replay
 from retrograd.bundles.writer import write_bundle
 from retrograd.cli import main
 from retrograd.errors import UnsafeBundleError
+from tests.apart import Came, call_apart
 from tests.bundles.bundled import KINDS
 from tests.bundles.test_bundle import follow_engine
 from tests.graph.zoo import leaf
@@ -134,17 +135,13 @@ PROGRAMS: dict[str, tuple[Call, ...]] = {
 }
 
 
-def replay_all(folder: Path) -> dict[str, tuple[str, str]]:
-    """What comes of each bundle in a folder, in processes of their own."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.bundles.hostile", str(folder)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return {name: (slug, text) for name, slug, text in map(json.loads, ran.stdout.splitlines())}
+def replay_all(home: Path) -> dict[str, Came]:
+    """What comes of each bundle in a folder."""
+    return call_apart({folder.name: partial(_describe, folder) for folder in sorted(home.iterdir())})
+
+
+def _describe(folder: Path) -> str:
+    return str(replay(folder))
 
 
 def _name_victim(calls: tuple[Call, ...], victim: Path) -> Any:
@@ -152,7 +149,7 @@ def _name_victim(calls: tuple[Call, ...], victim: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def came(harmless: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+def came(harmless: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Came]:
     folder = tmp_path_factory.mktemp("hostile")
     victim = tmp_path_factory.mktemp("home") / "victim"
     victim.write_bytes(bytes(16))
@@ -164,7 +161,7 @@ def came(harmless: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_that_may_do_harm_is_refused(name: str, came: dict[str, tuple[str, str]]) -> None:
+def test_a_program_that_may_do_harm_is_refused(name: str, came: dict[str, Came]) -> None:
     """What is refused says which operation, and nothing else comes of it: no crash, no other error."""
     slug, text = came[name]
     names = [call[0] if "::" in call[0] else f"aten::{call[0]}" for call in PROGRAMS[name]]
@@ -304,7 +301,9 @@ def spoil(tensor: Tensor, chance: random.Random) -> Tensor:
     return tensor.reshape(-1)[: chance.choice([0, 1, max(tensor.numel() // 2, 0)])].clone()
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.thorough)]
+)
 def test_a_bundle_that_is_changed_at_random_is_run_or_refused(seed: int, tmp_path: Path) -> None:
     """No crash, no error but ours, no more memory than is allowed; and nothing is written anywhere."""
     chance = random.Random(seed)

@@ -6,12 +6,13 @@ In a process of their own: torch's list of operators changes torch when it is im
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -44,7 +45,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, Any]:
-    ran = subprocess.run(
+    ran = warm.run(
         [sys.executable, "-c", CHECK, json.dumps(OPERATORS)],
         cwd=BENCHMARKS,
         capture_output=True,

@@ -14,12 +14,13 @@ import torch
 
 from retrograd.features.folder import list_shards
 from retrograd.features.stored import open_features
+from tests import warm
 from tests.features.killed import BATCH, SAMPLES, make_model, run
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.features.killed", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def interrupt(folder: Path, how: signal.Signals, after: int, seconds: float = 0.0) -> tuple[list[str], str]:

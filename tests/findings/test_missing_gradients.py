@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from retrograd.findings.finding import Finding
 from retrograd.findings.record import Record
 from retrograd.recording.record import record
 from retrograd.runs.ending import describe_exception
+from tests import warm
 from tests.findings.by_hand import ask
 
 Between = Callable[[Any, Tensor], Tensor]
@@ -400,7 +400,7 @@ for _ in range(6):
 def test_layers_in_a_list(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "retrograd.cli", "run", "--quiet", "-o", "run", "train.py"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    warm.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
     finding = explain(tmp_path / "run")[0]
     assert (finding.detector, finding.severity) == ("layers-in-a-list", "critical")
     assert "layer (Linear) and layer_2 (Linear)" in finding.message

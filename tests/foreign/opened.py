@@ -1,28 +1,16 @@
-"""Opens folders that somebody else has written, and looks at all of what is in them.
-
-    python -m tests.foreign.opened FOLDER
-
-prints a line of JSON for each folder in that folder: its name, and what came of it. What a folder holds is told by the
-beginning of its name, as in ``run-17``.
-"""
+"""Opens a folder that somebody else has written, and looks at all of what is in it."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 import retrograd as rg
 from retrograd.cli import main as run_command
 from retrograd.hangs.ring_file import read_rings
 from retrograd.views.table import print_table
-from tests.apart import call_apart
 
 
 def look_at_run(folder: Path) -> None:
@@ -76,15 +64,4 @@ LOOKS: dict[str, Callable[[Path], None]] = {
     "inventory": look_at_inventory,
     "rings": look_at_rings,
 }
-
-
-def main() -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)  # a forked process has no others
-    for folder in sorted(Path(sys.argv[1]).iterdir()):
-        look = LOOKS[folder.name.partition("-")[0]]
-        print(json.dumps([folder.name, *call_apart(lambda look=look, folder=folder: look(folder))]), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+"""By the beginning of the name of a folder, as in ``run-17``."""

@@ -9,9 +9,9 @@ import math
 import os
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ import retrograd as rg
 from retrograd.errors import DamagedRunError, FeatureError
 from retrograd.foreign import tables
 from retrograd.runs.export import export
-from tests.apart import call
+from tests.apart import Came, call, call_apart
+from tests.foreign.opened import LOOKS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory, and forks")
 
@@ -74,16 +75,13 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def look_at_all(folder: Path) -> dict[str, tuple[str, str]]:
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.foreign.opened", str(folder)],
-        check=False, capture_output=True, text=True, timeout=170,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    return {name: (slug, text) for name, slug, text in map(json.loads, ran.stdout.splitlines())}
+def look_at_all(home: Path) -> dict[str, Came]:
+    """What comes of looking at each folder in a folder."""
+    looks = {folder: LOOKS[folder.name.partition("-")[0]] for folder in sorted(home.iterdir())}
+    return call_apart({folder.name: partial(look, folder) for folder, look in looks.items()})
 
 
-def list_wrong(came: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+def list_wrong(came: dict[str, Came]) -> dict[str, Came]:
     return {name: each for name, each in came.items() if each[0] not in OURS}
 
 
@@ -254,7 +252,9 @@ def change(path: Path, chance: random.Random) -> None:
         change_bytes(path, chance)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.thorough)]
+)
 def test_whatever_is_changed_is_read_or_told(seed: int, sound: Path, tmp_path: Path) -> None:
     chance = random.Random(seed)
     for number in range(60):

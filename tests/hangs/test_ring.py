@@ -35,6 +35,7 @@ from retrograd.hangs.ring_file import (
     size_of,
 )
 from retrograd.views.hang_report import describe_ranks
+from tests import warm
 from tests.processes import wait_for_child
 
 KILLED = """
@@ -350,7 +351,7 @@ def test_a_forked_child_does_not_write(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no such signal")
 def test_it_outlives_a_killed_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with warm.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
         alive = read_rings(tmp_path)[0]

@@ -23,6 +23,7 @@ from retrograd.graph.origins import record_origins
 from retrograd.hangs.rank_state import RankState, RingEvent, ThreadPosition
 from retrograd.hangs.ring_file import read_rings
 from retrograd.hangs.watch import StallDetector, watch_hangs
+from tests import warm
 from tests.processes import wait_for_child
 
 HANGING = Path(__file__).with_name("hanging.py")
@@ -141,7 +142,7 @@ def test_a_process_that_ends_by_itself_is_not_taken_for_a_dead_one(tmp_path: Pat
         "import signal, sys; from retrograd.hangs.watch import watch_hangs; "
         "watch_hangs(sys.argv[1], limit=9, on_signal=signal.SIGUSR1)"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    warm.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
     [state] = read_rings(tmp_path)
     assert state.closed
     assert state.alive is False
@@ -488,9 +489,7 @@ def expect_hang(run: Path) -> list[RankState]:
 def test_one_rank_hangs_and_the_other_waits_for_it(tmp_path: Path) -> None:
     run, meeting = tmp_path / "run", tmp_path / "meeting"
     command = [sys.executable, str(HANGING), str(run), str(meeting), "2"]
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}, stderr=subprocess.PIPE) for rank in (0, 1)
-    ]
+    ranks = [warm.Popen(command, env={**os.environ, "RANK": str(rank)}, stderr=subprocess.PIPE) for rank in (0, 1)]
     try:
         waiting, sleeping = expect_hang(run)
         assert [(state.rank, state.pid, state.alive) for state in (waiting, sleeping)] == [

@@ -1,11 +1,11 @@
 """Runs scripts twice, bare and through the real command, and compares the two.
 
-A script takes seconds to load torch, so all that are wanted begin at once, two at a time.
+They begin with torch loaded (:mod:`tests.warm`), but for a few, which begin as a user's do. All that a file wants
+begin at once, two at a time.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -13,13 +13,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.launch.recorded import Command, Outcome
 
 HERE = Path(__file__).parent
@@ -32,11 +32,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-MANY_PROCESSES = (
-    "loader_workers.py",
-    "spawned.py",
-    "spawned_fails.py",
-)  # their children load the main script themselves
+COLD = (Command("plain_loop.py"), Command("torchrun --standalone --nproc-per-node 2 ddp.py"))
+"""Commands that begin in a new interpreter, recorded and bare."""
 ABORTED = "terminate called without an active exception"
 LINE = re.compile(r"^(retrograd: .*(?:\n  (?:(?:critical|warning|note) |more:) ?.*)*)\n", re.MULTILINE)
 WARNING = re.compile(r"^.* RetrogradWarning: .*\n(?:  .*\n)?", re.MULTILINE)  # without a line where Python is ending
@@ -49,14 +46,6 @@ class Stage:
         self._folder = folder
         self._futures: dict[Command, Future[Outcome]] = {}
         self._pool = ThreadPoolExecutor(2)
-        self._lock = threading.Lock()
-        self._bare = subprocess.Popen(
-            [sys.executable, str(HERE / "bare.py")],
-            env=ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
 
     def begin(self, command: Command) -> None:
         """Have this run soon."""
@@ -71,7 +60,6 @@ class Stage:
     def close(self) -> None:
         """Begin nothing more, and end."""
         self._pool.shutdown(cancel_futures=True)
-        self._bare.communicate()
 
     def _compare(self, command: Command, number: int) -> Outcome:
         folders = [self._folder / f"{number}-{kind}" for kind in ("bare", "recorded")]
@@ -79,35 +67,29 @@ class Stage:
             folder.mkdir()
         words = [str(SCRIPTS / word) if word.endswith(".py") else word for word in shlex.split(command.line)]
         environment = {**ENVIRONMENT, "PYTHONWARNINGS": command.filters}
-        is_script = words[0].endswith(".py")
-        if is_script and Path(words[0]).name not in MANY_PROCESSES and not command.filters:
-            bare = self._fork(words, folders[0])
-        else:
-            bare = run([sys.executable, *words] if is_script else words, folders[0], environment)
+        bare = [sys.executable, *words] if words[0].endswith(".py") else words
         ours = [sys.executable, "-m", "retrograd.cli", "run", "-o", "run", *shlex.split(command.options), *words]
-        code, output, errors = run(ours, folders[1], environment)
+        start = subprocess.Popen if command in COLD else warm.Popen
+        expected = run(bare, folders[0], environment, start)
+        code, output, errors = run(ours, folders[1], environment, start)
         rest, warnings = WARNING.subn("", errors)
-        assert (code, output, LINE.sub("", rest)) == bare, errors
+        assert (code, output, LINE.sub("", rest)) == expected, errors
         return Outcome(code, output, LINE.findall(rest), warnings, folders[1] / "run")
 
-    def _fork(self, words: list[str], folder: Path) -> tuple[int, str, str]:
-        assert self._bare.stdin is not None
-        assert self._bare.stdout is not None
-        with self._lock:
-            self._bare.stdin.write(json.dumps([words, str(folder)]) + "\n")
-            self._bare.stdin.flush()
-            code = int(self._bare.stdout.readline())
-        return code, (folder / "stdout").read_text(), (folder / "stderr").read_text()
 
-
-def run(words: list[str], folder: Path, environment: dict[str, str] = ENVIRONMENT) -> tuple[int, str, str]:
+def run(
+    words: list[str],
+    folder: Path,
+    environment: dict[str, str] = ENVIRONMENT,
+    start: type[subprocess.Popen[str]] = warm.Popen,
+) -> tuple[int, str, str]:
     """Exit code, output and errors of a command.
 
     One process in some fifty of torchrun's that has ended its process group is aborted while Python ends, with or
     without us: the command is run again.
     """
     for _ in range(3):
-        code, output, errors = run_once(words, folder, environment)
+        code, output, errors = run_once(words, folder, environment, start)
         if ABORTED not in errors:
             break
         shutil.rmtree(folder)
@@ -115,9 +97,11 @@ def run(words: list[str], folder: Path, environment: dict[str, str] = ENVIRONMEN
     return code, output, errors
 
 
-def run_once(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str, str]:
+def run_once(
+    words: list[str], folder: Path, environment: dict[str, str], start: type[subprocess.Popen[str]]
+) -> tuple[int, str, str]:
     """The same, however it ends; one that hangs is killed with all that it has started."""
-    process = subprocess.Popen(
+    process = start(
         words,
         cwd=folder,
         env=environment,
@@ -137,17 +121,17 @@ def run_once(words: list[str], folder: Path, environment: dict[str, str]) -> tup
 
 
 @pytest.fixture(scope="session")
-def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     stage = Stage(tmp_path_factory.mktemp("launch"))
-    for item in request.session.items:
-        command = item.callspec.params.get("outcome") if hasattr(item, "callspec") else None
-        if isinstance(command, Command):
-            stage.begin(command)
     yield stage
     stage.close()
 
 
 @pytest.fixture
 def outcome(request: pytest.FixtureRequest, stage: Stage) -> Outcome:
-    """What the command of the decorator :func:`recorded` did."""
+    """What the command of the decorator :func:`recorded` did; those of the same file begin now, too."""
+    for item in request.session.items:
+        command = item.callspec.params.get("outcome") if hasattr(item, "callspec") else None
+        if item.path == request.path and isinstance(command, Command):
+            stage.begin(command)
     return stage.outcome(request.param)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.cli import main
+from retrograd.cli import COMMANDS, main
 from tests.launch.conftest import ENVIRONMENT, SCRIPTS
 
 SCRIPT = str(SCRIPTS / "no_torch.py")
@@ -128,6 +128,7 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     code = """
 import sys
 from retrograd import cli
+cli.View.check = lambda self: None
 cli.View.carry_out = lambda self: print("x" * 1_000_000)
 sys.exit(cli.main(["view", "."]))
 """
@@ -149,6 +150,7 @@ def test_ctrl_c_ends_us_without_a_traceback() -> None:
     code = """
 from retrograd import cli
 def view(self): raise KeyboardInterrupt
+cli.View.check = lambda self: None
 cli.View.carry_out = view
 cli.main(["view", "."])
 """
@@ -163,3 +165,43 @@ def test_the_recorded_script_may_be_anything(tmp_path: Path) -> None:
     assert done.stdout == "a b c\n"
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rnu"], "usage: retrograd run"),
+        (["view", "--site", "x"], "the nearest is '--sites'"),
+        (["report", "--site", "x"], "run and view have '--sites'"),
+    ],
+)
+def test_the_nearest_is_told_with_its_usage(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.startswith("usage: ")
+
+
+def test_a_wrong_path_is_told_without_torch_and_tables(tmp_path: Path) -> None:
+    code = """
+import sys
+from retrograd.cli import COMMANDS, main
+for words in (["report", "nosuch"], ["view", "nosuch"], ["explain", "nosuch"], ["compare", "a", "b"], ["ls", "nosuch"]):
+    assert main(words) == 2
+print([name for name in ("torch", "pyarrow", "numpy") if name in sys.modules])
+"""
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_all_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(command.name in script for command in COMMANDS)
+    if shell == "bash":
+        typed = 'COMP_WORDS=(retrograd view --s); COMP_CWORD=2; _retrograd; echo "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", script + typed], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["--sites", "--statistic", "--sort"]

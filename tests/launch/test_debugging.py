@@ -27,6 +27,7 @@ from retrograd.launch.debugger import DebuggedPass, Debugger, Orders
 from retrograd.launch.prompt import _HELP, Prompt, _names_of
 from retrograd.launch.requests import DebugRequest
 from retrograd.stepping.breakpoints import parse_breakpoint
+from tests import warm
 from tests.launch.conftest import ENVIRONMENT, SCRIPTS
 
 
@@ -400,7 +401,7 @@ class Running:
     def _run(self, name: str) -> tuple[int, str, str]:
         words = self.COMMANDS[name]
         command = ["-m", "retrograd.cli", "debug", *words] if words else ["makes_nan.py"]
-        done = subprocess.run(
+        done = warm.run(
             [sys.executable, *command],
             input=self.INPUT.get(name, "").replace("; ", "\n"),
             cwd=SCRIPTS,
@@ -457,7 +458,7 @@ def test_a_module_that_raises(running: Running) -> None:
 def test_a_person_at_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "retrograd.cli", "debug", "--break", "net.head:bias", "--", "makes_nan.py"]
-    process = subprocess.Popen(
+    process = warm.Popen(
         words, cwd=SCRIPTS, env={**ENVIRONMENT, "TERM": "dumb"}, stdin=theirs, stdout=theirs, stderr=theirs
     )
     os.close(theirs)

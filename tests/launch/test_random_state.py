@@ -1,14 +1,18 @@
-"""A script that seeds before it loads torch draws the same numbers under each of our commands as without them."""
+"""A script that seeds before it loads torch draws the same numbers under each of our commands as without them.
+
+All begin in a new interpreter, as a user's do.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from retrograd.cli import COMMANDS as OURS
-from tests.launch.conftest import SCRIPTS, run
+from tests.launch.conftest import ENVIRONMENT, SCRIPTS, run
 
 COMMANDS = {
     "run": "--inventory 1 --tensors *:output",
@@ -21,7 +25,8 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
-    code, output, _ = run([sys.executable, str(SCRIPTS / "seeds_early.py")], tmp_path_factory.mktemp("bare"))
+    script = [sys.executable, str(SCRIPTS / "seeds_early.py")]
+    code, output, _ = run(script, tmp_path_factory.mktemp("bare"), ENVIRONMENT, subprocess.Popen)
     assert code == 0
     return output
 
@@ -30,7 +35,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_same_numbers_are_drawn(verb: str, bare: str, tmp_path: Path) -> None:
     options = COMMANDS[verb].split() + ([] if verb == "debug" else ["-o", "out"])
     words = [sys.executable, "-m", "retrograd.cli", verb, *options, str(SCRIPTS / "seeds_early.py")]
-    code, output, errors = run(words, tmp_path)
+    code, output, errors = run(words, tmp_path, ENVIRONMENT, subprocess.Popen)
     is_followed = verb == "explain"  # what was found stands behind what the script has printed
     assert (code, output[: len(bare)] if is_followed else output) == (0, bare), errors
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.launch.conftest import ENVIRONMENT, SCRIPTS
 
 SCRIPT = str(SCRIPTS / "sweep.py")
@@ -16,8 +16,6 @@ SCRIPT = str(SCRIPTS / "sweep.py")
 @pytest.mark.parametrize("command", ["trace -o out", "inventory -o out", "run -o out --inventory 3"])
 def test_models_that_the_program_has_dropped_are_freed(command: str, tmp_path: Path) -> None:
     ours = [sys.executable, "-m", "retrograd.cli", *command.split(), SCRIPT]
-    result = subprocess.run(
-        ours, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150, check=False
-    )
+    result = warm.run(ours, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150, check=False)
     counts = [line for line in result.stdout.splitlines() if "." not in line]
     assert counts[:9] == ["0"] * 9, result.stderr

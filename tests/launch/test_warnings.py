@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.launch.conftest import ENVIRONMENT, SCRIPTS, Stage
 from tests.launch.recorded import Command
 
@@ -30,8 +30,6 @@ def test_what_torch_warns_of_is_told_of_the_programs_lines(stage: Stage) -> None
 @pytest.mark.parametrize("command", ["trace", "inventory"])
 def test_nor_has_a_trace_or_an_inventory(command: str, tmp_path: Path) -> None:
     ours = [sys.executable, "-m", "retrograd.cli", command, "-o", "out", SCRIPT]
-    result = subprocess.run(
-        ours, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150, check=False
-    )
+    result = warm.run(ours, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150, check=False)
     assert result.stderr.count("UserWarning: an old loop") == 1
     assert result.stderr.count("FutureWarning: an old backward") == 1

@@ -73,7 +73,7 @@ def test_one_folder_holds_what_the_reader_makes_of_four(tmp_path: Path) -> None:
         one, four = assert_alike(tmp_path / "runs" / f"{way}-True", tmp_path / "runs" / f"{way}-False")
         assert one.status == "finished"
         assert {each.detector for each in explain(one)} <= {each.detector for each in explain(four)}
-        assert one.manifest["merged"] == {"ranks": [0, 1, 2, 3], "lost": {}, "differing": {}}
+        assert one.manifest["merged"] == {"ranks": [0, 1, 2, 3], "lost": {}, "late": 0, "differing": {}}
         for with_it, without in zip(found[f"{way}-True"], found[f"{way}-False"], strict=True):
             assert all(map(torch.equal, with_it, without))
         assert_merged(one.history, train_whole(), sites=[f"{part}:output" for part in ("0", "1", "2", "self")])

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd.history.sink import Moment, RowBatch
-from retrograd.merging.messages import Frames, pack_rows, unpack_rows
+from retrograd.merging.holdings import Parcel
+from retrograd.merging.messages import Frames, pack_parcels, unpack_parcels
 from retrograd.merging.rows import RankedRows, RowMerger, rank_rows, unrank_rows
 from retrograd.merging.sites import SharedSites
 from retrograd.merging.tree import FAN_IN, find_ancestors, find_children, find_span
@@ -97,10 +98,11 @@ class Place:
 
     def hear(self, other: Place) -> None:
         codes = self.sites.hear(other.sites.tell())
-        for frame, _ in pack_rows(list(other.merger.take())):
+        parcels = [Parcel((rows.batch.moment.step, 0), (), (rows,)) for rows in other.merger.take()]
+        for frame in pack_parcels(parcels):
             for head, body in Frames().add(frame):
-                for rows in unpack_rows(head, body, codes, RANKS):
-                    self.merger.add(rows)
+                for parcel in unpack_parcels(head, body, codes, RANKS):
+                    self.merger.add(*parcel.rows)
 
 
 def add_up(found: list[RankedRows], sites: SharedSites) -> dict[tuple[int, str], dict[str, float | np.ndarray]]:

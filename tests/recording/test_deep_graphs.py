@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.hooks.nodes import IDENTITIES_LAST
+from tests import warm
 
 SCRIPT = """
 import sys, threading
@@ -138,7 +139,7 @@ def run(calls: int, stack: int, kinds: list[str], guard: str = "guarded") -> sub
     """Record so many calls in one graph, on a stack of so many KiB (0: the main thread's), and drop it."""
     arguments = [sys.executable, "-c", SCRIPT, str(calls), str(stack), guard, *kinds]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    return warm.run(arguments, capture_output=True, text=True, timeout=300, env=environment, check=False)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -158,3 +159,44 @@ def test_one_model_in_several_threads_at_once() -> None:
     assert not errors
     assert 0 < recording.history["self:output"].count.sum() <= 3 * 20 * 2
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_gradients_are_left_alone_while_another_thread_adds_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read ``.grad`` beside a pass of another thread is a race in torch, and ends in a null pointer."""
+    model, inside, looked = nn.Linear(4, 1), threading.Event(), threading.Event()
+
+    class Waits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            inside.set()
+            assert looked.wait(60)
+            return gradient
+
+    read: list[str] = []
+    gradient = nn.Parameter.grad
+
+    class Watched(nn.Parameter):
+        @property
+        def grad(self) -> Tensor | None:  # type: ignore[override]
+            read.append("".join(traceback.format_stack(limit=3)))
+            return gradient.__get__(self)
+
+    model.weight = Watched(model.weight.detach())
+    with rg.record(model):
+        model(torch.ones(2, 4)).sum().backward()
+        thread = threading.Thread(target=lambda: Waits.apply(model(torch.ones(2, 4))).sum().backward())
+        thread.start()
+        assert inside.wait(60)
+        read.clear()
+        try:
+            model(torch.ones(2, 4)).sum().backward()
+            ours = [where for where in read if "_gradient_of" not in where]  # in the hook of the accumulation
+        finally:
+            looked.set()
+            thread.join()
+    nn.Identity()(torch.ones(1))  # what another thread has ended for this one is taken away with its next call
+    assert not ours

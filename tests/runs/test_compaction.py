@@ -196,7 +196,8 @@ def test_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("cells", [40, 1 << 19])
-def test_a_long_record_is_read_as_a_short_one(run: Path, monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
+def test_a_long_record_is_read_as_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
+    run = write_ranks(tmp_path / "run", monkeypatch, steps=6)
     short = open_run(run).history
     expected, differing = read_all(short), short.disagreements
     monkeypatch.setattr(windows, "MOST_ROWS", 0)
@@ -205,7 +206,7 @@ def test_a_long_record_is_read_as_a_short_one(run: Path, monkeypatch: pytest.Mon
     assert isinstance(history.rows, windows.LongRows)
     assert_same(read_all(history), expected)
     assert history.disagreements == differing
-    for site in history.sites:
+    for site in history.sites[::2]:
         for choice in ({"rank": 1}, {"backward": None}, {"phase": None, "micro": None}):
             mine, theirs = history[site].select(**choice), short[site].select(**choice)  # type: ignore[arg-type]
             np.testing.assert_allclose(mine.std, theirs.std, rtol=1e-12)

@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -8,6 +7,7 @@ import pytest
 
 from retrograd.runs.lock import is_locked
 from retrograd.runs.reader import open_run
+from tests import warm
 from tests.history.made import make_steps
 from tests.processes import wait_for_child
 from tests.runs.written import open_writer
@@ -68,6 +68,8 @@ def test_forks_in_the_middle_of_writing(tmp_path: Path) -> None:
 
 
 EXITING_CHILD = """
+import warnings
+warnings.simplefilter("ignore")
 import os, sys
 from pathlib import Path
 from tests.history.made import make_steps
@@ -82,8 +84,8 @@ writer.add_rows(make_steps([1])[0])
 
 
 def test_a_child_that_exits_like_a_script(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", EXITING_CHILD, str(tmp_path)]
-    subprocess.run(command, check=True, timeout=60)
+    command = [sys.executable, "-c", EXITING_CHILD, str(tmp_path)]
+    warm.run(command, check=True, timeout=60)
     run = open_run(tmp_path)
     assert run.status == "finished"
     assert run.history["a:output"].steps.tolist() == [0, 1]

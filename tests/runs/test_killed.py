@@ -11,6 +11,7 @@ import torch
 
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
+from tests import warm
 from tests.history.made import make_steps
 
 GENEROUS = 2.0
@@ -26,7 +27,7 @@ class Running:
 
     def __init__(self, path: Path) -> None:
         command = [sys.executable, "-m", "tests.runs.killed", str(path)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._process = warm.Popen(command, stdout=subprocess.PIPE, text=True)
         self.handed_over = self.read_step()
 
     def read_step(self) -> int:

@@ -12,9 +12,10 @@ from retrograd.runs.ranks import ask_rank, check_vacant
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
 from tests.history.made import SITES, make_batch, make_steps
+from tests.processes import LOADED
 from tests.runs.written import add_step, open_writer, write_run
 
-SPAWN = multiprocessing.get_context("spawn")
+CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def write_rank(path: Path, rank: int, all_there: "multiprocessing.synchronize.Barrier") -> None:
@@ -28,8 +29,9 @@ def write_rank(path: Path, rank: int, all_there: "multiprocessing.synchronize.Ba
 
 
 def test_a_reader_merges_the_ranks(tmp_path: Path) -> None:
-    barrier = SPAWN.Barrier(2)
-    processes = [SPAWN.Process(target=write_rank, args=(tmp_path, rank, barrier)) for rank in range(2)]
+    multiprocessing.set_forkserver_preload(list(LOADED))
+    barrier = CONTEXT.Barrier(2)
+    processes = [CONTEXT.Process(target=write_rank, args=(tmp_path, rank, barrier)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:

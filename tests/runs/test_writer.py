@@ -2,7 +2,6 @@ import contextlib
 import errno
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from retrograd.errors import NotARunError, RetrogradWarning, RunExistsError, Run
 from retrograd.history.sink import Event, Moment
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
+from tests import warm
 from tests.history.made import make_batch, make_steps
 from tests.runs.written import add_step, keep, open_writer, write_run
 from tests.runs.written import files as list_files
@@ -253,6 +253,8 @@ def test_a_disk_that_is_full_when_the_program_ends_is_asked_again(
 
 
 LIMITED = """
+import warnings
+warnings.simplefilter("ignore")
 import resource, sys
 from pathlib import Path
 from tests.history.made import make_steps
@@ -270,8 +272,8 @@ writer.close()
 
 @pytest.mark.parametrize("limit", ["size", "descriptors"])
 def test_limits_of_the_system_for_a_while(tmp_path: Path, limit: str) -> None:
-    words = [sys.executable, "-W", "ignore", "-c", LIMITED, str(tmp_path / "run"), limit]
-    subprocess.run(words, check=True, timeout=60)
+    words = [sys.executable, "-c", LIMITED, str(tmp_path / "run"), limit]
+    warm.run(words, check=True, timeout=60)
     run = open_run(tmp_path / "run")
     assert run.history["a:output"].steps.tolist() == list(range(5))
     assert run.history.loss.steps.tolist() == list(range(5))
@@ -447,7 +449,7 @@ exec(sys.argv[2])
     ],
 )
 def test_a_writer_that_nobody_closes(tmp_path: Path, end: str, status: str, rows: int) -> None:
-    subprocess.run([sys.executable, "-c", LEFT_OPEN, str(tmp_path), end], check=False, capture_output=True, timeout=60)
+    warm.run([sys.executable, "-c", LEFT_OPEN, str(tmp_path), end], check=False, capture_output=True, timeout=60)
     run = open_run(tmp_path)
     assert run.status == status
     assert run.history.rows.count == 5 * rows

@@ -164,7 +164,7 @@ def test_programs(name: str, tmp_path: Path) -> None:
     check_some(name, range(15), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", POLICIES)
 def test_many_programs(name: str, tmp_path: Path) -> None:
     check_some(name, range(15, 35), tmp_path)

@@ -1,4 +1,4 @@
-"""What only the compiled slab does: it remembers the last tensor, and reads large ones beside other threads."""
+"""What only the compiled slab does: it remembers the last tensor, reads large ones beside other threads, and copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.statistics.slab import Slab
+from retrograd.statistics.slab import Slab, copy_elements
 from tests.statistics.oracle import assert_row, drain, elements, expected_bins
 
 LARGE = 50_000
@@ -140,3 +140,54 @@ def test_backward_threads_of_two_models(native: Slab) -> None:
     for worker in workers:
         worker.join()
     assert drain(native)[0]["sum"].tolist() == [20 * 2.0 * 90_000] * 2
+
+
+COPIED = (
+    torch.nn.Parameter(torch.randn(5, 6)),
+    torch.randn(700).bfloat16(),
+    torch.randn(3, 4).double().t().contiguous(),
+    torch.arange(9),
+    torch.tensor([1.0, float("nan"), float("-inf")]),
+    torch.empty(0),
+    torch.tensor(2.0),
+)
+
+
+@pytest.mark.parametrize("weight", COPIED)
+def test_an_update_is_told_from_copied_elements(native: Slab, weight: Tensor) -> None:
+    before = weight.detach().clone()
+    copy = copy_elements(weight, before.nbytes)
+    assert copy is not None
+    with torch.no_grad():
+        weight += 1  # what was copied must not follow
+    native.grow(1)
+    native.observe_update(weight, copy, 0)
+    rows, bins = drain(native)
+    with torch.no_grad():
+        change = weight.float() - before.float() if weight.dtype is torch.bfloat16 else weight - before
+    assert_row(rows[0], elements(change))
+    np.testing.assert_array_equal(bins[0], expected_bins(elements(change)))
+    finite = elements(before)[np.isfinite(elements(before))]
+    np.testing.assert_allclose(rows[0]["reference"], (finite**2).sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.ones(4, 4).t()[1:], torch.ones(1).expand(3), torch.ones(3).to_sparse(), torch.ones(3, device="meta"),
+     torch.ones(3, dtype=torch.complex64), torch._neg_view(torch.ones(3)), torch.ones(26)],
+)  # fmt: skip
+def test_what_is_not_copied(tensor: Tensor) -> None:
+    assert copy_elements(tensor, 100) is None
+
+
+@pytest.mark.parametrize(
+    "new", [torch.ones(4), torch.ones(6, dtype=torch.float16), torch.ones(3, dtype=torch.int32), torch.ones(3, 2)[:, 0]]
+)
+def test_copied_elements_of_another_tensor(native: Slab, new: Tensor) -> None:
+    native.grow(1)
+    copy = copy_elements(torch.ones(3), 100)
+    with pytest.raises(ValueError, match="one size and dtype"):
+        native.observe_update(new, copy, 0)
+    with pytest.raises(ValueError, match="one size and dtype"):
+        native.observe_update(new, b"", 0)
+    assert native.drain() == (b"", b"")

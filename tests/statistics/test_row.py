@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.statistics.row import ADDED, ROW, STATISTICS, derive, merge_rows, scale_rows
+from retrograd.statistics.row import (
+    ADDED,
+    EMPTY_ROW,
+    ROW,
+    STATISTICS,
+    derive,
+    merge_into,
+    merge_rows,
+    scale_rows,
+)
 from tests.statistics.oracle import expected_row
 
 Rows = dict[str, npt.NDArray[np.float64]]
@@ -45,6 +54,18 @@ def test_the_merge_is_the_row_of_the_union(parts: list[npt.NDArray[np.float64]])
     union = rows_of([np.concatenate(parts)])
     union["calls"][:] = len(parts)
     assert_same(merge_all(rows_of(parts)), union)
+    assert_same(merge_one_by_one(rows_of(parts)), union)
+
+
+def merge_one_by_one(rows: Rows) -> Rows:
+    """Merge rows into the second of three rows of a table; it alone is returned, the others have to stay empty."""
+    table = {name: np.full(3, EMPTY_ROW.get(name, 0), column.dtype) for name, column in rows.items()}
+    for number in range(len(rows["count"])):
+        merge_into(table, np.array([1]), {name: column[number : number + 1] for name, column in rows.items()})
+    for name, column in table.items():
+        assert column[0] == column[2] == EMPTY_ROW.get(name, 0)
+    assert table["order"][1] == rows["order"].min()
+    return {name: column[1:2] for name, column in table.items()}
 
 
 @given(st.lists(tensors, min_size=2, max_size=6), st.randoms(use_true_random=False))

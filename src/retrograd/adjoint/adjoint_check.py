@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from retrograd.drawings import drawn_by
 from retrograd.sites.site import Site
 
 
@@ -135,6 +136,7 @@ class AdjointCheck:
         return f"{draw_table(self.rows)}\n\n{describe_faults(self.rows, self.faults)}"
 
     __repr__ = __str__
+    _repr_html_ = drawn_by("results", "draw_check")
 
     def _rank(self, row: Row) -> tuple[int, bool, float]:
         verdict, excess = rank(row)

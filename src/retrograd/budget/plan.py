@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from retrograd.amounts import show_bytes
 from retrograd.budget.planner import Solution, evaluate, find_smallest, find_solution, keep_all
 from retrograd.budget.simulation import Choice, Link, MeasuredPass, SavedRange
+from retrograd.drawings import drawn_by
 from retrograd.errors import BudgetError
 
 _CURVE_POINTS = 6
@@ -87,6 +88,14 @@ class Plan:
 
     def explain(self) -> str:
         """The choice by module and kind, the predicted peak and time, and what other budgets would cost."""
+        lines = [*self.headlines(), "", *self._table(), "", "   budget   predicted time"]
+        for budget, seconds in self.curve():
+            mark = "  <- this one" if budget == self.budget else ""
+            lines.append(f"{show_bytes(budget):>9}   {_milliseconds(seconds):>14}{mark}")
+        return "\n".join(lines)
+
+    def headlines(self) -> list[str]:
+        """The predicted peak and time, and what is recomputed, in sentences."""
         lines = [
             (
                 f"Budget {show_bytes(self.budget)}: predicted peak {show_bytes(self.predicted_peak)} instead of"
@@ -97,15 +106,23 @@ class Plan:
         ]
         if self.recording.background:
             lines.append(f"Of the budget, earlier passes still held {show_bytes(self.recording.background)}.")
-        lines += self._describe_recomputed()
-        lines += ["", *self._table(), "", "   budget   predicted time"]
-        for budget, seconds in self.curve():
-            mark = "  <- this one" if budget == self.budget else ""
-            lines.append(f"{show_bytes(budget):>9}   {_milliseconds(seconds):>14}{mark}")
-        return "\n".join(lines)
+        return lines + self._describe_recomputed()
 
     def __str__(self) -> str:
         return self.explain()
+
+    _repr_html_ = drawn_by("results", "draw_budget_plan")
+
+    def add_up(self) -> list[tuple[tuple[str, str, str], int, int]]:
+        """Ranges and bytes by module, kind and where they wait, the most bytes first."""
+        sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for saved_range, choice in self.chosen():
+            place = self.destination if choice == "offload" else choice
+            entry = sums[saved_range.path or "(no module)", saved_range.kind, place]
+            entry[0] += 1
+            entry[1] += saved_range.nbytes
+        rows = [(key, count, nbytes) for key, (count, nbytes) in sums.items()]
+        return sorted(rows, key=lambda row: -row[2])
 
     def _describe_recomputed(self) -> list[str]:
         ranges = [saved_range for saved_range, choice in self.chosen() if choice == "recompute"]
@@ -118,21 +135,15 @@ class Plan:
         return [f"Recomputed, in {_milliseconds(seconds)}: {shown}{more}."]
 
     def _table(self) -> list[str]:
-        sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for saved_range, choice in self.chosen():
-            place = self.destination if choice == "offload" else choice
-            entry = sums[saved_range.path or "(no module)", saved_range.kind, place]
-            entry[0] += 1
-            entry[1] += saved_range.nbytes
-        rows = sorted(sums.items(), key=lambda item: -item[1][1])
-        width = max((len(key[0]) for key, _ in rows[:_ROWS]), default=6)
-        kinds = max((len(key[1]) for key, _ in rows[:_ROWS]), default=4)
+        rows = self.add_up()
+        width = max((len(key[0]) for key, _, _ in rows[:_ROWS]), default=6)
+        kinds = max((len(key[1]) for key, _, _ in rows[:_ROWS]), default=4)
         lines = [f"{'module':<{width}}  {'kind':<{kinds}}  {'waits':<8}  number      bytes"]
-        for (path, kind, place), (count, nbytes) in rows[:_ROWS]:
+        for (path, kind, place), count, nbytes in rows[:_ROWS]:
             lines.append(f"{path:<{width}}  {kind:<{kinds}}  {place:<8}  {count:6}  {show_bytes(nbytes):>9}")
         if len(rows) > _ROWS:
             rest = rows[_ROWS:]
-            nbytes = sum(entry[1] for _, entry in rest)
+            nbytes = sum(nbytes for _, _, nbytes in rest)
             lines.append(f"… and {len(rest)} more rows, {show_bytes(nbytes)}")
         return lines
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from retrograd.amounts import list_names
+from retrograd.amounts import count_of, list_names
 from retrograd.comparing.differences import find_context, find_differences, find_dtypes
 from retrograd.comparing.distance import FORMATS, Distances, Floor, measure
 from retrograd.comparing.divergence import (
@@ -227,7 +227,7 @@ class _Comparing:
         formats = [FORMATS[int(each[site])].name for each in (one, other)]
         message = (
             f"{self._pairs.names[site]} is computed in {formats[0]} in A and in {formats[1]} in B, and so are"
-            f" {int(differs.sum())} sites in all."
+            f" {count_of(int(differs.sum()), 'site')} in all."
         )
         return [
             Finding(
@@ -249,7 +249,7 @@ class _Comparing:
         for record, run in ((self._a, "A"), (self._b, "B")):
             alone = len(record.history.sites) - len(names)
             if alone > 0:
-                found.append(f"{alone} sites were recorded only in {run}.")
+                found.append(f"{count_of(alone, 'site')} {'was' if alone == 1 else 'were'} recorded only in {run}.")
         missing = self._pairs.missing_a + self._pairs.missing_b
         if missing:
             found.append(f"{missing:,} rows of sites that both have were recorded in only one of them.")

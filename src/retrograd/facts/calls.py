@@ -26,7 +26,7 @@ from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import tell_number
 from retrograd.history.facts import Call, OptimizerMade, Repeats
 from retrograd.history.sink import Moment
-from retrograd.hooks.backward import EngineRun, backward_followers
+from retrograd.hooks.backward import EngineRun, backward_followers, runs_in_another_thread
 from retrograd.hooks.discovery import constructed_optimizers, construction_line
 from retrograd.hooks.engine import grad_enabled
 from retrograd.hooks.optimizer import call_listeners
@@ -155,7 +155,7 @@ class CallSource(FactSource):
     def _sample_gradients(self) -> None:
         """Choose parameters that have a gradient."""
         sampled = (find() for find in self._sampled)
-        if any(parameter is not None and parameter.grad is not None for parameter in sampled):
+        if runs_in_another_thread() or any(each is not None and each.grad is not None for each in sampled):
             return
         models = list(self._models)
         every = [parameter for model in models for parameter in islice(model.parameters(), _MOST_SAMPLED)]
@@ -163,6 +163,8 @@ class CallSource(FactSource):
         self._sampled = [weakref.ref(parameter) for parameter in (*found[:1], *found[-1:])]
 
     def _look_at_gradients(self) -> str:
+        if runs_in_another_thread():
+            return "unknown"
         parameters = (find() for find in self._sampled)
         held = [parameter.grad for parameter in parameters if parameter is not None and parameter.grad is not None]
         if not held:

@@ -19,6 +19,7 @@ from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import tell_number
 from retrograd.history.facts import Buffer, Input, Parameter
 from retrograd.history.sink import Moment, Phase
+from retrograd.hooks.backward import runs_in_another_thread
 from retrograd.hooks.engine import grad_enabled
 from retrograd.hooks.names import ArgumentNames, walk_buffers, walk_parameters
 from retrograd.hooks.nested import flatten
@@ -68,7 +69,7 @@ class StateSource(FactSource):
 
     def backward_ends(self, failed: bool) -> None:
         """A backward pass has ended."""
-        if failed or not self._looks or self.host.step != self._step:
+        if failed or not self._looks or self.host.step != self._step or runs_in_another_thread():
             return
         for look in self._looks.values():
             look.read_gradients(self._readings)

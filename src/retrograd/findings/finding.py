@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from retrograd.amounts import count_of
+from retrograd.drawings import drawn_by
 from retrograd.files import to_utf8, write_whole
 from retrograd.runs.layout import FINDINGS
 
@@ -227,8 +227,7 @@ class Findings(Sequence[Finding]):
     def __repr__(self) -> str:
         return f"<{self.headline}>\n{self}" if self._found else f"<{self.headline}>"
 
-    def _repr_html_(self) -> str:
-        return draw_findings(self._found, self.headline)
+    _repr_html_ = drawn_by("results", "draw_findings")
 
     def as_json_lines(self) -> str:
         """Write each finding as one line of JSON."""
@@ -265,22 +264,6 @@ def list_grounds(finding: Finding) -> Iterator[tuple[str, str]]:
     if finding.refute:
         yield "wrong if", finding.refute
     yield from (("explains", f"{each} [{each.detector}]") for each in finding.causes)
-
-
-def draw_findings(findings: Sequence[Finding], about: str) -> str:
-    """Findings as a piece of HTML for a notebook, without style of its own but for a rule at the side."""
-    items = "".join(f"<li>{_draw(finding)}</li>" for finding in findings)
-    return f"<div><p>{html.escape(about)}</p><ol>{items}</ol></div>"
-
-
-def _draw(finding: Finding) -> str:
-    place = " · ".join((*list_place(finding), finding.detector))
-    grounds = [*([("to do", tell_repair(finding))] if finding.repair else []), *list_grounds(finding)]
-    lines = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in grounds)
-    return (
-        f"<b>{html.escape(finding.severity)}</b> {html.escape(finding.message)}<br><small>{html.escape(place)}</small>"
-        f"<details><summary>evidence</summary><dl>{lines}</dl></details>"
-    )
 
 
 # ---- in the folder of a run ----

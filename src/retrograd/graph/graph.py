@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from retrograd.drawings import drawn_by
 from retrograd.errors import DetachedGraphError, GraphError, NoSuchNodeError
 from retrograd.files import make_all_storable, write_file
 from retrograd.foreign.tables import read_table
@@ -95,6 +96,8 @@ class Graph:
     def __repr__(self) -> str:
         leaves = sum(number is None for number in self._columns.numbers)
         return f"<Graph of {len(self)} nodes, {leaves} of them leaves>"
+
+    _repr_html_ = drawn_by("results", "draw_graph")
 
     def order(self) -> list[int]:
         """Indices in the order in which the engine runs them: those made last first, leaves as soon as they can.

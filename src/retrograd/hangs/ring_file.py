@@ -25,7 +25,7 @@ from retrograd.errors import TraceError
 from retrograd.files import write_whole
 from retrograd.foreign.text import expect_file
 from retrograd.hangs.rank_state import RankState, RingEvent, State, ThreadPosition
-from retrograd.runs.layout import RING, list_rank_folders, parse_rank, rank_name
+from retrograd.runs.layout import RING, is_run, list_rank_folders, parse_rank, rank_name
 
 NAMES = "ring.names"
 MODULES = "ring.modules"
@@ -79,9 +79,11 @@ def read_rings(run: Path | str, last: int = 64) -> list[RankState]:
     run = Path(run)
     folders = [folder for folder in list_rank_folders(run) if (folder / RING).exists()]
     if not folders:
+        recorded = "`retrograd run` writes statistics, and no ring: " if is_run(run) else ""
         raise TraceError(
             f"{str(run)!r} holds no ring of events.",
-            repair="give the folder that `retrograd trace` or rg.watch_hangs(folder) writes to.",
+            repair=f"{recorded}run the script as `retrograd trace`, or call rg.watch_hangs(folder) in it, and give "
+            "that folder; how a recorded run fares tells `retrograd view`.",
         )
     return sorted((_read_folder(folder, last) for folder in folders), key=lambda state: state.rank)
 

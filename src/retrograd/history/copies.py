@@ -172,6 +172,8 @@ class CopyWatch:
         self._told: dict[int, _Told] = {}
         self.different: dict[int, tuple[int, int]] = {}
         """Moments at which copies differ, each with the rank that is shown, and another."""
+        self.left_out = 0
+        """Rows that were read and are not of the moments that are watched."""
 
     def count(self, rank: int, moments: IntArray, rows: Table) -> npt.NDArray[np.bool_]:
         """Mark the rows that are no copies of a lower rank's.
@@ -223,6 +225,8 @@ class _Told(NamedTuple):
 
     def in_order(self) -> _Told:
         """By rising moment, each once; digests of several rows of a moment are added up."""
+        if (np.diff(self.moments) > 0).all():
+            return self
         moments, first, groups = np.unique(self.moments, return_index=True, return_inverse=True)
         digests = np.zeros(len(moments), np.uint64)
         np.add.at(digests, groups, self.digests)
@@ -245,6 +249,9 @@ def _digest(rows: Table, index: IntArray) -> npt.NDArray[np.uint64]:
 
 def _find(ordered: IntArray, wanted: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
     """Where each number is among rising ones, and whether it is there."""
+    begin = int(np.searchsorted(ordered, wanted[0])) if len(wanted) else 0
+    if np.array_equal(ordered[begin : begin + len(wanted)], wanted):  # ranks mostly write the same, in the same order
+        return np.arange(begin, begin + len(wanted)), np.ones(len(wanted), np.bool_)
     place = np.minimum(np.searchsorted(ordered, wanted), max(len(ordered) - 1, 0))
     return place, ordered[place] == wanted if len(ordered) else np.zeros(len(wanted), np.bool_)
 

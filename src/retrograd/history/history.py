@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from retrograd.amounts import count_of
+from retrograd.drawings import drawn_by
 from retrograd.errors import NoSuchSiteError
 from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.kept import Kept, TensorRing, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix, join_matrices
 from retrograd.history.names import SiteNames
-from retrograd.history.rows import Part, Rows, decode_batches, join_neighbours
+from retrograd.history.rows import FIXED_TYPES, Part, Rows, StoredPart, decode_batches, join_neighbours
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import (
-    EVENT_SCHEMA,
+    NO_EVENTS,
     build_event_table,
-    build_table,
+    build_ranked_table,
     leave_losses_out,
+    pick_losses,
     read_events,
     read_loss,
 )
 from retrograd.history.windows import LongRows, RecordOutline, add_columns, choose_rows, compare_copies, find_outline
+from retrograd.libraries import load_library
 from retrograd.sites.pattern import Pattern
 
 
@@ -57,7 +62,7 @@ class History:
         self._counted: tuple[Rows, npt.NDArray[np.bool_]] | None = None
         """Rows, and for each site whether it has any of them, as last counted."""
         self._copies: Copies | None = None
-        self._event_table = EVENT_SCHEMA.empty_table()
+        self._event_table = NO_EVENTS
         self._pending_events: deque[Event] = deque()
         self._reading = threading.Lock()
         self._find_stored: Callable[[str], list[Kept]] = lambda site: []
@@ -85,6 +90,17 @@ class History:
                 copies.warned |= self._copies.warned
             self._copies = copies
             self._rows = choose_rows(parts, self._rows, self._merges, copies)
+
+    def since(self, step: int) -> History:
+        """The record from some step on; parts of it that hold earlier steps too are left whole."""
+        later = History(rank=self.rank)
+        later.manifest = self.manifest
+        kept = [part for part in self.rows.parts if not isinstance(part, StoredPart) or part.step_limits[1] >= step]
+        events = self.event_table
+        later.load(
+            self._names, kept, events.filter(pc.greater_equal(events["step"], step)), lambda site: [], self._copies
+        )
+        return later
 
     # ---- the sink ----
 
@@ -173,7 +189,10 @@ class History:
     def __repr__(self) -> str:
         rows = self.rows
         span = "no steps yet" if rows.step_limits is None else "steps {}…{}".format(*rows.step_limits)
-        return f"History({len(self.sites)} sites, {span}, {rows.count:,} rows, {self.event_table.num_rows:,} events)"
+        counts = f"{count_of(rows.count, 'row')}, {count_of(self.event_table.num_rows, 'event')}"
+        return f"History({count_of(len(self.sites), 'site')}, {span}, {counts})"
+
+    _repr_html_ = drawn_by("records", "draw_history")
 
     def select(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
         """Names of the recorded sites that match a pattern, or one of several.
@@ -243,6 +262,10 @@ class History:
         """The loss of each step: the mean of all scalars from which backward started."""
         return read_loss(self.event_table)
 
+    def losses_at(self, steps: Collection[int]) -> list[Event]:
+        """The losses of some steps, in the order recorded."""
+        return read_events(pick_losses(self.event_table, steps))
+
     @property
     def events(self) -> list[Event]:
         """All events, in the order recorded."""
@@ -285,9 +308,36 @@ class History:
 
     def table(self) -> pa.Table:
         """All rows as an Arrow table, with the columns of the run folder and the rank."""
-        rows = self.rows
-        table = build_table({name: rows[name] for name in rows}, self.site_names)
-        return table.append_column("rank", pa.array(rows["rank"]))
+        return build_ranked_table(self.rows, self.site_names)
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as an Arrow table, see :meth:`table`."""
+        return self.table()
+
+    def to_batches(self) -> pa.RecordBatchReader:
+        """The same, piece by piece, for records that are longer than memory; DuckDB and others take it as it is."""
+        rows, names = self.rows, self.site_names
+        none = {name: np.empty(0, FIXED_TYPES.get(name, np.float64)) for name in rows}
+        schema = build_ranked_table(none, names).schema
+        tables = (build_ranked_table(piece, names).select(schema.names) for piece in rows.in_pieces())
+        return pa.RecordBatchReader.from_batches(schema, (batch for table in tables for batch in table.to_batches()))
+
+    def to_pandas(self) -> Any:
+        """All rows as a ``pandas.DataFrame``.
+
+        Raises:
+            LibraryError: pandas is not installed.
+        """
+        load_library("pandas", "pandas", "2.0")
+        return self.table().to_pandas()
+
+    def to_polars(self) -> Any:
+        """All rows as a ``polars.DataFrame``.
+
+        Raises:
+            LibraryError: polars is not installed.
+        """
+        return load_library("polars", "polars", "1.0").from_arrow(self.table())
 
     def _find(self, site: str) -> dict[int, int]:
         """Codes of a name, each with the number of its call; the error says why nothing was recorded, if known."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.drawings import ask_view, drawn_by
 from retrograd.errors import StatisticError
 from retrograd.history.rows import Index, Part, Picked, Rows, encode_phase
 from retrograd.statistics.row import STATISTICS, derive
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class Matrix(NamedTuple):
@@ -25,6 +29,25 @@ class Matrix(NamedTuple):
     sites: list[str]
     steps: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
+
+    def _repr_html_(self) -> str:
+        return drawn_by("records", "draw_matrix")(self)
+
+    def plot(self, *, ax: Axes | None = None, **mesh: Any) -> Axes:
+        """Draw magnitudes as colours with matplotlib: zero is grey, what is not finite red.
+
+        Args:
+            ax: axes to draw on; those of a new figure when left out.
+            mesh: options of the colours, as for ``Axes.pcolormesh``.
+
+        Returns:
+            The axes.
+
+        Raises:
+            LibraryError: matplotlib is not installed.
+        """
+        axes: Axes = ask_view("plots", "plot_matrix")(self, ax, **mesh)
+        return axes
 
 
 class Curve(NamedTuple):
@@ -77,12 +100,21 @@ def compute_statistic(rows: Part, statistic: str, custom: Sequence[str]) -> npt.
     Raises:
         StatisticError: for an unknown statistic.
     """
+    check_name(statistic, custom)
     if statistic in custom:
         return np.asarray(rows[statistic], np.float64)
-    if statistic not in STATISTICS:
+    return np.asarray(derive(rows, statistic), np.float64)
+
+
+def check_name(statistic: str, custom: Sequence[str]) -> None:
+    """See that there is a statistic of this name, ours or one of the ``custom`` ones.
+
+    Raises:
+        StatisticError: there is none; all are named.
+    """
+    if statistic not in custom and statistic not in STATISTICS:
         known = ", ".join((*STATISTICS, *custom))
         raise StatisticError(f"There is no statistic {statistic!r} in this record.", repair=f"give one of {known}.")
-    return np.asarray(derive(rows, statistic), np.float64)
 
 
 def number_steps(steps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -194,10 +194,22 @@ def pick_columns(columns: Part, mask: npt.NDArray[np.bool_]) -> Part:
     """The rows of some columns that are marked."""
     if mask.all():
         return columns
-    picked = {name: column[mask] for name, column in columns.items() if name != "bins"}
+    picked = {name: _pick_column(column, mask) for name, column in columns.items() if name != "bins"}
     if "bins" in columns:
         picked["bins"] = columns["bins"][np.repeat(mask, columns["bin_count"])]
     return picked
+
+
+def _pick_column(column: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """The marked rows of a column; one number for all of them stays one."""
+    if is_constant(column):
+        return np.broadcast_to(column[0], int(np.count_nonzero(mask)))
+    return column[mask]
+
+
+def is_constant(column: npt.NDArray[Any]) -> bool:
+    """Tell whether one number stands for all rows, as ``np.broadcast_to`` gives it."""
+    return column.strides == (0,) and len(column) > 0
 
 
 class Rows(Mapping[str, npt.NDArray[Any]]):
@@ -249,6 +261,10 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
     def count(self) -> int:
         """Number of rows."""
         return sum(part.count if isinstance(part, StoredPart) else len(part["step"]) for part in self.parts)
+
+    def in_pieces(self) -> Iterator[Part]:
+        """All rows, piece by piece where they are too many to be held at once."""
+        yield self
 
     @cached_property
     def codes(self) -> npt.NDArray[np.int64]:

@@ -6,11 +6,12 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.drawings import ask_view, drawn_by
 from retrograd.errors import NoSuchSiteError, NothingKeptError
 from retrograd.history.kept import Kept, KeptTensors
 from retrograd.history.matrix import compute_statistic, number_steps
@@ -19,6 +20,9 @@ from retrograd.history.rows import Part, Picked, Rows, encode_phase, join_rows
 from retrograd.history.sink import PHASES
 from retrograd.history.windows import LongRows
 from retrograd.sites.site import name_like, parse_leniently
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FloatArray = npt.NDArray[np.float64]
 _SAME_CALL = ("step", "micro", "phase", "rank")
@@ -135,6 +139,26 @@ class Series:
             return f"Series({self.site!r}: {merged}no steps of {self._choice})"
         last = ", ".join(f"{value:.3g}" for value in self.rms[-3:])
         return f"Series({self.site!r}: {merged}{len(self):,} steps {self.steps[0]}…{self.steps[-1]}, rms … {last})"
+
+    _repr_html_ = drawn_by("records", "draw_series")
+
+    def plot(self, statistic: str = "rms", *, ax: Axes | None = None, **line: Any) -> Axes:
+        """Draw a statistic over steps with matplotlib; a red tick marks a step with elements that are not finite.
+
+        Args:
+            statistic: its name.
+            ax: axes to draw on; those of a new figure when left out.
+            line: options of the line, as for ``Axes.plot``.
+
+        Returns:
+            The axes.
+
+        Raises:
+            StatisticError: for an unknown statistic.
+            LibraryError: matplotlib is not installed.
+        """
+        axes: Axes = ask_view("plots", "plot_series")(self, statistic, ax, **line)
+        return axes
 
     @property
     def calls(self) -> list[int]:

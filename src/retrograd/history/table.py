@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from retrograd.history.matrix import Curve, number_steps
-from retrograd.history.rows import Columns
+from retrograd.history.rows import Columns, Part
 from retrograd.history.sink import PHASES, Event, Moment
 from retrograd.statistics.row import derive
 
@@ -129,9 +128,29 @@ def build_table(columns: Columns, sites: Sequence[str]) -> pa.Table:
     return pa.table(arrays)
 
 
+def build_ranked_table(columns: Part, sites: Sequence[str]) -> pa.Table:
+    """The same, and the rank as the last column."""
+    table = build_table({name: columns[name] for name in columns}, sites)
+    return table.append_column("rank", pa.array(columns["rank"]))
+
+
+def view_numbers(array: pa.Array) -> npt.NDArray[Any]:
+    """Numbers where they lie; missing entries are NaN, in a copy."""
+    if array.null_count:
+        return np.asarray(array.to_numpy(zero_copy_only=False))
+    kind = np.dtype(array.type.to_pandas_dtype())  # asking for the array itself loads pandas
+    return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize) if len(array) else _NONE
+
+
+_NONE = np.empty(0, np.int64)
+
+
 def read_numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     """A column of plain numbers; missing entries are NaN."""
-    return np.asarray(column.to_numpy())
+    pieces = [view_numbers(chunk) for chunk in column.chunks if len(chunk)]
+    if not pieces:
+        return np.empty(0, column.type.to_pandas_dtype())
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def read_codes(
@@ -142,7 +161,7 @@ def read_codes(
     for piece in column.chunks:
         names = [rename(name) for name in piece.dictionary.to_pylist()]
         codes = np.array([code_of.setdefault(name, len(code_of)) for name in names], np.int32)
-        pieces.append(codes[piece.indices.to_numpy(zero_copy_only=False)])
+        pieces.append(codes[view_numbers(piece.indices)])
     return np.concatenate(pieces)
 
 
@@ -152,6 +171,7 @@ def _build_lists(lengths: npt.NDArray[Any], values: npt.NDArray[Any]) -> pa.List
 
 
 EVENT_SCHEMA = make_schema(EVENT_COLUMNS)
+NO_EVENTS = pa.Table.from_batches([], EVENT_SCHEMA)  # Schema.empty_table() makes arrays, for which pandas is loaded
 _MOMENT = ("step", "micro", "backward", "phase")
 _OWN = ("kind", "name", "value", "text", "time")
 
@@ -162,7 +182,7 @@ def build_event_table(events: Sequence[Event]) -> pa.Table:
     lines = [(*moment(event.moment), *own(event)) for event in events]
     values = list(zip(*lines, strict=True)) or [()] * len(EVENT_SCHEMA)
     plain = {field.name: pa.array(column) for field, column in zip(EVENT_SCHEMA, values, strict=True)}
-    return pa.table(plain).cast(EVENT_SCHEMA) if lines else EVENT_SCHEMA.empty_table()
+    return pa.table(plain).cast(EVENT_SCHEMA) if lines else NO_EVENTS
 
 
 def read_events(table: pa.Table) -> list[Event]:
@@ -173,12 +193,27 @@ def read_events(table: pa.Table) -> list[Event]:
 
 def leave_losses_out(table: pa.Table) -> pa.Table:
     """All other events, of which there are few in a long run."""
-    return table.filter(pc.not_equal(table["kind"].cast(pa.string()), "loss"))
+    return _filter(table, ~_are_losses(table))
+
+
+def pick_losses(table: pa.Table, steps: Collection[int] | None = None) -> pa.Table:
+    """Losses alone, of some steps or of all."""
+    mask = _are_losses(table)
+    return _filter(table, mask if steps is None else mask & np.isin(read_numbers(table["step"]), list(steps)))
+
+
+def _are_losses(table: pa.Table) -> npt.NDArray[np.bool_]:
+    return np.equal(read_codes(table["kind"], {"loss": 0}), 0)
+
+
+def _filter(table: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
+    bits = pa.py_buffer(np.packbits(mask, bitorder="little"))  # pa.array() loads pandas
+    return table.filter(pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits]))
 
 
 def read_loss(table: pa.Table) -> Curve:
     """The loss of each step: the mean of all scalars from which backward started."""
-    losses = table.filter(pc.equal(table["kind"].cast(pa.string()), "loss"))
-    steps, groups = number_steps(losses["step"].to_numpy())
-    total = np.bincount(groups, losses["value"].to_numpy(), minlength=len(steps))
+    losses = pick_losses(table)
+    steps, groups = number_steps(read_numbers(losses["step"]))
+    total = np.bincount(groups, read_numbers(losses["value"]), minlength=len(steps))
     return Curve(steps, total / np.bincount(groups, minlength=len(steps)))

@@ -28,7 +28,7 @@ from retrograd.history.rows import (
     merge_custom,
     pick_columns,
 )
-from retrograd.statistics.row import BINS, merge_rows
+from retrograd.statistics.row import BINS, EMPTY_ROW, merge_into, merge_rows
 
 IntArray = npt.NDArray[np.int64]
 
@@ -80,7 +80,13 @@ def _unite(listed: Sequence[IntArray]) -> IntArray:
 
 
 class LongRows(Rows):
-    """All rows of a stored record that is too long to hold columns of all of them, though asking for one still does."""
+    """All rows of a stored record that is too long to hold columns of all of them, though asking for one still does.
+
+    Attributes:
+        compared: sites whose copies differ, once all copies have been compared while rows were merged.
+    """
+
+    compared: list[Disagreement] | None = None
 
     def only(self, codes: Iterable[int]) -> Rows:
         """The rows of some sites, read when they are asked for."""
@@ -127,6 +133,10 @@ class LongRows(Rows):
             last: the last one; pieces that have no step between the two are left out.
         """
         return _read_ahead(read for part in self._stored for read in _plan(part, names, first, last))
+
+    def in_pieces(self) -> Iterator[Part]:
+        """All rows, piece by piece."""
+        return self.pieces(list(self))
 
     @property
     def step_limits(self) -> tuple[int, int] | None:
@@ -276,7 +286,11 @@ def read_counted(rows: LongRows, names: Sequence[str], cells: Cells) -> Iterator
     yield from read_once(rows, needed, cells, watch)
     if watch is not None and rows.copies is not None:
         watch.settle()
-        rows.copies.tell(list_different(watch, rows.copies, cells))
+        found = list_different(watch, rows.copies, cells)
+        rows.copies.tell(found)
+        is_whole = len(cells.codes) == len(rows.codes) and len(cells.steps) == len(rows.outline.all_steps)
+        if is_whole and not watch.left_out and set(COMPARED).issubset(needed):
+            rows.compared = found
 
 
 class Placing(Protocol):
@@ -304,6 +318,8 @@ def read_once(
     for each in rows.pieces(columns, int(cells.steps[0]), int(cells.steps[-1])):
         mask, numbers = cells.place(each)
         piece = pick_columns(each, mask)
+        if watch is not None:
+            watch.left_out += len(mask) - len(numbers)
         if watch is not None and len(numbers):
             counts = watch.count(int(piece["rank"][0]), number_moments(piece, numbers), piece)
             piece, numbers = pick_columns(piece, counts), numbers[counts]
@@ -362,6 +378,8 @@ class MergedTable:
     def __init__(self, rows: Rows, size: int) -> None:
         self._merges = {name: rows.merges.get(name, "mean") for name in rows.custom}
         self._columns: Columns = {name: np.zeros(size, kind) for name, kind in ROW_TYPES.items()}
+        for name, value in EMPTY_ROW.items():
+            self._columns[name][:] = value
         self._custom: Columns = {name: np.full(size, np.nan) for name in self._merges}
         self._weights: Columns = {name: np.zeros(size) for name in self._merges}
         self._is_filled = np.zeros(size, np.bool_)
@@ -375,18 +393,18 @@ class MergedTable:
         else:
             where, groups = np.unique(cells, return_inverse=True)
             size = len(where)
-        earlier = np.flatnonzero(self._is_filled[where])
-        is_first = not len(earlier) and int(np.bincount(groups).max()) == 1
-        joined = groups if is_first else np.concatenate((earlier, groups))
-        if is_first:
-            for name in ROW_TYPES:
-                self._columns[name][cells] = piece[name]
+        if int(np.bincount(groups).max()) == 1:
+            is_dense = size == len(cells) and bool((np.diff(cells) > 0).all())
+            merge_into(self._columns, where if is_dense else cells, piece)
         else:
-            both = {name: _join(self._columns[name][where][earlier], piece[name]) for name in ROW_TYPES}
-            for name, column in merge_rows(both, joined, size).items():
-                self._columns[name][where] = column
-        for name, how in self._merges.items():
-            self._add_custom(name, how, piece, where, earlier, joined, size)
+            merged = merge_rows({name: piece[name] for name in ROW_TYPES}, groups, size)
+            has_rows = np.bincount(groups, minlength=size) > 0
+            at = np.arange(low, high) if isinstance(where, slice) else where
+            merge_into(self._columns, at[has_rows], {name: column[has_rows] for name, column in merged.items()})
+        if self._merges:
+            earlier = np.flatnonzero(self._is_filled[where])
+            for name, how in self._merges.items():
+                self._add_custom(name, how, piece, where, earlier, np.concatenate((earlier, groups)), size)
         self._is_filled[cells] = True
 
     def _add_custom(
@@ -424,6 +442,8 @@ def _join(earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> npt.NDArray[Any
 
 def compare_copies(rows: LongRows) -> list[Disagreement]:
     """For each site the first step at which copies on several ranks differ, in any phase and pass."""
+    if rows.compared is not None:
+        return rows.compared
     found: dict[str, Disagreement] = {}
     width = max(MOST_CELLS // max(len(rows.codes), 1), 1)
     steps = rows.outline.all_steps

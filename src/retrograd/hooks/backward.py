@@ -11,6 +11,7 @@ of every pass. Changers are listeners that change the gradients which a pass lea
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -96,11 +97,23 @@ class _RunningPasses(threading.local):
 
 
 _here = _RunningPasses()
+_threads: set[int] = set()
+"""Those in which an outermost pass runs that was told of."""
+os.register_at_fork(after_in_child=_threads.clear)
 
 
 def has_asked_for_a_pass() -> bool:
     """Tell whether this thread waits for an outermost pass that was told of. A device's own thread never does."""
     return _here.running is not None
+
+
+def runs_in_another_thread() -> bool:
+    """Tell whether a pass runs in a thread that is not this one.
+
+    To read ``.grad`` of what it accumulates into is a race in torch, whose end is a null pointer; the hook of the
+    accumulation itself is safe, for it runs under the node's lock.
+    """
+    return bool(_threads - {threading.get_ident()})
 
 
 def _wrap_engine() -> list[Undo]:
@@ -120,6 +133,8 @@ def _wrap_engine() -> list[Undo]:
         failure: BaseException | None = None
         try:
             _here.inside = (*around, outer)
+            if outer == OUTSIDE:
+                _threads.add(threading.get_ident())
             _tell_begin(running, followers, run)
             return original(roots, *args, **kwargs)
         except BaseException as error:
@@ -127,6 +142,8 @@ def _wrap_engine() -> list[Undo]:
             raise
         finally:
             _here.inside = around
+            if outer == OUTSIDE:
+                _threads.discard(threading.get_ident())
             _tell_end(running, followers, run, failure)
             failure = None  # an error that its own frame holds is a cycle
 

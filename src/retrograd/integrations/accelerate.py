@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from retrograd.errors import RecordingError
-from retrograd.integrations.libraries import library_needed
 from retrograd.integrations.processes import share_from_first, wait_for_all
 from retrograd.integrations.trained_run import Status, TrainedRun
+from retrograd.libraries import library_needed
 from retrograd.recording.record import Recording
 from retrograd.runs.ranks import ask_rank
 

@@ -6,8 +6,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from retrograd.findings.finding import Findings
-from retrograd.integrations.libraries import library_needed
 from retrograd.integrations.trained_run import Share, TrainedRun, keep_own
+from retrograd.libraries import library_needed
 
 with library_needed("lightning", "2.5"):
     from lightning.pytorch import Callback, LightningModule, Trainer

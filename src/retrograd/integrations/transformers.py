@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrograd.integrations.libraries import library_needed
 from retrograd.integrations.processes import share_from_first, wait_for_all
 from retrograd.integrations.trained_run import TrainedRun
+from retrograd.libraries import library_needed
 
 with library_needed("transformers", "5.0"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from retrograd.amounts import show_bytes
+from retrograd.drawings import drawn_by
 from retrograd.errors import SavedTensorError
 from retrograd.files import write_file
 from retrograd.foreign.tables import read_table
@@ -86,6 +87,8 @@ class Inventory:
 
     def __str__(self) -> str:
         return "\n".join(_describe(self))
+
+    _repr_html_ = drawn_by("results", "draw_inventory")
 
     @property
     def resident(self) -> int:

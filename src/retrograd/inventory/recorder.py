@@ -12,6 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from retrograd.amounts import count_of
 from retrograd.errors import SavedTensorError
 from retrograd.graph.module_names import name_models
 from retrograd.graph.origins import LIMIT, Origins
@@ -149,7 +150,8 @@ def _describe_omissions(watch: InventoryWatch) -> Iterator[str]:
     for name, count in watch.blind.items():
         yield f"{count:,} {name}: torch does not show what these nodes keep, so it is not in this inventory."
     for reason, count in watch.skipped.items():
-        yield f"{count:,} backward passes {reason} were not followed."
+        passes = count_of(count, "backward pass", "backward passes")
+        yield f"{passes} {reason} {'was' if count == 1 else 'were'} not followed."
     absent = sum(slot.tensor is None for node in watch.nodes for slot in node.slots)
     if absent:
         yield (

@@ -18,7 +18,7 @@ from types import FrameType
 
 from retrograd.addresses import open_folder
 from retrograd.amounts import count_of
-from retrograd.errors import LaunchError, NotARunError
+from retrograd.errors import LaunchError
 from retrograd.files import to_utf8
 from retrograd.findings.explain import explain
 from retrograd.findings.finding import Findings, store_findings
@@ -56,8 +56,6 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
         if not is_run(run):  # what was in the way has been said
             return code
     else:
-        if arguments.run:
-            _check_folder(arguments.run)
         _check_options(arguments)
         run = arguments.run or find_latest()
         shown = str(run)
@@ -79,16 +77,6 @@ def _make_request(arguments: ExplainOptions) -> RunRequest:
     request = RunRequest(command=arguments.command, shown=shown, watch=True, limit=arguments.steps, quiet=True)
     request.check()
     return request.choose_folder()
-
-
-def _check_folder(given: Path) -> None:
-    """Refuse what is no run where a script has that name and ``.py``: that was meant."""
-    script = Path(f"{given}.py")
-    if not is_run(given) and script.is_file():
-        raise NotARunError(
-            f"{str(given)!r} is no run.",
-            repair=f"`retrograd explain {shlex.quote(str(script))}` runs the script of that name, and explains it.",
-        )
 
 
 def _check_options(arguments: ExplainOptions) -> None:
@@ -116,18 +104,35 @@ def _run_watched(command: Sequence[str], request: RunRequest, *, is_quiet: bool)
 
 @contextlib.contextmanager
 def _signals_left_to(process: Popen[bytes]) -> Iterator[None]:
-    """Let Ctrl-C end the command alone, and hand on what would end us: its run is explained all the same."""
+    """Let what would end us end the command alone: its run is explained all the same.
+
+    Ctrl-C reaches the command by itself, as one that runs in front of the same terminal.
+    """
 
     def hand_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
+        if number != signal.SIGINT or not _is_in_front():
+            process.send_signal(number)
 
-    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_in_front() -> bool:
+    """Tell whether Ctrl-C in the terminal interrupts us, and with us the command."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def find_and_store(run: Run) -> Findings:

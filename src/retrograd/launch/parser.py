@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from retrograd.addresses import read_path
+from retrograd.amounts import list_names
 from retrograd.launch.options import Command, Option
 from retrograd.launch.start import is_command
 
@@ -47,7 +48,8 @@ def parse(words: Sequence[str], commands: Sequence[type[Command]], description: 
         names = [name for option in kind.options() for name in option.names]
         wrong = unknown[0].partition("=")[0]
         what = f"there is no option {wrong!r}" if wrong.startswith("-") else f"unexpected argument {wrong!r}"
-        parsers[kind.name].error(what + _suggest(find_nearest(wrong, names)))
+        near = _suggest(find_nearest(wrong, names)) or _tell_owners(wrong, commands)
+        parsers[kind.name].error(what + near)
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(parsed).items()}
     make: Callable[..., Command] = kind
     return make(**given, **({"command": tuple(command)} if kind.runs else {}))
@@ -60,6 +62,14 @@ def find_nearest(word: str, known: Iterable[str]) -> str:
 
 def _suggest(near: str) -> str:
     return f"; the nearest is {near!r}" if near else ""
+
+
+def _tell_owners(wrong: str, commands: Sequence[type[Command]]) -> str:
+    """Say which commands have an option that was typed, or nearly so; empty where none has."""
+    has = {each.name: {name for option in each.options() for name in option.names} for each in commands}
+    near = find_nearest(wrong, {name for names in has.values() for name in names}) if wrong.startswith("-") else ""
+    owners = [command for command, names in has.items() if near in names]
+    return f"; {list_names(owners)} {'has' if len(owners) == 1 else 'have'} {near!r}" if near else ""
 
 
 def _make_parsers(

@@ -13,7 +13,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,12 +50,17 @@ class RankLink:
     Args:
         address: of that rank, as it is on the board.
         rank: our own.
+        told: what it is to know of us besides.
+
+    Attributes:
+        welcome: what it has told us.
 
     Raises:
         OSError: nobody is there, or nobody who knows us.
     """
 
-    def __init__(self, address: str, rank: int) -> None:
+    def __init__(self, address: str, rank: int, **told: Any) -> None:
+        hello = told
         try:
             told = parse_object(address)
             check_kinds(told, {"host": str, "port": int, "token": str})
@@ -65,15 +70,20 @@ class RankLink:
         self.socket = socket.create_connection(where, timeout=CONNECT_SECONDS)
         try:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.socket.sendall(pack("hello", rank=rank, token=told["token"]))
-            is_welcome = next(self.receive(), ({}, b""))[0].get("kind") == "welcome"
+            self.socket.sendall(pack("hello", rank=rank, token=told["token"], **hello))
+            self._frames = Frames()
+            self.welcome = self._await_welcome()
             self.socket.settimeout(SEND_SECONDS)
         except (OSError, ValueError) as error:
             self.close()
             raise OSError(f"nobody is there who knows us: {error}") from error
-        if not is_welcome:
-            self.close()
-            raise OSError("who is there does not know us")
+
+    def _await_welcome(self) -> dict[str, Any]:
+        while received := self.socket.recv(_CHUNK):
+            for head, _ in self._frames.add(received):
+                if head["kind"] == "welcome":
+                    return head
+        raise OSError("who is there does not know us")
 
     def send(self, frame: bytes) -> None:
         """Send a frame.
@@ -83,23 +93,23 @@ class RankLink:
         """
         self.socket.sendall(frame)
 
-    def receive(self) -> Iterator[Message]:
-        """Wait for a message, but not for long; nothing where the other one has hung up."""
-        frames = Frames()
-        while received := self.socket.recv(_CHUNK):
-            yield from frames.add(received)
+    def receive(self) -> list[dict[str, Any]]:
+        """What the other one has said since, without waiting.
 
-    def is_gone(self) -> bool:
-        """Tell whether the other one has hung up; it says nothing unasked."""
+        Raises:
+            OSError: it has hung up.
+            ValueError: it is none of ours.
+        """
+        found = [head for head, _ in self._frames.add(b"")]  # what came with the welcome
         self.socket.settimeout(0.0)
         try:
-            return not self.socket.recv(1, socket.MSG_PEEK)
+            while received := self.socket.recv(_CHUNK):
+                found += [head for head, _ in self._frames.add(received)]
         except BlockingIOError:
-            return False
-        except OSError:
-            return True
+            return found
         finally:
             self.socket.settimeout(SEND_SECONDS)
+        raise OSError("the other one has hung up")
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -112,23 +122,38 @@ class Peer:
     Attributes:
         rank: its number; −1 until it has proven that it is one.
         codes: by its code of a site, ours.
+        address: where it listens itself.
         through: all rows of earlier steps than this one have come.
-        is_done: it has said goodbye.
+        is_done: no more of its rows are to come.
+        demand: the number of what was last asked of it; what it sent before it knew is not taken.
+        heard_of: ranks whose units have come through it.
+        told: what it was last told to be written.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.frames = Frames()
         self.rank = -1
+        self.address = ""
         self.codes = np.zeros(0, np.int64)
         self.through = 0
         self.is_done = False
+        self.demand = 0
+        self.heard_of: set[int] = set()
+        self.told: object = None
         self.heard = time.monotonic()
+        self._unsent = b""
 
-    def answer(self, kind: str) -> None:
-        """Send a short message; that it fails is seen when it is read from."""
+    def say(self, kind: str, **head: Any) -> None:
+        """Send a message, as much of it as the other one takes by now."""
+        self._unsent += pack(kind, **head)
+        self.send()
+
+    def send(self) -> None:
+        """Send more of what was to be said; that it fails is seen when it is read from."""
         with contextlib.suppress(OSError):
-            self.connection.send(pack(kind))
+            while self._unsent:
+                self._unsent = self._unsent[self.connection.send(self._unsent) :]
 
 
 class Door:
@@ -137,13 +162,15 @@ class Door:
     Args:
         host: the address to listen at.
         ranks: who may come; where nobody may, nothing is listened at.
+        greet: called with who has come, and what it says of itself.
 
     Raises:
         OSError: it cannot be listened at.
     """
 
-    def __init__(self, host: str, ranks: range) -> None:
+    def __init__(self, host: str, ranks: range, greet: Callable[[Peer, dict[str, Any]], None]) -> None:
         self._ranks = ranks
+        self._welcome = greet
         self._token = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
         self._bell, self._rope = socket.socketpair()
@@ -175,6 +202,8 @@ class Door:
                 self._admit(self._listener)
             else:
                 yield from self._read(key.data)
+        for peer in self.peers:
+            peer.send()
         for peer in [each for each in self.peers if time.monotonic() - each.heard > SILENT_SECONDS]:
             yield from self._drop(peer)
 
@@ -212,11 +241,11 @@ class Door:
         Raises:
             ValueError: it has another one.
         """
-        check_kinds({"rank": None, "token": None, **head}, {"rank": int, "token": str})
+        check_kinds({"rank": None, "token": None, "door": None, **head}, {"rank": int, "token": str, "door": str})
         if not hmac.compare_digest(head["token"].encode(), self._token.encode()) or head["rank"] not in self._ranks:
             raise ValueError("a stranger")
-        peer.rank = head["rank"]
-        peer.answer("welcome")
+        peer.rank, peer.address = head["rank"], head["door"]
+        self._welcome(peer, head)
 
     def _drop(self, peer: Peer) -> Iterator[tuple[Peer, None]]:
         self.drop(peer)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from retrograd.foreign.text import check_kinds, parse_object
 from retrograd.history.rows import encode_phase
-from retrograd.history.sink import Moment, RowBatch
+from retrograd.history.sink import Moment, RowBatch, Unit
+from retrograd.merging.holdings import Parcel
 from retrograd.merging.rows import RankedRows
 from retrograd.merging.sites import OWN, IntArray
 from retrograd.statistics.row import BINS, ROW
@@ -25,6 +26,7 @@ _LARGEST_BODY = 1 << 29
 _BODY_BYTES = 1 << 24
 """About as much is sent in one frame."""
 
+_PARCEL = {"when": list[int], "units": int, "losses": list[list[Any]], "rows": list[dict[str, Any]]}
 _ROWS = {
     "moment": list[Any],
     "scale": float,
@@ -70,32 +72,45 @@ class Frames:
             yield content, memoryview(frame)[end - body :]
 
 
-def pack_rows(all_rows: Sequence[RankedRows], **head: Any) -> Iterator[tuple[bytes, int]]:
-    """Make frames of rows, at least one, each with how many of the rows it has; the head goes with the last."""
+def pack_parcels(parcels: Iterable[Parcel], **head: Any) -> Iterator[bytes]:
+    """Make frames of parcels, at least one; the head is in all, and ``is_end`` in the last."""
     listed: list[dict[str, Any]] = []
     body: list[bytes] = []
     size = 0
-    for rows in all_rows:
-        moment, batch = rows.batch.moment, rows.batch
-        listed.append(
-            {
-                "moment": [moment.step, moment.micro, moment.backward, moment.phase],
-                "scale": batch.scale,
-                "rows": len(batch.rows) // ROW.itemsize,
-                "bins": len(batch.bins) // 8,
-                "custom": {name: [list(places), list(values)] for name, (places, values) in batch.custom.items()},
-            }
-        )
-        body += [batch.rows, rows.owners, rows.sources, batch.bins]
-        size += rows.size
+    for parcel in parcels:
+        listed.append(_list_parcel(parcel))
+        body.append(np.array([unit[:2] for unit in parcel.units], np.int32).tobytes())
+        for rows in parcel.rows:
+            body += [rows.batch.rows, rows.owners, rows.sources, rows.batch.bins]
+        size += parcel.size
         if size > _BODY_BYTES:
-            yield pack("rows", body, listed=listed), len(listed)
+            yield pack("rows", body, listed=listed, **head)
             listed, body, size = [], [], 0
-    yield pack("rows", body, listed=listed, **head), len(listed)
+    yield pack("rows", body, listed=listed, is_end=True, **head)
 
 
-def unpack_rows(head: Mapping[str, Any], body: memoryview, codes: IntArray, processes: int) -> list[RankedRows]:
-    """Read rows.
+def _list_parcel(parcel: Parcel) -> dict[str, Any]:
+    return {
+        "when": parcel.when,
+        "units": len(parcel.units),
+        "losses": parcel.losses,
+        "rows": [_list_rows(rows.batch) for rows in parcel.rows],
+    }
+
+
+def _list_rows(batch: RowBatch) -> dict[str, Any]:
+    moment = batch.moment
+    return {
+        "moment": [moment.step, moment.micro, moment.backward, moment.phase],
+        "scale": batch.scale,
+        "rows": len(batch.rows) // ROW.itemsize,
+        "bins": len(batch.bins) // 8,
+        "custom": {name: [list(places), list(values)] for name, (places, values) in batch.custom.items()},
+    }
+
+
+def unpack_parcels(head: Mapping[str, Any], body: memoryview, codes: IntArray, processes: int) -> list[Parcel]:
+    """Read parcels.
 
     Args:
         head: of the message.
@@ -104,24 +119,50 @@ def unpack_rows(head: Mapping[str, Any], body: memoryview, codes: IntArray, proc
         processes: how many ranks there are.
 
     Raises:
-        ValueError: it is not what :func:`pack_rows` makes.
+        ValueError: it is not what :func:`pack_parcels` makes.
     """
     check_kinds({"listed": None, **head}, {"listed": list[dict[str, Any]]})
+    pieces = _Pieces(body)
     found = []
-    at = 0
     for each in head["listed"]:
-        check_kinds({**dict.fromkeys(_ROWS), **each}, _ROWS)
-        n, n_bins = each["rows"], each["bins"]
-        if n < 0 or n_bins < 0:
-            raise ValueError("there cannot be less than no rows")
-        pieces = []
-        for size in (n * ROW.itemsize, 4 * n, 4 * n, 8 * n_bins):
-            if at + size > len(body):
-                raise ValueError("a message is too short")
-            pieces.append(bytes(body[at : at + size]))
-            at += size
-        found.append(_check_rows(each, pieces, codes, processes))
+        check_kinds({**dict.fromkeys(_PARCEL), **each}, _PARCEL)
+        step, turn = each["when"]
+        numbers = np.frombuffer(pieces.take(8 * each["units"]), np.int32).reshape(-1, 2)
+        if not _lie_within(numbers[:, 0], 0, processes) or not _lie_within(numbers[:, 1], 0, 1 << 31):
+            raise ValueError("there are no such units")
+        units = tuple(Unit(rank, number, step, turn) for rank, number in numbers.tolist())
+        rows = tuple(_take_rows(told, pieces, codes, processes) for told in each["rows"])
+        losses = tuple((m.step, m.micro, m.backward, m.phase, n, total) for m, n, total in read_losses(each["losses"]))
+        if {step} != {step, *(each.batch.moment.step for each in rows), *(loss[0] for loss in losses)}:
+            raise ValueError("a parcel is of one step")
+        found.append(Parcel((step, turn), units, rows, losses))
     return found
+
+
+class _Pieces:
+    """The body of a message, from its beginning on."""
+
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        self._at = 0
+
+    def take(self, size: int) -> bytes:
+        """The next bytes.
+
+        Raises:
+            ValueError: there are not as many.
+        """
+        if size < 0 or self._at + size > len(self._body):
+            raise ValueError("a message is too short")
+        self._at += size
+        return bytes(self._body[self._at - size : self._at])
+
+
+def _take_rows(told: Mapping[str, Any], pieces: _Pieces, codes: IntArray, processes: int) -> RankedRows:
+    check_kinds({**dict.fromkeys(_ROWS), **told}, _ROWS)
+    n, n_bins = told["rows"], told["bins"]
+    taken = [pieces.take(size) for size in (n * ROW.itemsize, 4 * n, 4 * n, 8 * n_bins)]
+    return _check_rows(told, taken, codes, processes)
 
 
 def _check_rows(told: Mapping[str, Any], pieces: Sequence[bytes], codes: IntArray, processes: int) -> RankedRows:

@@ -1,55 +1,48 @@
 """A rank in the tree: its thread takes rows of this process and of the ranks below, merges them, and hands them on.
 
 There is no collective, so nobody can wait for a rank that does not come. Rows go to the first rank above that can be
-reached; a rank that reaches none is the top of its part of the tree, and writes.
-
-What was handed on is not kept, so a rank that is killed costs what it held: its own rows since it last handed some on,
-and those of ranks below that it had not handed on yet.
+reached; a rank that reaches none is the top of its part of the tree, and writes. A rank that is killed costs what it
+had not handed on of its own; how, is said in :mod:`retrograd.merging.holdings`.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from retrograd.foreign.text import check_kinds
-from retrograd.history.copies import Disagreement
-from retrograd.history.sink import Moment, RowBatch
+from retrograd.history.sink import Moment
+from retrograd.merging.above import LOOKING_SECONDS, RanksAbove
+from retrograd.merging.below import News, RanksBelow
+from retrograd.merging.holdings import Holdings, OwnUnits, Parcel
 from retrograd.merging.links import Door, NoteBoard, Peer, RankLink
-from retrograd.merging.messages import Message, pack, pack_rows, read_losses, unpack_rows
-from retrograd.merging.rows import LossMeans, RankedRows, RowMerger, rank_rows, unrank_rows
+from retrograd.merging.messages import Message, pack, pack_parcels, unpack_parcels
+from retrograd.merging.rows import rank_rows
 from retrograd.merging.sites import SharedSites, read_groups
-from retrograd.merging.tree import find_ancestors, find_children, find_span
+from retrograd.merging.tree import find_span
 from retrograd.notices import warnings_kept
+from retrograd.runs.ledger import Ledger
 from retrograd.runs.placements import Placements
 from retrograd.runs.queue import WriteQueue
 
 HANDING_SECONDS = 1.0
 """How often rows are handed on."""
-JOINING_SECONDS = 30.0
-"""So long a rank waits, from its beginning, for one above to be there, and for those below to come."""
 HOLDING_SECONDS = 20.0
 """So long the rows of a step wait for ranks that are behind."""
 HOLDING_BYTES = 64 << 20
 """And so many at most."""
 ENDING_SECONDS = 30.0
-"""So long the end waits for ranks below."""
+"""So long the end waits for ranks below, and for what is its own to be written."""
 _FAILING_SECONDS = 3.0
-_LOOKING_SECONDS = 5.0
-_HASTE_SECONDS = 3.0
-_HEAD = {
-    "through": int,
-    "joined": list[int],
-    "done": list[int],
-    "gone": dict[str, int],
-    "differing": list[list[Any]],
-}
+_HURRY_SECONDS = 0.1
+_HEIRS = 3
 
 
 class Top(Protocol):
@@ -58,17 +51,21 @@ class Top(Protocol):
     def add_sites(self, names: Sequence[str]) -> None:
         """Name the next rows."""
 
-    def add_rows(self, batch: RowBatch) -> None:
-        """Keep rows."""
-
-    def add_loss(self, moment: Moment, value: float) -> None:
-        """Keep the mean of losses."""
+    def add_parcel(self, parcel: Parcel) -> None:
+        """Keep rows, and the means of losses."""
 
     def describe_sites(self, told: dict[str, Any]) -> None:
         """Keep what ranks hold at sites."""
 
-    def describe_ranks(self, joined: Sequence[int], lost: Mapping[int, int], differing: Sequence[Disagreement]) -> None:
-        """Keep whose rows are merged, who fell silent behind which step, and whose copies differ."""
+    def describe_ranks(self, news: News) -> None:
+        """Keep whose rows are merged, and what of them is not."""
+
+    def begin(self, sessions: Collection[str]) -> Ledger:
+        """Go on with what these sessions have written; returns the units in it."""
+
+    @property
+    def written(self) -> Ledger:
+        """The units that need not be handed over again; an object of its own in each state."""
 
     def flush(self) -> None:
         """Return once all of it can be read."""
@@ -106,7 +103,7 @@ class MergingNode:
         open_top: makes what takes the rows where they can be handed to nobody, given the step up to which they were.
 
     Attributes:
-        lost: how many rows could be handed to nobody, and found no room to wait.
+        lost: how many own rows are not known to be written, at the end.
     """
 
     def __init__(
@@ -116,7 +113,7 @@ class MergingNode:
         run: str,
         own: OwnRows,
         find_board: Callable[[], NoteBoard | None],
-        open_top: Callable[[int | None], Top | None],
+        open_top: Callable[[int | None], Top],
     ) -> None:
         self.rank = rank
         self._processes = processes
@@ -125,34 +122,32 @@ class MergingNode:
         self._find_board = find_board
         self._open_top = open_top
         self._sites = SharedSites(processes)
-        self._merger = RowMerger(self._sites, find_span(rank, processes))
-        self._losses = LossMeans()
+        self._holdings = Holdings(self._sites, find_span(rank, processes))
+        self._units = OwnUnits(rank)
         self._codes = np.zeros(0, np.int64)
         self._stages: dict[str, int] | None = None
         self._placed: object = None
         self._board: NoteBoard | None = None
-        self._door: Door | None = None
-        self._link: RankLink | None = None
+        self._above = RanksAbove(rank, run)
+        self._below = RanksBelow(rank, processes, self._has_called)
         self._top: Top | None = None
+        self._heirs: list[tuple[int, str]] = []
+        self._demand = 0
+        self._demanded = 0
+        self._written = Ledger()
+        self._is_unflushed = False
         self._named = 0
         self._told = -1
-        self._above = find_ancestors(rank)
-        self._was_linked = False
-        self._began = time.monotonic()
-        self._deadline = self._began + JOINING_SECONDS
-        self._held_since = self._began
+        self._news = ""
         self._handed: int | None = None
-        self._joined: set[int] = {rank}
-        self._gone: dict[int, int] = {}
-        self._done: set[int] = set()
-        self._is_news = True
-        self._differing: list[Disagreement] = []
-        self._closing: float | None = None
-        self._patience = ENDING_SECONDS
+        self._held_since = time.monotonic()
         self._through = 0
-        self._bell = threading.Event()
-        self._flushed = threading.Semaphore(0)
+        self._closing: float | None = None
+        self._has_ended = False
+        self._patience = ENDING_SECONDS
         self._wanted = 0
+        self._flushed = threading.Semaphore(0)
+        self._bell = threading.Event()
         self._working = threading.Lock()
         self.lost = 0
         if rank == 0:
@@ -181,10 +176,9 @@ class MergingNode:
 
     def silence(self) -> None:
         """In a forked child, whose copies of the connections must not outlive those of its parent."""
-        if self._door is not None:
-            self._door.close()
-        if self._link is not None:
-            self._link.close()
+        if self._below.door is not None:
+            self._below.door.close()
+        self._above.close()
 
     @property
     def working(self) -> threading.Lock:
@@ -193,117 +187,169 @@ class MergingNode:
 
     def _ring(self) -> None:
         self._bell.set()
-        if self._door is not None:
-            self._door.ring()
+        if self._below.door is not None:
+            self._below.door.ring()
 
     # ---- the thread ----
 
     def _run(self) -> None:
         try:
-            while not self._is_over():
+            while not self._is_over:
                 self._wait()
                 with self._working:
                     self._work()
-            with self._working:
-                self._end()
+            self.lost = self._units.unkept + sum(parcel.n_rows for parcel in self._units.kept)
         finally:
             self.silence()
             self._flushed.release(1000)
 
     def _wait(self) -> None:
-        if self._door is None:
-            self._bell.wait(0.2)
+        door = self._below.door
+        if door is None:
+            self._bell.wait(_HURRY_SECONDS if self._is_hurried else 0.2)
             self._bell.clear()
             return
-        until = time.monotonic() + (0.2 if self._is_seeking else HANDING_SECONDS)
+        until = time.monotonic() + (_HURRY_SECONDS if self._is_hurried else HANDING_SECONDS)
         wanted, closing = self._wanted, self._closing
         while (left := until - time.monotonic()) > 0:
-            for peer, message in self._door.receive(left):
+            for peer, message in door.receive(left):
                 with self._working:
                     self._hear(peer, message)
-            if (self._wanted, self._closing) != (wanted, closing) or (closing is not None and not self._is_waited_for):
+            if (self._wanted, self._closing) != (wanted, closing):
                 return
 
     @property
+    def _is_hurried(self) -> bool:
+        return self._is_seeking or self._closing is not None or any(peer.is_done for peer in self._below.connected)
+
+    @property
     def _is_seeking(self) -> bool:
-        return self._top is None and self._link is None
+        return self._top is None and self._above.link is None
 
     def _work(self) -> None:
         wanted = self._wanted
         self._meet()
+        is_last = self._is_last  # who has not met the others yet does not know of any to wait for
         self._reach()
         self._take_own()
+        for parcel in self._units.close(None if wanted or is_last else self._through):
+            self._holdings.accept(parcel, range(self.rank, self.rank + 1))
         if not self._is_seeking:
-            self._hand_on(is_forced=wanted > 0)
-        elif self._merger.waiting > HOLDING_BYTES:
-            self.lost += sum(len(rows.owners) // 4 for rows in self._merger.take((self._merger.first_step or 0) + 1))
+            self._hand_on(is_forced=wanted > 0, is_last=is_last)
+        elif (step := self._holdings.first_step) is not None and self._holdings.merger.waiting > HOLDING_BYTES:
+            list(self._holdings.take(step + 1))  # whoever has made it keeps it, and is asked for it again
+        self._settle(is_flushed=wanted > 0)
+        self._has_ended = is_last and not self._is_seeking
         if wanted:
-            if self._top is not None:
-                self._top.flush()
             self._wanted -= wanted
             self._flushed.release(wanted)
+
+    def _settle(self, *, is_flushed: bool) -> None:
+        """Learn what is written, keep it no more, and tell those below."""
+        if self._top is not None:
+            if self._is_unflushed and (is_flushed or self._is_hurried):
+                self._top.flush()
+                self._is_unflushed = False
+            self._written = self._top.written
+        self._units.forget(self._written)
+        for peer in self._below.connected:
+            told = self._written, len(peer.heard_of)
+            if peer.told != told:
+                peer.told = told
+                peer.say("written", written=self._written.tell(peer.heard_of | {peer.rank}))
 
     def _meet(self) -> None:
         """Open the door, and tell where it is, once the processes have met."""
         if self._board is not None or (board := self._find_board()) is None:
-            if self._board is None and self._is_late():
+            if self._board is None and self._above.is_late(self._hurry):
                 self._become_top()
             return
-        span = find_span(self.rank, self._processes)
         try:
-            self._door = Door(board.own_address, range(span.start + 1, span.stop))
-            board.post(self._key_of(self.rank), self._door.address)
+            self._below.door = Door(board.own_address, range(self.rank + 1, self._processes), self._greet)
+            board.post(f"{self._run_key}/{self.rank}", self._below.door.address)
         except (OSError, RuntimeError):
-            self._door = self._door or Door("127.0.0.1", range(0))
+            self._below.door = self._below.door or Door("127.0.0.1", range(0), self._greet)
         self._board = board
 
-    def _key_of(self, rank: int) -> str:
-        return f"{self._run_key}/{rank}"
+    @property
+    def _hurry(self) -> float:
+        return float("inf") if self._closing is None else self._closing + LOOKING_SECONDS
+
+    def _has_called(self, rank: int) -> bool:
+        try:
+            return self._board is not None and self._board.look(f"{self._run_key}/{rank}") is not None
+        except RuntimeError:
+            return False
 
     # ---- the rank above ----
 
     def _reach(self) -> None:
-        if self._link is not None and self._link.is_gone():
-            self._lose_link()
+        if self._above.link is not None:
+            self._listen(self._above.link)
         if self._is_seeking and self._board is not None:
-            self._seek()
-
-    def _seek(self) -> None:
-        """Try to reach a rank above; where none can be reached for long enough, be the top."""
-        assert self._board is not None
-        is_dead = False
-        try:
-            address = self._board.look(self._key_of(self._above[0]))
-            if address:
-                self._link = RankLink(address, self.rank)
-                self._told, self._was_linked = -1, True
-                return
-        except ConnectionRefusedError:
-            is_dead = self._was_linked  # else what is on the board may be old
-        except (RuntimeError, OSError):
-            is_dead = False  # it may still come
-        if is_dead or self._is_late():
-            del self._above[0]
-            self._deadline = time.monotonic() + _LOOKING_SECONDS
-            if not self._above:
+            door = self._below.door
+            link = self._above.seek(
+                self._board,
+                self._hurry,
+                door="" if door is None else door.address,
+                sessions=sorted(self._holdings.taken.sessions),
+            )
+            if link is not None:
+                self._told = -1
+                self._obey(link.welcome)
+            elif self._above.is_over:
                 self._become_top()
 
-    def _is_late(self) -> bool:
-        hurry = float("inf") if self._closing is None else self._closing + _LOOKING_SECONDS
-        return time.monotonic() > min(self._deadline, hurry)
+    def _listen(self, link: RankLink) -> None:
+        try:
+            for head in link.receive():
+                if head["kind"] == "written":
+                    self._written = self._written.copy()
+                    self._written.update(Ledger.read(head["written"]))
+                elif head["kind"] == "heirs":
+                    self._name_heirs(head["heirs"])
+                elif head["kind"] == "again":
+                    self._obey(head)
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):  # it has died, or is none of ours
+            self._above.lose()
 
-    def _lose_link(self) -> None:
-        """Go to the rank above the lost one, unless that comes back."""
-        if self._link is not None:
-            self._link.close()
-        self._link = None
-        self._deadline = time.monotonic() + _LOOKING_SECONDS
+    def _obey(self, head: Mapping[str, Any]) -> None:
+        """Begin again with what the rank above has."""
+        try:
+            check_kinds({"demand": None, **head}, {"demand": int})
+            self._name_heirs(head["heirs"])
+            taken = Ledger.read(head["taken"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            self._above.lose()
+            return
+        self._demanded = head["demand"]
+        self._reset(taken)
+
+    def _reset(self, taken: Ledger) -> None:
+        self._holdings.reset(taken)
+        for parcel in self._units.kept:
+            self._holdings.accept(parcel, range(self.rank, self.rank + 1))
+        self._demand += 1
+        for peer in self._below.connected:
+            self._ask(peer, "again")
+
+    def _name_heirs(self, told: Any) -> None:
+        self._above.hear(told)
+        self._heirs = self._above.heirs
+        for peer in self._below.connected:
+            peer.say("heirs", heirs=self._heirs)
 
     def _become_top(self) -> None:
         if self._top is None:
             self._top = self._open_top(self._handed)
-            self._merger.is_top = True
-            self._told, self._is_news = -1, True
+            self._holdings.merger.is_top = True
+            self._told, self._news = -1, ""
+            self._begin(self._holdings.taken.sessions or {secrets.token_hex(8)})
+
+    def _begin(self, sessions: Collection[str]) -> None:
+        """Go on with what these sessions have written."""
+        assert self._top is not None
+        self._reset(self._top.begin(sessions))
 
     # ---- rows of this process ----
 
@@ -312,16 +358,15 @@ class MergingNode:
         through = own.through  # first: all before has been added by now
         load = own.queue.take()
         self._place_own(own.placements)
-        self._merger.how = {**self._merger.how, **own.how}
+        self._holdings.merger.how = {**self._holdings.merger.how, **own.how}
         if len(self._codes) < len(own.names):
             names = own.names[len(self._codes) :]
             codes = [self._sites.number(own.placements.rename(name)) for name in names]
             self._codes = np.concatenate([self._codes, np.array(codes, np.int64)])
         for batch in load.batches:
-            self._merger.add(rank_rows(batch, self._codes, self._sites, self.rank))
+            self._units.add_rows(rank_rows(batch, self._codes, self._sites, self.rank))
         for _ in range(len(own.losses)):
-            moment, value = own.losses.popleft()
-            self._losses.add(moment.step, moment.micro, moment.backward, moment.phase, 1, value)
+            self._units.add_loss(*own.losses.popleft())
         self._through = through
 
     def _place_own(self, placements: Placements) -> None:
@@ -337,176 +382,137 @@ class MergingNode:
 
     # ---- rows of ranks below ----
 
+    def _greet(self, peer: Peer, head: Mapping[str, Any]) -> None:
+        check_kinds({"sessions": None, **head}, {"sessions": list[str]})
+        if self._top is not None and not self._holdings.taken.sessions.issuperset(head["sessions"]):
+            self._top.flush()
+            self._begin({*self._holdings.taken.sessions, *head["sessions"]})
+        self._ask(peer, "welcome")
+        self._update_heirs()
+
+    def _ask(self, peer: Peer, kind: str) -> None:
+        """Have a rank send what is not in yet."""
+        peer.demand, peer.through = self._demand, 0
+        peer.say(kind, demand=self._demand, taken=self._holdings.taken.tell(), heirs=self._heirs)
+
+    def _update_heirs(self) -> None:
+        if self._top is None:
+            return
+        there = sorted((peer.rank, peer.address) for peer in self._below.connected if peer.address)
+        if there[:_HEIRS] != self._heirs:
+            self._heirs = there[:_HEIRS]
+            for peer in self._below.connected:
+                peer.say("heirs", heirs=self._heirs)
+
     def _hear(self, peer: Peer, message: Message | None) -> None:
         try:
-            if message is None:
-                self._miss(peer)
-            else:
+            if message is not None:
                 self._take(peer, *message)
+                return
         except (ValueError, KeyError, TypeError, IndexError, OverflowError):  # what a stranger says
-            if self._door is not None:
-                self._door.drop(peer)
-            self._miss(peer)
+            if self._below.door is not None:
+                self._below.door.drop(peer)
+        self._below.miss(peer)
+        self._update_heirs()
 
     def _take(self, peer: Peer, head: dict[str, Any], body: memoryview) -> None:
         if head["kind"] == "sites":
             peer.codes = self._sites.hear(head["sites"])
             check_kinds(head, {"how": dict[str, str]})
-            self._merger.how = {**head["how"], **self._merger.how}
+            self._holdings.merger.how = {**head["how"], **self._holdings.merger.how}
             return
-        for rows in unpack_rows(head, body, peer.codes, self._processes):
-            self._merger.add(rows)
-        if "through" in head:
-            check_kinds(head, _HEAD)
-            for moment, n, total in read_losses(head["losses"]):
-                self._losses.add(moment.step, moment.micro, moment.backward, moment.phase, n, total)
-            peer.through = head["through"]
-            self._join({*head["joined"], peer.rank}, {int(rank): step for rank, step in head["gone"].items()})
-            self._done.update(head["done"])
-            for site, *numbers in head["differing"]:
-                check_kinds({"site": site, "numbers": numbers}, {"site": str, "numbers": list[int]})
-                self._merger.note_difference(Disagreement(site, *numbers))
-        if head.get("is_last"):
-            peer.is_done = True
-            peer.answer("farewell")
-
-    def _join(self, joined: set[int], gone: dict[int, int]) -> None:
-        ranks = range(self._processes)
-        if not all(rank in ranks for rank in {*joined, *gone}):
-            raise ValueError("there are no such ranks")
-        if not joined <= self._joined or not gone.items() <= self._gone.items():
-            self._joined |= joined
-            self._gone.update(gone)
-            self._is_news = True
-
-    def _miss(self, peer: Peer) -> None:
-        """A rank is gone."""
-        if not peer.is_done and peer.rank >= 0 and not self._is_here(peer.rank):
-            self._gone[peer.rank] = peer.through
-            self._is_news = True
-
-    def _is_here(self, rank: int) -> bool:
-        return self._door is not None and any(each.rank == rank for each in self._door.peers)
-
-    @property
-    def _peers(self) -> list[Peer]:
-        return [] if self._door is None else [peer for peer in self._door.peers if peer.rank >= 0 and not peer.is_done]
-
-    @property
-    def _missing(self) -> list[int]:
-        """Ranks below that have not come yet, and may still."""
-        now = time.monotonic()
-        if self._closing is not None and now < self._closing + _LOOKING_SECONDS and (orphans := self._find_orphans()):
-            return orphans
-        if now > self._began + JOINING_SECONDS or self._board is None:
-            return []
-        missing = [rank for rank in find_children(self.rank, self._processes) if rank not in self._joined]
-        if self._closing is not None and now > self._closing + _HASTE_SECONDS:
-            missing = [rank for rank in missing if self._has_called(rank)]
-        return missing
-
-    def _find_orphans(self) -> list[int]:
-        """Ranks whose rows came through one that is gone, and that have not come themselves."""
-        below = {rank for gone in self._gone for rank in find_span(gone, self._processes) if rank in self._joined}
-        return sorted(below - self._gone.keys() - self._done - {peer.rank for peer in self._peers})
-
-    def _has_called(self, rank: int) -> bool:
-        """Tell whether a rank has told where it is: only one that records does."""
-        try:
-            return self._board is not None and self._board.look(self._key_of(rank)) is not None
-        except RuntimeError:
-            return False
+        if head["demanded"] != peer.demand:
+            return
+        span = find_span(peer.rank, self._processes)
+        for parcel in unpack_parcels(head, body, peer.codes, self._processes):
+            peer.heard_of.update(unit.rank for unit in parcel.units)
+            if not self._holdings.accept(parcel, span):
+                self._demand += 1
+                self._ask(peer, "again")
+                return
+        if head.get("is_end"):
+            self._below.hear(peer, head)
 
     # ---- handing on ----
 
-    def _hand_on(self, *, is_forced: bool = False, is_last: bool = False) -> None:
+    def _hand_on(self, *, is_forced: bool, is_last: bool) -> None:
         complete = self._find_complete()
-        before = None if is_forced or is_last else complete
-        rows = list(self._merger.take(before))
-        losses = list(self._losses.take(before))
-        if rows:
-            self._handed = max(self._handed or 0, *(each.batch.moment.step for each in rows))
+        parcels = list(self._holdings.take(None if is_forced or is_last else complete))
+        if parcels:
+            self._handed = max(self._handed or 0, *(parcel.when[0] for parcel in parcels))
+        merger = self._holdings.merger
+        for found in merger.differing.values():
+            self._below.note_difference(found)
+        if merger.late:
+            self._below.news.late[self.rank] = merger.late
         if self._top is not None:
-            self._write(self._top, rows, losses)
-        elif self._link is not None:
-            self._send(self._link, rows, losses, through=complete, is_last=is_last)
+            self._write(self._top, parcels)
+        elif self._above.link is not None:
+            self._send(self._above.link, parcels, through=complete, is_last=is_last)
 
     def _find_complete(self) -> int:
         """Steps before this one are complete, or have been waited for long enough."""
-        first = self._merger.first_step
-        known = min([self._through, *(peer.through for peer in self._peers), *(0 for _ in self._missing)])
+        first = self._holdings.first_step
+        missing = self._below.find_missing(self._closing)
+        known = min([self._through, *(peer.through for peer in self._below.sending), *(0 for _ in missing)])
         now = time.monotonic()
         if first is None or first < known:
             self._held_since = now
-        is_too_long = now > self._held_since + HOLDING_SECONDS or self._merger.waiting > HOLDING_BYTES
+        is_too_long = now > self._held_since + HOLDING_SECONDS or self._holdings.merger.waiting > HOLDING_BYTES
         if first is not None and is_too_long:
             self._held_since = now
             return max(known, self._through)
         return known
 
-    @property
-    def _is_waited_for(self) -> bool:
-        """Tell whether ranks below are still to be waited for."""
-        if self._closing is None:
-            return True
-        return time.monotonic() < self._closing + self._patience and bool(self._peers or self._missing)
-
-    def _write(self, top: Top, rows: Sequence[RankedRows], losses: Sequence[Any]) -> None:
+    def _write(self, top: Top, parcels: Sequence[Parcel]) -> None:
         if self._told != self._sites.version:
             self._told = self._sites.version
             top.add_sites(self._sites.names[self._named :])
             self._named = len(self._sites.names)
             top.describe_sites(self._sites.describe(self.rank))
-        differing = list(self._merger.differing.values())
-        if self._is_news or differing != self._differing:
-            self._is_news, self._differing = False, differing
-            top.describe_ranks(sorted(self._joined), self._gone, differing)
-        for each in rows:
-            top.add_rows(unrank_rows(each))
-        for step, micro, backward, phase, n, total in losses:
-            top.add_loss(Moment(step, micro, backward, phase), total / n)
+        news = self._below.news
+        if repr(news) != self._news:
+            self._news = repr(news)
+            top.describe_ranks(news)
+        for parcel in parcels:
+            top.add_parcel(parcel)
+        self._is_unflushed |= bool(parcels)
 
-    def _send(
-        self, link: RankLink, rows: Sequence[RankedRows], losses: Sequence[Any], *, through: int, is_last: bool
-    ) -> None:
+    def _send(self, link: RankLink, parcels: Iterable[Parcel], *, through: int, is_last: bool) -> None:
+        news = self._below.news
         head: dict[str, Any] = {
+            "demanded": self._demanded,
             "through": through,
-            "losses": losses,
-            "joined": sorted(self._joined),
-            "done": sorted(self._done | ({self.rank} if is_last else set())),
-            "gone": {str(rank): step for rank, step in self._gone.items()},
-            "differing": list(self._merger.differing.values()),
+            "joined": sorted(news.joined),
+            "done": sorted(self._below.done | ({self.rank} if is_last else set())),
+            "gone": {str(rank): step for rank, step in news.gone.items()},
+            "late": {str(rank): rows for rank, rows in news.late.items()},
+            "differing": list(news.differing.values()),
             "is_last": is_last,
         }
-        sent = 0
         try:
             if self._told != self._sites.version:
-                link.send(pack("sites", sites=self._sites.tell(), how=self._merger.how))
+                link.send(pack("sites", sites=self._sites.tell(), how=self._holdings.merger.how))
                 self._told = self._sites.version
-            for frame, count in pack_rows(rows, **head):
+            for frame in pack_parcels(parcels, **head):
                 link.send(frame)
-                sent += count
-            losses = ()
-            if is_last:
-                next(link.receive(), None)
-        except (OSError, ValueError):
-            self._lose_link()
-            for each in rows[sent:]:  # half a frame is none
-                self._merger.add(each)
-            for loss in losses:
-                self._losses.add(*loss)
+        except OSError:
+            self._above.lose()
 
     # ---- the end ----
 
-    def _is_over(self) -> bool:
-        return self._closing is not None and not self._is_waited_for and not self._is_seeking
+    @property
+    def _is_last(self) -> bool:
+        """Tell whether nothing more is to come, from here or from below."""
+        if self._closing is None:
+            return False
+        return self._is_tired or not (self._below.sending or self._below.find_missing(self._closing))
 
-    def _end(self) -> None:
-        self._take_own()
-        self._hand_on(is_last=True)
-        while self._is_seeking and self._merger.waiting:
-            self._reach()
-            if self._is_seeking:
-                time.sleep(0.2)
-            else:
-                self._hand_on(is_last=True)
+    @property
+    def _is_tired(self) -> bool:
+        return self._closing is not None and time.monotonic() > self._closing + self._patience
+
+    @property
+    def _is_over(self) -> bool:
+        """Tell whether what is our own is written, and all that is below has ended."""
+        return self._has_ended and (self._is_tired or not (self._units.kept or self._below.connected))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from retrograd.history.copies import Disagreement
 from retrograd.history.rows import merge_custom
-from retrograd.history.sink import RowBatch
+from retrograd.history.sink import Phase, RowBatch
 from retrograd.merging.sites import OWN, IntArray, SharedSites
 from retrograd.statistics.row import BINS, ROW, merge_rows
 
@@ -27,6 +27,9 @@ _REMEMBERED = 32
 """Steps that have gone of which late copies are still told apart."""
 _GROUPS_AT_ONCE = 4096
 """Histograms that are spread out in memory at a time, 2 KB each."""
+
+When = tuple[int, int]
+"""Step and turn of a unit."""
 
 MomentKey = tuple[int, int, int, str, float]
 """Step, micro-batch, pass, phase and loss scale: what rows must have in common to be merged."""
@@ -87,42 +90,55 @@ class RowMerger:
         self.waiting = 0
         self.late = 0
         self.differing: dict[str, Disagreement] = {}
-        self._held: dict[int, dict[MomentKey, list[RankedRows]]] = {}
+        self._held: dict[When, dict[MomentKey, list[RankedRows]]] = {}
         self._gone: OrderedDict[int, dict[MomentKey, GoneCopies]] = OrderedDict()
         self._forgotten = -1
+        self._counted: dict[When, list[tuple[frozenset[int], range]]] = {}
 
-    def add(self, rows: RankedRows) -> None:
-        """Hold rows of one moment."""
+    def add(self, rows: RankedRows, turn: int = 0) -> None:
+        """Hold rows of one moment, of this turn of the ranks."""
         self.waiting += rows.size
-        self._held.setdefault(rows.batch.moment.step, {}).setdefault(rows.key, []).append(rows)
+        when = rows.batch.moment.step, turn
+        self._held.setdefault(when, {}).setdefault(rows.key, []).append(rows)
 
-    @property
-    def first_step(self) -> int | None:
-        """The first step of which rows are held."""
-        return min(self._held, default=None)
+    def count_elsewhere(self, when: When, ranks: Iterable[int], span: range) -> None:
+        """Note that these ranks' copies have counted already, if all who hold the same are in the span."""
+        marks = self._counted.setdefault(when, [])
+        marks.append((frozenset(ranks), span))
+        if len(self._counted) > 2 * _REMEMBERED:
+            del self._counted[min(self._counted)]
+
+    def reset(self) -> None:
+        """Forget rows and copies, those that are held and those that have gone."""
+        self._held, self._gone, self._counted = {}, OrderedDict(), {}
+        self.waiting, self._forgotten = 0, -1
 
     def take(self, before: int | None = None) -> Iterator[RankedRows]:
         """Merge and take what is held of earlier steps than this one; of all where it is None."""
-        for step in sorted(self._held):
-            if before is not None and step >= before:
-                break
-            moments = self._held.pop(step)
-            for key, parts in moments.items():
-                self.waiting -= sum(part.size for part in parts)
-                if len(self._span) == 1 and not self.is_top:  # nobody is below: all of it is this rank's own
-                    yield from parts
-                    continue
-                merged = self._merge(key, parts)
-                if merged is not None:
-                    yield merged
+        for when in sorted(self._held):
+            if before is None or when[0] < before:
+                yield from self.take_turn(when)
 
-    def _merge(self, key: MomentKey, parts: Sequence[RankedRows]) -> RankedRows | None:
+    def take_turn(self, when: When) -> Iterator[RankedRows]:
+        """Merge and take what is held of one step and turn."""
+        moments = self._held.pop(when, {})
+        for key, parts in moments.items():
+            self.waiting -= sum(part.size for part in parts)
+            if len(self._span) == 1 and not self.is_top:  # nobody is below: all of it is this rank's own
+                yield from parts
+                continue
+            merged = self._merge(key, when, parts)
+            if merged is not None:
+                yield merged
+
+    def _merge(self, key: MomentKey, when: When, parts: Sequence[RankedRows]) -> RankedRows | None:
         rows = np.frombuffer(b"".join(part.batch.rows for part in parts), ROW)
         sources = np.frombuffer(b"".join(part.sources for part in parts), np.int32)
         owners = np.frombuffer(b"".join(part.owners for part in parts), np.int32).astype(np.int64)
         is_copy = owners != OWN
         owners[is_copy] = self.sites.find_owners(rows["row"][is_copy], owners[is_copy])
         kept = self._choose(key, rows, owners, sources)
+        kept &= ~self._find_counted(when, rows["row"], owners)
         owners = self._settle(rows["row"], owners)
         if self.is_top and len(parts) == 1 and kept.all() and len(np.unique(rows["row"])) == len(rows):
             return parts[0]  # of one rank, and each site once: there is nothing to merge
@@ -185,6 +201,17 @@ class RowMerger:
         kept[places] = of == chosen
         self._remember(key, keys[is_first], chosen[is_first])
         return kept
+
+    def _find_counted(self, when: When, codes: npt.NDArray[Any], owners: IntArray) -> npt.NDArray[np.bool_]:
+        """Mark copies that have counted elsewhere."""
+        found = np.zeros(len(codes), np.bool_)
+        marks = self._counted.get(when, ())
+        for place in np.flatnonzero(owners != OWN) if marks else ():
+            group = self.sites.find_group(int(codes[place]), int(owners[place]))
+            found[place] = any(
+                group[0] in span and group[-1] in span and not ranks.isdisjoint(group) for ranks, span in marks
+            )
+        return found
 
     def _compare(self, step: int, rows: npt.NDArray[Any], sources: IntArray, first: IntArray, own: IntArray) -> None:
         """Note sites at which ranks that should hold the same do not."""
@@ -338,15 +365,15 @@ class LossMeans:
     """The losses of each moment, added up over ranks."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int, int, str], tuple[int, float]] = {}
+        self._held: dict[tuple[int, int, int, Phase], tuple[int, float]] = {}
 
-    def add(self, step: int, micro: int, backward: int, phase: str, n: int, total: float) -> None:
+    def add(self, step: int, micro: int, backward: int, phase: Phase, n: int, total: float) -> None:
         """Add losses of a moment: how many, and their sum."""
         key = step, micro, backward, phase
         known_n, known_total = self._held.get(key, (0, 0.0))
         self._held[key] = known_n + n, known_total + total
 
-    def take(self, before: int | None = None) -> Iterable[tuple[int, int, int, str, int, float]]:
+    def take(self, before: int | None = None) -> Iterable[tuple[int, int, int, Phase, int, float]]:
         """Take those of earlier steps than this one; all where it is None."""
         keys = sorted(key for key in self._held if before is None or key[0] < before)
         return [(*key, *self._held.pop(key)) for key in keys]

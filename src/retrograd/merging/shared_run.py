@@ -13,7 +13,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -21,13 +21,17 @@ from retrograd.addresses import call_at_end, open_folder
 from retrograd.errors import RunError
 from retrograd.history.copies import Disagreement
 from retrograd.history.sink import Event, EventKind, KeptTensor, Moment, RowBatch
+from retrograd.merging.below import News
+from retrograd.merging.holdings import Parcel
 from retrograd.merging.links import NoteBoard
 from retrograd.merging.node import MergingNode, OwnRows
+from retrograd.merging.rows import unrank_rows
 from retrograd.notices import Notices, warn
 from retrograd.runs.ending import describe_exception, find_exception
 from retrograd.runs.layout import rank_name
+from retrograd.runs.ledger import Ledger, read_ledgers
 from retrograd.runs.placements import Placements
-from retrograd.runs.queue import Unwritten, WriteQueue, count_rows
+from retrograd.runs.queue import Unwritten, WriteQueue
 from retrograd.runs.ranks import ask_rank
 from retrograd.runs.writer import RunWriter, outlive_forks
 
@@ -227,6 +231,11 @@ class SharedRun:
         text = f"The rank that takes the rows of rank {self.rank} {why}: they go to a folder of its own."
         self._notices.warn_once("alone", text)
 
+    def say_unread(self, error: Exception) -> None:
+        """Say that it is not known what the rank before this one has written."""
+        text = f"What was written of {self.path} before cannot be read ({error}): some rows may count twice."
+        self._notices.warn_once("unread", text)
+
     def say_differing(self, found: Sequence[Disagreement]) -> None:
         """Say, once, that ranks hold copies that differ."""
         site, step, shown, other = found[0]
@@ -262,6 +271,7 @@ class FolderTop:
         self._names: list[str] = []
         self._told: dict[str, Any] = {}
         self._writer: RunWriter | None = None
+        self._ledger = Ledger()
 
     def add_sites(self, names: Sequence[str]) -> None:
         """Name the next rows."""
@@ -271,29 +281,58 @@ class FolderTop:
         """Keep what ranks hold at sites."""
         self._told["placements"] = told
 
-    def describe_ranks(self, joined: Sequence[int], lost: Mapping[int, int], differing: Sequence[Disagreement]) -> None:
-        """Keep whose rows are merged, who fell silent, and whose copies differ."""
+    def describe_ranks(self, news: News) -> None:
+        """Keep whose rows are merged, who fell silent, what came too late, and whose copies differ."""
         self._told["merged"] = {
-            "ranks": list(joined),
-            "lost": {str(rank): step for rank, step in sorted(lost.items())},
-            "differing": {site: numbers for site, *numbers in differing},
+            "ranks": sorted(news.joined),
+            "lost": {str(rank): step for rank, step in sorted(news.gone.items())},
+            "late": sum(news.late.values()),
+            "differing": {site: numbers for site, *numbers in news.differing.values()},
         }
-        if differing:
-            self._run.say_differing(differing)
+        if news.differing:
+            self._run.say_differing(list(news.differing.values()))
 
-    def add_rows(self, batch: RowBatch) -> None:
-        """Write rows."""
+    def add_parcel(self, parcel: Parcel) -> None:
+        """Write rows, and the means of the losses of all ranks."""
         writer = self._prepare()
         if writer is None:
-            self._run.count_lost(count_rows(batch))
-        else:
-            writer.add_rows(batch)
+            self._run.count_lost(parcel.n_rows)
+            self._give_up(parcel)
+            return
+        for step, micro, backward, phase, n, total in parcel.losses:
+            writer.add_event(Event(Moment(step, micro, backward, phase), "loss", "", total / n, "", time.time()))
+        batches = [unrank_rows(rows) for rows in parcel.rows] or [RowBatch(Moment(parcel.when[0]), b"")]
+        batches[-1] = replace(batches[-1], units=parcel.units)
+        if not writer.add_merged(batches):
+            self._give_up(parcel)
 
-    def add_loss(self, moment: Moment, value: float) -> None:
-        """Write the mean of the losses of all ranks."""
-        writer = self._prepare()
-        if writer is not None:
-            writer.add_event(Event(moment, "loss", "", value, "", time.time()))
+    def _give_up(self, parcel: Parcel) -> None:
+        """Have nobody hand over again what is lost, and counted."""
+        ledger = self.written.copy()
+        ledger.add(parcel.units)
+        self._keep(ledger)
+
+    def _keep(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        if self._writer is not None:
+            self._writer.keep_ledger(ledger)
+
+    def begin(self, sessions: Collection[str]) -> Ledger:
+        """Go on with what these sessions have written; returns the units in it."""
+        found = Ledger(sessions)
+        try:
+            found.update(read_ledgers(self._run.path, sessions))
+        except (OSError, RunError) as error:
+            self._run.say_unread(error)
+        found.update(self.written)
+        self._keep(found)
+        return found
+
+    @property
+    def written(self) -> Ledger:
+        """The units that are in files, or lost for good."""
+        written = None if self._writer is None else self._writer.ledger
+        return self._ledger if written is None else written
 
     def flush(self) -> None:
         """Return once all of it can be read."""
@@ -304,6 +343,8 @@ class FolderTop:
     def _prepare(self) -> RunWriter | None:
         if self._writer is None:
             self._writer = self._open_writer()
+            if self._writer is not None:
+                self._writer.keep_ledger(self._ledger)
             if self._run.rank:
                 self._run.say_alone(self._handed)
         if self._writer is not None and (self._names or self._told):

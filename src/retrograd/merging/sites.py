@@ -32,7 +32,7 @@ class SharedSites:
     """
 
     def __init__(self, processes: int) -> None:
-        self._processes = processes
+        self.processes = processes
         self._codes: dict[str, int] = {}
         self._partitions: dict[Groups, int] = {}
         self._groups: list[Groups] = []
@@ -72,8 +72,8 @@ class SharedSites:
         if number is None:
             number = self._partitions[groups] = len(self._groups)
             self._groups.append(groups)
-            owners = np.full(self._processes, OWN, np.int64)
-            ends = np.full(self._processes, self._processes, np.int64)
+            owners = np.full(self.processes, OWN, np.int64)
+            ends = np.full(self.processes, self.processes, np.int64)
             for group in groups:
                 owners[list(group)] = group[0]
                 ends[list(group)] = group[-1]
@@ -84,6 +84,11 @@ class SharedSites:
     def find_owners(self, codes: npt.NDArray[Any], ranks: npt.NDArray[Any]) -> IntArray:
         """For each row the lowest rank that holds the same as this one; ``OWN`` where no other does."""
         return self._look_up(self._owners, codes, ranks)
+
+    def find_group(self, code: int, owner: int) -> tuple[int, ...]:
+        """The ranks that hold the same as this one, rising."""
+        groups = self._groups[self._partition_of[code]]
+        return next((group for group in groups if owner in group), (owner,))
 
     def find_ends(self, codes: npt.NDArray[Any], ranks: npt.NDArray[Any]) -> IntArray:
         """For each row of a copy the highest rank that holds the same."""
@@ -114,7 +119,7 @@ class SharedSites:
         """
         check_kinds({"names": None, "groups": None, "holds": None, **told}, _TOLD)
         groups = told["groups"]
-        if any(not 0 <= rank < self._processes for group in groups for rank in group):
+        if any(not 0 <= rank < self.processes for group in groups for rank in group):
             raise ValueError("there are no such ranks")
         for name, (holds, spec, *numbers) in told["holds"].items():
             if not isinstance(holds, str) or not isinstance(spec, str):

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
+from retrograd.hooks.backward import runs_in_another_thread
 from retrograd.hooks.distributed import local_part
 from retrograd.hooks.optimizer import held_by
 
@@ -245,8 +246,11 @@ class UpdatesByHand:
         self._parameters = list(map(WeakIdRef, parameters))
 
     def remember(self) -> None:
-        """Remember parameters as they are after a backward."""
+        """Remember parameters as they are after a backward; none while another thread's adds to their gradients."""
         self._are_others = False
+        self._before.clear()
+        if runs_in_another_thread():
+            return
         trained = (p for p in self._alive() if p.requires_grad and not is_lazy(p))
         reached = list(islice((p for p in self._alive() if p.grad is not None), _PROBES))
         probed = reached or islice(trained, _PROBES)
@@ -254,6 +258,8 @@ class UpdatesByHand:
 
     def touched(self, *, by_gradients: bool = True) -> bool:
         """Tell of an update that was made since then; once of each."""
+        if runs_in_another_thread():
+            return False
         if not self._before or not (self._are_others or any(each.has_changed(by_gradients) for each in self._before)):
             return False
         self._before.clear()

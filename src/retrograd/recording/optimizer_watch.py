@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.history.sink import Moment
@@ -28,6 +29,7 @@ from retrograd.recording.sink_log import EventLog
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import OPTIMIZER, Site
+from retrograd.statistics.slab import copy_elements
 
 
 class LooseParameters:
@@ -94,16 +96,22 @@ def _make_keys(group: Mapping[str, Any], number: int, index: int) -> tuple[str, 
 class WeightCopies:
     """Copies of weights, made before an update and given back after it.
 
-    Memory that comes from the system page by page costs several times what the copying does. So the memory of a large
-    copy on the CPU waits for the next one, as long as all that waits is little.
+    What copying a small weight costs is the tensor that holds the copy; so bytes hold it where the kernel can read
+    them. Memory that comes from the system page by page costs several times what the copying does. So the memory of a
+    large copy on the CPU waits for the next one, as long as all that waits is little.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[ParameterWatch, torch.Tensor] = {}
         self._bytes = 0
 
-    def take(self, watch: ParameterWatch, weight: torch.Tensor) -> torch.Tensor:
-        """Copy the weight of a parameter."""
+    def take(self, watch: ParameterWatch, weight: torch.Tensor) -> torch.Tensor | bytes:
+        """Copy the weight of a parameter whose update is wanted."""
+        if watch.update is not None and watch.update.keep is None:
+            copy = copy_elements(weight, _LARGE - 1)
+            if copy is not None:
+                return copy
+        weight = weight.detach()
         room = self._waiting.pop(watch, None)
         if room is None:
             return weight.clone()
@@ -111,8 +119,10 @@ class WeightCopies:
         is_alike = room.shape == weight.shape and room.dtype == weight.dtype and room.stride() == weight.stride()
         return room.copy_(weight) if is_alike and weight.is_cpu else weight.clone()
 
-    def give_back(self, watch: ParameterWatch, copy: torch.Tensor) -> None:
+    def give_back(self, watch: ParameterWatch, copy: torch.Tensor | bytes) -> None:
         """Give a copy back that is not read any more."""
+        if isinstance(copy, bytes):
+            return
         size = copy.nbytes
         if (
             size >= _LARGE
@@ -132,6 +142,9 @@ _WAITING = 64 << 20
 """Bytes of copies that wait, at most: what a recording holds between updates."""
 
 
+_Copy = tuple[ParameterWatch, torch.Tensor | bytes]
+
+
 class UpdateRecorder:
     """Measures the updates of the optimizers that step now.
 
@@ -146,7 +159,7 @@ class UpdateRecorder:
     def __init__(self, buffer: ModeBuffer, fault: Fault) -> None:
         self._buffer = buffer
         self._fault = fault
-        self._copies: WeakKeyDictionary[Optimizer, list[tuple[ParameterWatch, torch.Tensor]]] = WeakKeyDictionary()
+        self._copies: WeakKeyDictionary[Optimizer, list[_Copy]] = WeakKeyDictionary()
         self._weights = WeightCopies()
         self.left_out: set[str] = set()
 
@@ -160,25 +173,25 @@ class UpdateRecorder:
 
     def _begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch]) -> None:
         self._buffer.touched = True
-        copies: list[tuple[ParameterWatch, torch.Tensor]] = []
+        copies: list[_Copy] = []
         size = 0
         for watch in watches:
             parameter = watch.parameter
             if parameter is None:
                 continue
-            parameter = local_part(parameter.detach())
             if watch.value is not None:
                 try:
-                    watch.value.see(parameter)
+                    watch.value.see(local_part(parameter.detach()))
                 except Exception as error:
                     self._fault(watch.value.site, error)
             if watch.update is None:
                 continue
-            size += parameter.nbytes
+            weight = _values_of(parameter)
+            size += weight.nbytes
             if size > COPY_LIMIT:
                 self.left_out.add(str(watch.update.site))
             else:
-                copies.append((watch, self._weights.take(watch, parameter)))
+                copies.append((watch, self._weights.take(watch, weight)))
         self._copies[optimizer] = copies
 
     def end(self, optimizer: Optimizer) -> None:
@@ -188,7 +201,7 @@ class UpdateRecorder:
             parameter = watch.parameter
             try:
                 if parameter is not None:
-                    update.see_update(local_part(parameter.detach()), before)
+                    update.see_update(_values_of(parameter), before)
             except Exception as error:
                 self._fault(update.site, error)
             self._weights.give_back(watch, before)
@@ -201,6 +214,11 @@ class UpdateRecorder:
         """Forget the copies for an update that was not made."""
         for watch, before in self._copies.pop(optimizer, ()):
             self._weights.give_back(watch, before)
+
+
+def _values_of(parameter: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a parameter: a plain one as it is, since to detach it takes longer than to read it."""
+    return parameter if type(parameter) is nn.Parameter else local_part(parameter.detach())
 
 
 _SKIPPED = "loss scaling found a gradient that is not finite"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from retrograd.amounts import count_of, show_bytes
+from retrograd.drawings import drawn_by
 from retrograd.errors import StatisticError
 from retrograd.history.table import TAKEN_NAMES
 from retrograd.hooks.names import name_models, walk_modules
@@ -145,6 +146,12 @@ class PlannedSite:
     statistics: bool
     tensor_bytes: int | None = 0
 
+    def describe(self) -> tuple[str, str, str, str]:
+        """Its name, the type of its module, its elements, and what is kept of it."""
+        elements = "when it runs" if self.elements is None else f"{self.elements:,}"
+        kept = ["statistics"] * self.statistics + ["tensor"] * (self.tensor_bytes != 0)
+        return self.name, self.kind, elements, " ".join(kept)
+
 
 @dataclass(frozen=True)
 class RecordingPlan:
@@ -164,10 +171,15 @@ class RecordingPlan:
         width = max((len(site.name) for site in self.sites), default=4)
         lines = [f"{'site':<{width}}  {'module':<20} {'elements':>12}  kept"]
         for site in self.sites:
-            elements = "when it runs" if site.elements is None else f"{site.elements:,}"
-            kept = "tensor" if site.tensor_bytes != 0 else ""
-            kept = f"statistics {kept}".strip() if site.statistics else kept
-            lines.append(f"{site.name:<{width}}  {site.kind:<20} {elements:>12}  {kept}")
+            name, kind, elements, kept = site.describe()
+            lines.append(f"{name:<{width}}  {kind:<20} {elements:>12}  {kept}")
+        return "\n".join([*lines, self.total])
+
+    _repr_html_ = drawn_by("results", "draw_recording_plan")
+
+    @property
+    def total(self) -> str:
+        """How many sites there are, and what they take."""
         held, a_step = show_bytes(self.memory), show_bytes(self.bytes_per_step)
         total = f"{count_of(len(self.sites), 'site')}; statistics: {held} held, at most {a_step} a step"
         tensors = [site.tensor_bytes for site in self.sites if site.tensor_bytes != 0]
@@ -175,8 +187,7 @@ class RecordingPlan:
             total += (
                 f"; tensors of {count_of(len(tensors), 'site')}, {show_bytes(sum(filter(None, tensors)))} a step known"
             )
-        lines.append(total)
-        return "\n".join(lines)
+        return total
 
 
 def plan_recording(

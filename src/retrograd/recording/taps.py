@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
+from retrograd.hooks.backward import runs_in_another_thread
 from retrograd.hooks.compiled import has_compiled_code
 from retrograd.hooks.distributed import has_other_processes
 from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
@@ -69,6 +70,8 @@ class Taps:
 
     def tell_of_missing(self) -> None:
         """Warn, once, of a model that has gradients where compiled code without taps has run, and nothing else."""
+        if runs_in_another_thread():
+            return
         for modules in list(self.unseen):
             watches = [self._outputs[module] for module in modules]
             was_seen = any(watch.was_called for watch in watches)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,14 +38,17 @@ from retrograd.history.windows import (
     read_once,
     split_moments,
 )
+from retrograd.randomness import random_kept
 from retrograd.runs.layout import LOCK, MANIFEST, MERGED, Span, list_merged_parts, list_parts
 from retrograd.runs.lock import Lock
 from retrograd.runs.parts import count_rows, parquet_options, read_part
 from retrograd.runs.reader import Given, Run, open_run, read_run
 
-ROWS_OF_A_PART = 1 << 18
+T = TypeVar("T")
+
+ROWS_OF_A_PART = 1 << 17
 ROWS_OF_A_GROUP = 1 << 14
-_MOST_CELLS = 1 << 17
+_MOST_CELLS = 1 << 16
 """Rows that are merged at one time; with its histogram a row takes some 500 bytes."""
 
 
@@ -92,7 +95,7 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
     Args:
         run: its folder, or the run.
         keep_ranks: leave the rows of each rank apart.
-        progress: tell on stderr how far it is.
+        progress: show on a terminal how far it is.
 
     Returns:
         What it has saved.
@@ -110,8 +113,9 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
             repair="copy the run to a disk, compact it there, and copy it back to another place.",
             reason="where files cannot be renamed, a reader might see half of it.",
         )
+    opened = open_run(opened.path) if opened is run else opened  # the user's own goes on as it is
     with _hold_still(opened):
-        opened = open_run(opened.path)
+        opened.refresh()
         before = _measure(opened)
         ranks = sorted({part.rank for part in _list_stored(opened)})
         try:
@@ -125,7 +129,7 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
                 f"{str(opened.path)!r} cannot be compacted: {error.strerror or error}.",
                 repair="make room on the disk: until it is done there are old files and new ones.",
             ) from error
-    after = _measure(open_run(opened.path))
+        after = _measure(opened)
     return Compacted(before[0], after[0], before[1], after[1], before[2], after[2], tuple(ranks))
 
 
@@ -141,7 +145,7 @@ def _list_stored(run: Run) -> list[_Stored]:
 def _measure(run: Run) -> tuple[int, int, int]:
     """Files of statistics, their bytes and their rows."""
     paths = [each.path for each in _list_stored(run)]
-    return len(paths), sum(path.stat().st_size for path in paths), run.history.rows.count
+    return len(paths), sum(path.stat().st_size for path in paths), sum(map(count_rows, paths))
 
 
 @contextlib.contextmanager
@@ -253,13 +257,14 @@ def _merge_ranks(run: Run, ranks: Sequence[int], progress: bool) -> None:
         path.unlink()
     remove_unfinished(folder)
     differing: dict[str, list[int]] = dict(run.manifest.get("merged", {}).get("differing", {}))
-    tables = _show(merge_moments(rows, names, differing), rows, progress)
+    tables = _show(merge_moments(rows, names, differing), len(rows.outline.all_steps), "steps", progress, _count_steps)
     for number, table in enumerate(_collect(tables)):
         _write(folder / Span(number, number).file_name, table)
     old = [each.path for each in _list_stored(run)]
     merged = {"ranks": list(ranks), "lost": {}, "differing": differing, **run.manifest.get("merged", {})}
     told = {**run.manifest, "merged": {**merged, "differing": differing}, "compacted": {"ranks": list(ranks)}}
     write_json(run.path / MANIFEST, told)  # from here on the new files are read, and no others
+    run.manifest = told
     for path in old:
         path.unlink(missing_ok=True)
 
@@ -269,13 +274,11 @@ def _compact_each(run: Run, progress: bool) -> None:
     by_folder: dict[Path, list[Path]] = {}
     for each in _list_stored(run):
         by_folder.setdefault(each.path.parent, []).append(each.path)
-    for number, (folder, _) in enumerate(by_folder.items()):
+    for folder in _show(by_folder, len(by_folder), "ranks", progress):
         for merged in list_merged_parts(folder):
             merged.unlink(missing_ok=True)
         for neighbours in _group_neighbours(list_parts(folder)):
             _rewrite(neighbours)
-        if progress:
-            print(f"compacted {number + 1} of {len(by_folder)} ranks", file=sys.stderr)
 
 
 def _group_neighbours(parts: Sequence[tuple[Span, Path]]) -> Iterator[list[tuple[Span, Path]]]:
@@ -325,11 +328,23 @@ def _write(path: Path, table: pa.Table) -> None:
         pq.write_table(ordered, file, row_group_size=ROWS_OF_A_GROUP, **parquet_options(ordered.schema))
 
 
-def _show(tables: Iterator[pa.Table], rows: LongRows, progress: bool) -> Iterator[pa.Table]:
-    done, steps = 0, len(rows.outline.all_steps)
-    for table in tables:
-        if progress and table.num_rows:
-            done += len(np.unique(table["step"].to_numpy()))
-            end = "\r" if sys.stderr.isatty() and done < steps else "\n"
-            print(f"compacted {done:,} of {steps:,} steps", end=end, file=sys.stderr, flush=True)
-        yield table
+def _show(
+    things: Iterable[T], total: int, what: str, progress: bool, count: Callable[[T], int] = lambda _: 1
+) -> Iterator[T]:
+    """The things, and on a terminal a bar of how many of them are done."""
+    if not (progress and sys.stderr.isatty()):
+        yield from things
+        return
+    with random_kept():
+        from rich.console import Console
+        from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"compacting {total:,} {what}", total=total)
+        for thing in things:
+            yield thing
+            bar.advance(task, count(thing))
+
+
+def _count_steps(table: pa.Table) -> int:
+    return len(np.unique(table["step"].to_numpy()))

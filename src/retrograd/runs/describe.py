@@ -124,10 +124,13 @@ of the first rank, with the names of sites that the history of all ranks has, an
 `statistics` is to be passed over. `differing`, in `merged`, is as below.
 
 Where ranks were merged while they trained (`merge_ranks`), `merged` tells of the rows of rank 0: `ranks`, whose rows
-are in them; `lost`, of ranks that fell silent, the step behind which they did; `differing`, of sites whose copies
-differed, the first step, the rank that counts, and the one that differs. Names of sites are then those of the history
-of all ranks, and `ranks` in `placements.json` are all whose copies are in a row. Another rank has a folder only for
-what is its own: tensors, faults, its exception, or rows from the step on at which no rank above it could be reached.
+are in them; `lost`, of ranks that fell silent, the step behind which they did; `late`, how many rows of copies came
+too late to be told apart, and were left out; `differing`, of sites whose copies differed, the first step, the rank that
+counts, and the one that differs. Names of sites are then those of the history of all ranks, and `ranks` in
+`placements.json` are all whose copies are in a row. Another rank has a folder only for what is its own: tensors,
+faults, its exception, or rows from the step on at which no rank above it could be reached. Part files of such
+statistics tell in their metadata, under `retrograd.ledger`, whose contributions are in them and in those before;
+readers need it not.
 
 ## placements.json
 

@@ -155,13 +155,33 @@ def is_run(path: Path) -> bool:
         return any((path / name).is_file() for name in (MANIFEST, RANK_FILE)) or bool(list_rank_folders(path))
 
 
+def find_rank_folders(path: Path) -> list[Path]:
+    """The rank folders of a run, or the folder itself where it is that of a rank.
+
+    Raises:
+        NotARunError: it is no run.
+    """
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise NotARunError(f"{str(path)!r} {what}.", repair="give the folder that a run was recorded in.")
+    if (path / RANK_FILE).exists():
+        return [path]
+    folders = list_rank_folders(path)
+    if not folders and not (path / MANIFEST).exists():
+        raise NotARunError(
+            f"{str(path)!r} holds no run: there is neither {MANIFEST} nor the folder of a rank.",
+            repair="give the folder that a run was recorded in.",
+        )
+    return folders
+
+
 def find_latest(parent: Path = PARENT) -> Path:
     """The run that was written to last.
 
     Raises:
         NotARunError: there is no run.
     """
-    written = {path: _last_written(path) for path in parent.glob("*") if is_run(path)}
+    written = {path: last_written(path) for path in parent.glob("*") if is_run(path)}
     if not written:
         raise NotARunError(
             f"There is no run in {str(parent)!r}.", repair="name a run, or record one: `retrograd run train.py`."
@@ -169,7 +189,8 @@ def find_latest(parent: Path = PARENT) -> Path:
     return max(written, key=lambda path: (written[path], path.name))
 
 
-def _last_written(run: Path) -> float:
+def last_written(run: Path) -> float:
+    """When a run was written to last, in seconds since the epoch; 0 where that is not known."""
     found = [0.0]
     for path in (run / MANIFEST, *(folder / RANK_FILE for folder in list_rank_folders(run))):
         with contextlib.suppress(OSError):

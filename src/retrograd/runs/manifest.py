@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from retrograd.errors import DamagedRunError
 from retrograd.files import remove_abandoned, write_json
 from retrograd.foreign.text import check_kinds, read_json
@@ -60,7 +58,7 @@ def gather_facts() -> dict[str, Any]:
         "versions": {
             "retrograd": _find_version(),
             "torch": torch.__version__,
-            "numpy": np.__version__,
+            "numpy": importlib.metadata.version("numpy"),
             "python": platform.python_version(),
         },
         "command": list(sys.orig_argv),

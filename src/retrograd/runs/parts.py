@@ -120,9 +120,13 @@ class PartFolder:
 
 
 def write_part(path: Path, table: pa.Table) -> None:
-    """Write a table as one Parquet file of one row group."""
-    with write_whole(path) as file:
-        pq.write_table(table, file, row_group_size=max(table.num_rows, 1), **parquet_options(table.schema))
+    """Write a table as one Parquet file of one row group, with the metadata of the table."""
+    with (
+        write_whole(path) as file,
+        pq.ParquetWriter(file, table.schema, **parquet_options(table.schema)) as writer,
+    ):
+        writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        writer.add_key_value_metadata(table.schema.metadata or {})
 
 
 def count_rows(path: Path) -> int:
@@ -158,8 +162,8 @@ def open_part(path: Path) -> pq.ParquetFile:
         FileNotFoundError: it is not there (any more).
     """
     with explain_damage(path):
-        source = open_remote(path) if is_remote(path) else expect_file(path)
-        metadata = pq.read_metadata(source)
+        source = open_remote(path) if is_remote(path) else pa.OSFile(str(expect_file(path)))
+        metadata = pq.ParquetFile(source).metadata
         check_table(metadata)
         coded = [name for name in metadata.schema.names if name in _CODED]
         return pq.ParquetFile(source, metadata=metadata, read_dictionary=coded, page_checksum_verification=True)
@@ -238,6 +242,7 @@ def _merge_files(paths: Sequence[Path], merged: Path) -> None:
         writer = stack.enter_context(pq.ParquetWriter(target, schema, **parquet_options(schema)))
         for group in _regroup(files):
             writer.write_table(group.cast(schema))
+        writer.add_key_value_metadata(files[-1].metadata.metadata or {})  # what the last part told holds for all
 
 
 def _regroup(files: Sequence[pq.ParquetFile]) -> Iterator[pa.Table]:

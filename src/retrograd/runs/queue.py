@@ -76,16 +76,17 @@ class WriteQueue:
         self._waiting = 0
         self._lock = threading.Lock()
 
-    def add(self, item: RowBatch | Event | KeptTensor) -> bool:
-        """Add an item; False if it is lost because too much is waiting."""
-        size = _BYTES_AN_ITEM + _count_item(item)
+    def add(self, *items: RowBatch | Event | KeptTensor) -> bool:
+        """Add items, which are taken together; False if they are lost because too much is waiting."""
+        size = sum(_BYTES_AN_ITEM + _count_item(item) for item in items)
         with self._lock:
             if self._waiting and self._waiting + size > self.max_bytes:
-                self._count_lost(item)
+                for item in items:
+                    self._count_lost(item)
                 return False
             self._waiting += size
-            self._items.append(item)
-            self.added += 1
+            self._items += items
+            self.added += len(items)
             return True
 
     @property

@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from retrograd.addresses import is_remote, open_folder, reaching
 from retrograd.amounts import count_of
+from retrograd.drawings import drawn_by
 from retrograd.errors import DamagedRunError, NotARunError, NothingRecordedError
 from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event
-from retrograd.history.table import EVENT_SCHEMA, leave_losses_out, read_events
+from retrograd.history.table import EVENT_SCHEMA, NO_EVENTS, leave_losses_out, read_events
 from retrograd.runs.layout import (
     EVENTS,
     LOCK,
@@ -26,9 +27,9 @@ from retrograd.runs.layout import (
     RANK_FILE,
     STATISTICS,
     TENSORS,
+    find_rank_folders,
     is_extra,
     list_parts,
-    list_rank_folders,
     parse_rank,
 )
 from retrograd.runs.lock import is_locked
@@ -41,7 +42,8 @@ _ATTEMPTS = 20
 
 
 PartKey = tuple[Path, int, int, int, frozenset[str] | None]
-"""A part file, its number on the disk and its size, how many stages renamed its sites, and which paths they share."""
+"""A part file, its number on the disk, or when it was written, its size, how many stages renamed its sites, and which
+paths they share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +104,12 @@ class Run:
 
     def __repr__(self) -> str:
         extra = sum(rank.is_extra for rank in self.ranks)
-        ranks = count_of(len(self.ranks) - extra, "rank")
+        merged = self.manifest.get("merged", {}).get("ranks", ())
+        ranks = count_of(len({*merged, *(rank.rank for rank in self.ranks if not rank.is_extra)}), "rank")
         also = f", and {extra} by itself" if extra else ""
         return f"Run({str(self.path)!r}, {self.status}, {ranks}{also}, {self.history!r})"
+
+    _repr_html_ = drawn_by("records", "draw_run")
 
     def refresh(self) -> None:
         """Take in what has been written since. Series and matrices that were taken before stay as they are.
@@ -124,7 +129,7 @@ class Run:
         raise DamagedRunError(f"Files of {str(self.path)!r} keep vanishing.", repair="try again.")
 
     def _load(self) -> None:
-        folders = _find_rank_folders(self.path)
+        folders = find_rank_folders(self.path)
         self.manifest = _load_manifest(self.path)
         self.ranks = [_load_rank(folder) for folder in folders]
         of_history = folders if len(folders) == 1 else [folder for folder in folders if not is_extra(folder.name)]
@@ -135,7 +140,7 @@ class Run:
         self._read_events(ranks, placements)
         table = _join(list(self._events.values()))
         shards = {rank: folder / TENSORS for rank, folder in ranks.items()}
-        tensors = StoredTensors(shards, placements, lambda: self.history.events)
+        tensors = StoredTensors(shards, placements, lambda: self.history.events_but_losses)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
         copies = find_copies(placements, self._names.code_of)
         self.history.load(self._names, list(self._parts.values()), table, tensors.find, copies)
@@ -189,11 +194,12 @@ class Run:
 def _key_of(path: Path, placements: Placements) -> PartKey:
     """Make a key that is the same while a part file is the one that was read before."""
     found = path.stat()
-    return path, found.st_ino, found.st_size, len(placements.stages), placements.shared
+    number = found.st_ino or found.st_mtime_ns  # stores, and some file systems, number no files
+    return path, number, found.st_size, len(placements.stages), placements.shared
 
 
 def _join(events: Sequence[pa.Table]) -> pa.Table:
-    return pa.concat_tables([EVENT_SCHEMA.empty_table(), *events]).unify_dictionaries()
+    return pa.concat_tables([NO_EVENTS, *events]).unify_dictionaries()
 
 
 def _rename_events(events: pa.Table, placements: Placements) -> pa.Table:
@@ -211,21 +217,6 @@ def _read_events(path: Path) -> pa.Table:
         if empty := [name for name in events.column_names if events[name].null_count]:
             raise ValueError(f"{empty[0]!r} of an event is missing")
         return events
-
-
-def _find_rank_folders(path: Path) -> list[Path]:
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise NotARunError(f"{str(path)!r} {what}.", repair="give the folder that a run was recorded in.")
-    if (path / RANK_FILE).exists():
-        return [path]
-    folders = list_rank_folders(path)
-    if not folders and not (path / MANIFEST).exists():
-        raise NotARunError(
-            f"{str(path)!r} holds no run: there is neither {MANIFEST} nor the folder of a rank.",
-            repair="give the folder that a run was recorded in.",
-        )
-    return folders
 
 
 def _load_manifest(path: Path) -> dict[str, Any]:

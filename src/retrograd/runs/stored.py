@@ -24,7 +24,7 @@ from retrograd.history.kept import Kept, unscale
 from retrograd.history.names import SiteNames
 from retrograd.history.rows import FIXED_TYPES, Columns, Part, StoredPart
 from retrograd.history.sink import PHASES, Event
-from retrograd.history.table import STATISTICS_NAMES, read_codes, read_numbers
+from retrograd.history.table import STATISTICS_NAMES, read_codes, read_numbers, view_numbers
 from retrograd.runs.layout import list_shards
 from retrograd.runs.parts import explain_damage, open_part
 from retrograd.runs.placements import Placements
@@ -217,7 +217,7 @@ class StoredRows(StoredPart):
         if name == "site":
             return self._read_sites(column)
         if name in _LATER_COLUMNS:  # rows from before may have been merged with later ones
-            column = column.fill_null(-1)
+            column = column.fill_null(-1) if column.null_count else column
         if name == "phase":
             return read_codes(column, dict(_PHASE_CODES)).astype(np.uint8)
         return read_numbers(column)
@@ -253,8 +253,8 @@ def _convert_bins(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], npt.N
     """Lengths and values of the lists, in as few bytes as they need: there are many of them."""
     lengths, values = [np.empty(0, np.int32)], [np.empty(0, np.uint32)]
     for lists in column.chunks:
-        lengths.append(np.asarray(lists.value_lengths()))
-        flat = np.asarray(lists.flatten())
+        lengths.append(view_numbers(lists.value_lengths()))
+        flat = view_numbers(lists.flatten())
         values.append(flat.astype(np.uint32) if flat.max(initial=0) <= _LARGEST else flat)
     counts = np.concatenate(lengths)
     if counts.dtype.kind != "i" or (counts < 0).any():  # lists that are missing have no length
@@ -268,7 +268,7 @@ class StoredTensors:
     Args:
         folders: where the shards are, by rank.
         placements: by rank, what it holds, and so the names of its sites in the history.
-        list_events: all events; those that report an overwritten tensor stand for it.
+        list_events: events; those that report an overwritten tensor stand for it.
     """
 
     def __init__(

@@ -24,6 +24,7 @@ from retrograd.notices import Notices, warnings_kept
 from retrograd.runs.claim import BEAT_SECONDS
 from retrograd.runs.ending import describe_exception, find_exception
 from retrograd.runs.layout import MANIFEST
+from retrograd.runs.ledger import Ledger
 from retrograd.runs.manifest import Manifest
 from retrograd.runs.queue import Load, Unwritten, WriteQueue, count_rows
 from retrograd.runs.rank_folder import RankFolder
@@ -133,6 +134,19 @@ class RunWriter:
         """Write rows with the next flush."""
         self._add(batch)
 
+    def add_merged(self, batches: Sequence[RowBatch]) -> bool:
+        """Write rows of several ranks in one file; False if they are lost because too much is waiting."""
+        return self._add(*batches)
+
+    def keep_ledger(self, ledger: Ledger) -> None:
+        """Tell with the rows from here on whose they are: what this holds, and what is written."""
+        self._folder.ledger = ledger
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Whose rows are in files; not to be changed."""
+        return self._folder.ledger
+
     def add_event(self, event: Event) -> None:
         """Write an event with the next flush."""
         self._add(event)
@@ -183,15 +197,17 @@ class RunWriter:
         """Count of rows, events, tensors and files that were not written, and never will be."""
         return self._queue.lost + self._lost + Unwritten(tensors=self._folder.shards.lost)
 
-    def _add(self, item: RowBatch | Event | KeptTensor) -> None:
+    def _add(self, *items: RowBatch | Event | KeptTensor) -> bool:
         if not self._is_open:
-            return
-        if not self._queue.add(item):
+            return False
+        if not self._queue.add(*items):
             self._notices.warn_once(
                 "queue", "More is recorded than can be written; what finds the queue full is lost, and counted."
             )
-        elif self._queue.is_half_full:
+            return False
+        if self._queue.is_half_full:
             self._wake.set()
+        return True
 
     # ---- the writer thread ----
 
@@ -234,14 +250,14 @@ class RunWriter:
         """Write each kind by itself; returns what has to wait, and whether all else is written."""
         left = Load()
         is_placed = self._attempt(self._folder.write_placements)  # before the rows that they speak of
-        lost = Unwritten(rows=sum(map(count_rows, load.batches)))
-        if load.batches and not self._attempt(partial(self._folder.write_rows, load.batches), lost):
-            left.batches = load.batches
         is_done = self._attempt(partial(self._folder.shards.write, is_paused=is_paused))
         load.events += self._folder.take_news()
         lost = Unwritten(events=len(load.events))
         if load.events and not self._attempt(partial(self._folder.write_events, load.events), lost):
             left.events = load.events
+        lost = Unwritten(rows=sum(map(count_rows, load.batches)))  # last: a ledger says that losses are written, too
+        if load.batches and not self._attempt(partial(self._folder.write_rows, load.batches), lost):
+            left.batches = load.batches
         return left, is_placed & is_done & self._write_files() and not left
 
     def _write_files(self) -> bool:

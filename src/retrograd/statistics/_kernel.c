@@ -166,6 +166,18 @@ static void make_contiguous(PyObject **tensor, Elements *e, int64_t *count)
     if (contiguous && (*count = find_elements(contiguous, e)) < 0) Py_CLEAR(*tensor);
 }
 
+/* Find the elements of a copy that copy_elements has made of a tensor that lay like `new`. */
+static bool find_copied(PyObject *copy, const Elements *new, int64_t count, Elements *old)
+{
+    char *data;
+    Py_ssize_t size;
+    *old = *new;
+    if (PyBytes_AsStringAndSize(copy, &data, &size) < 0) return false;
+    old->data = data;
+    bool dense = new->n_dims == 1 && new->strides[0] == 1;
+    return dense && size == count * ITEM_SIZE[new->kind] + 1 && data[size - 1] == (char)new->kind;
+}
+
 static PyObject *slab_observe_update(Slab *slab, PyObject *const *args, Py_ssize_t n_args)
 {
     if (n_args != 3)
@@ -174,14 +186,20 @@ static PyObject *slab_observe_update(Slab *slab, PyObject *const *args, Py_ssize
     if (row < 0) return NULL;
     Elements new, old;
     int64_t count, old_count;
+    bool copied = PyBytes_Check(args[1]), fit;
     PyObject *read_new = make_sure(slab, args[0], &new, &count);
-    PyObject *read_old = read_new ? make_sure(slab, args[1], &old, &old_count) : NULL;
-    if (read_old && !alike(&new, &old)) {
-        make_contiguous(&read_new, &new, &count);
-        make_contiguous(&read_old, &old, &old_count);
-        if (read_new && read_old && !alike(&new, &old))
-            PyErr_SetString(PyExc_ValueError, "an update is the difference of two tensors of one size and dtype");
+    PyObject *read_old = !read_new ? NULL : copied ? Py_NewRef(args[1]) : make_sure(slab, args[1], &old, &old_count);
+    if (read_old && copied) {
+        fit = find_copied(read_old, &new, count, &old);
+    } else {
+        if (read_old && !alike(&new, &old)) {
+            make_contiguous(&read_new, &new, &count);
+            make_contiguous(&read_old, &old, &old_count);
+        }
+        fit = !read_new || !read_old || alike(&new, &old);
     }
+    if (!fit && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "an update is the difference of two tensors of one size and dtype");
     bool fine = read_new && read_old && !PyErr_Occurred();
     if (fine) {
         Contribution contribution;
@@ -303,7 +321,8 @@ static PyMethodDef slab_methods[] = {
     {"observe", (PyCFunction)(void (*)(void))slab_observe, METH_FASTCALL,
      "observe(tensor, row): merge the tensor's elements into the row; returns tensor.requires_grad."},
     {"observe_update", (PyCFunction)(void (*)(void))slab_observe_update, METH_FASTCALL,
-     "observe_update(new, old, row): merge new - old into the row, and the squares of old into its reference."},
+     "observe_update(new, old, row): merge new - old into the row, and the squares of old into its reference; old may "
+     "be what copy_elements has made."},
     {"drain", (PyCFunction)slab_drain, METH_NOARGS, "drain(): the bytes of all rows in use and of their bins."},
     {"forget", (PyCFunction)slab_forget, METH_NOARGS, "forget(): empty all rows."},
     {NULL, NULL, 0, NULL},
@@ -325,11 +344,40 @@ static PyType_Spec slab_spec = {
     .slots = slab_slots,
 };
 
+/* ---- copies ---- */
+
+/* The elements, and behind them a byte that tells their kind. */
+static PyObject *copy_elements(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args)
+{
+    if (n_args != 2)
+        return PyErr_Format(PyExc_TypeError, "copy_elements(tensor, most) takes 2 arguments, not %zd", n_args);
+    Py_ssize_t most = PyLong_AsSsize_t(args[1]);
+    if (most == -1 && PyErr_Occurred()) return NULL;
+    Elements e;
+    int64_t count = find_elements(args[0], &e);
+    PyErr_Clear();
+    if (count < 0 || e.n_dims != 1 || e.strides[0] != 1 || count > most / ITEM_SIZE[e.kind]) Py_RETURN_NONE;
+    size_t size = (size_t)count * (size_t)ITEM_SIZE[e.kind];
+    PyObject *copy = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size + 1);
+    if (!copy) return NULL;
+    char *to = PyBytes_AsString(copy);
+    if (size) memcpy(to, e.data, size);
+    to[size] = (char)e.kind;
+    return copy;
+}
+
+static PyMethodDef functions[] = {
+    {"copy_elements", (PyCFunction)(void (*)(void))copy_elements, METH_FASTCALL,
+     "copy_elements(tensor, most): a copy for observe_update; None where it is not dense, or has more bytes."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyModuleDef kernel = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_kernel",
     .m_doc = "Statistics of CPU tensors, read in one pass.",
     .m_size = -1,
+    .m_methods = functions,
 };
 
 PyMODINIT_FUNC PyInit__kernel(void)

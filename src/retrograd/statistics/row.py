@@ -96,6 +96,37 @@ def merge_rows(rows: Mapping[str, npt.NDArray[Any]], groups: IntArray, n_groups:
     return merged
 
 
+EMPTY_ROW = {"min": np.inf, "max": -np.inf, "order": np.iinfo(np.int64).max}
+"""What a row of no elements has in columns that are not 0."""
+
+
+def merge_into(
+    table: Mapping[str, npt.NDArray[Any]], where: IntArray | slice, rows: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    """Merge rows into those of a table, each into one of its own.
+
+    Args:
+        table: columns, which are changed; a row of no elements is 0, but for :data:`EMPTY_ROW`.
+        where: the row of the table for each row; none twice.
+        rows: the same columns.
+    """
+    n, held = finite_count(rows), {name: table[name][where] for name in ("sum", *COUNTS)}
+    n_held = finite_count(held)
+    apart = np.where((n > 0) & (n_held > 0), _ratio(np.asarray(rows["sum"]), n) - _ratio(held["sum"], n_held), 0.0)
+    table["m2"][where] += rows["m2"] + apart * apart * (n * _ratio(n_held, n + n_held))
+    for name in ADDED:
+        if not _is_nothing(rows[name]):
+            table[name][where] += rows[name]
+    table["min"][where] = np.minimum(table["min"][where], rows["min"])
+    table["max"][where] = np.maximum(table["max"][where], rows["max"])
+    table["order"][where] = np.minimum(table["order"][where], rows["order"])
+
+
+def _is_nothing(column: npt.NDArray[Any]) -> bool:
+    """Tell whether a column is 0, and one number for all rows: then it need not be added."""
+    return column.strides == (0,) and not column[:1].any()
+
+
 def _merge_orders(orders: IntArray, groups: IntArray, n_groups: int) -> IntArray:
     """The first of each group; −1 for one in which it is not known, or that is empty."""
     last = np.iinfo(np.int64).max

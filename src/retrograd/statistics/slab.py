@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from functools import partial
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,11 +15,13 @@ from retrograd.statistics.readable import UnreadableTensorError, make_readable
 from retrograd.statistics.torch_slab import TorchSlab, make_turns
 
 try:
-    from retrograd.statistics._kernel import Slab as NativeSlab
+    from retrograd.statistics import _kernel
+
+    NativeSlab = _kernel.Slab
 except ImportError:  # installed without a compiler
     NativeSlab = None  # type: ignore[assignment, misc]
 
-__all__ = ["NativeSlab", "Slab", "TorchSlab", "UnreadableTensorError", "make_slab", "make_turns"]
+__all__ = ["NativeSlab", "Slab", "TorchSlab", "UnreadableTensorError", "copy_elements", "make_slab", "make_turns"]
 
 
 class Slab(Protocol):
@@ -45,8 +47,10 @@ class Slab(Protocol):
             IndexError: for a row that does not exist.
         """
 
-    def observe_update(self, new: Tensor, old: Tensor, row: int, /) -> None:
+    def observe_update(self, new: Tensor, old: Any, row: int, /) -> None:
         """Merge the elements of ``new − old`` into a row, and Σ old² into its ``reference``.
+
+        ``old`` is a tensor, or what :func:`copy_elements` has made of one on this device.
 
         Raises:
             UnreadableTensorError: as :meth:`observe`.
@@ -64,6 +68,15 @@ class Slab(Protocol):
 
     def forget(self) -> None:
         """Empty all rows, and tell nothing."""
+
+
+def copy_elements(tensor: Tensor, most: int) -> bytes | None:
+    """Copy the elements of a tensor on the CPU for its slab's ``observe_update``.
+
+    Returns:
+        None where they do not lie one after the other, are more than ``most`` bytes, or are not read by the kernel.
+    """
+    return None if NativeSlab is None else _kernel.copy_elements(tensor, most)
 
 
 def make_slab(device: str | torch.device = "cpu", histogram: bool = True, turns: array[int] | None = None) -> Slab:

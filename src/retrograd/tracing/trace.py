@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.amounts import count_of
+from retrograd.drawings import drawn_by
 from retrograd.errors import CannotBundleError, NoSuchNodeError, TraceError
 from retrograd.files import write_file
 from retrograd.foreign.text import LARGEST, check_fields, check_kinds, expect_file, parse_object
@@ -225,6 +226,8 @@ class Trace:
                 repair="give a file that Trace.save() or `retrograd trace` has written.",
             ) from error
         return trace
+
+    _repr_html_ = drawn_by("results", "draw_trace")
 
     def __repr__(self) -> str:
         failed = ", the last one failed" if self.failure is not None else ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from retrograd.history.history import History
+from retrograd.history.matrix import check_name
 from retrograd.history.sink import PHASES, Phase
 from retrograd.sites.site import WATCH, Quantity, Site, parse_leniently, says_call
 
@@ -22,6 +23,17 @@ def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:
         NoSuchSiteError: for a pattern that matches nothing.
     """
     return history.sites if patterns is None else history.select(list(patterns))
+
+
+def check_choice(history: History, patterns: Iterable[str] | None, statistic: str) -> None:
+    """See that there is something to show, before anything is printed.
+
+    Raises:
+        NoSuchSiteError: for a pattern that matches nothing.
+        StatisticError: for a statistic that was not recorded.
+    """
+    choose_sites(history, patterns)
+    check_name(statistic, history.rows.custom)
 
 
 def find_phase(history: History) -> Phase:

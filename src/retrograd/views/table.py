@@ -85,7 +85,7 @@ def print_table(
     console = open_console(file)
     span = f"steps {steps[0]:,} to {steps[-1]:,}" if len(steps) else "no steps"
     console.print(
-        f"{count_of(len(summaries), 'place')}, {span}, {statistic}, phase {phase}",
+        f"{count_of(len(summaries), 'place')}, {span}, {statistic}, phase {phase}{_tell_loss(history)}",
         style="dim",
     )
     table, left_out = _fit(summaries, console)
@@ -95,6 +95,19 @@ def print_table(
 
 
 format_table = giving_text(print_table)
+
+
+def _tell_loss(history: History) -> str:
+    """The last loss; where it is not finite, since which step."""
+    steps, values = history.loss
+    if not len(values):
+        return ""
+    finite = np.flatnonzero(np.isfinite(values))
+    first = int(finite[-1]) + 1 if len(finite) else 0
+    if first == len(values):
+        return f", loss {print_number(float(values[-1]))}"
+    word = "NaN" if np.isnan(values[-1]) else "infinite"
+    return f", loss {word} since step {steps[first]:,}"
 
 
 def _fit(summaries: list[Summary], console: Console) -> tuple[Table, list[str]]:

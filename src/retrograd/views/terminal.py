@@ -60,8 +60,16 @@ class _WithoutTrailingBlanks:
         return getattr(self._file, name)
 
 
+class ConsoleFile(io.StringIO):
+    """A file with a console of its own, which makes something else than text of what is printed to it."""
+
+    console: Console
+
+
 def open_console(file: TextIO | None = None) -> Console:
     """A console that colours for a terminal and prints plainly, uncut, for anything else."""
+    if isinstance(file, ConsoleFile):
+        return file.console
     with random_kept():
         from rich.console import Console
     file = sys.stdout if file is None else file

@@ -20,6 +20,7 @@ from retrograd.views.terminal import can_print, giving_text, open_console, print
 RAMP = "·░▒▓█"
 PLAIN_RAMP = ".:-=+*#%@"
 NONFINITE = "!"
+ZERO = "0"
 
 _COLORS = ("#132350", "#1d4b8c", "#2277a8", "#35a09f", "#77c793", "#c4e59f", "#f6f8d3")
 _LEVELS = "0123456"
@@ -35,7 +36,8 @@ def print_heatmap(
 ) -> None:
     """Print a line for each site and a character for each stretch of steps, on one common logarithmic scale.
 
-    A character shows the largest number of its steps; ``!`` stands for elements that were NaN or infinite.
+    A character shows the largest number of its steps; ``!`` stands for elements that were NaN or infinite,
+    ``0`` for what is exactly zero.
 
     Args:
         run: a run, its folder, a recording, or a history.
@@ -68,7 +70,7 @@ def print_heatmap(
     scale = f", log scale, {print_number(10**low)} to {print_number(10**high)}"
     console.print(
         f"{statistic}{_tell_constant(matrix.values) or scale}; a character shows the largest of its steps, "
-        f"{NONFINITE} NaN or infinite"
+        f"{NONFINITE} NaN or infinite, {ZERO} exactly zero"
     )
 
 
@@ -80,11 +82,12 @@ def _default_sites(history: History) -> list[str]:
 
 
 def _take_logs(values: FloatArray) -> tuple[FloatArray, float, float]:
-    """Decimal logarithms of magnitudes, and the range of those above zero; zero counts as the smallest of them."""
+    """Decimal logarithms of magnitudes, and the range of those above zero; zero is minus infinity."""
     magnitudes = np.abs(values)
     known = magnitudes[np.isfinite(magnitudes) & (magnitudes > 0)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (1.0, 1.0)
-    return np.log10(np.clip(magnitudes, low, high)), math.log10(low), math.log10(high)
+    logs = np.log10(np.clip(magnitudes, low, high))
+    return np.where(magnitudes == 0, -np.inf, logs), math.log10(low), math.log10(high)
 
 
 def _tell_constant(values: FloatArray) -> str:
@@ -97,9 +100,11 @@ def _draw_line(console: Console, line: FloatArray, broken: npt.NDArray[np.bool_]
     colored = console.color_system in ("256", "truecolor")
     ramp = _LEVELS if colored else RAMP if can_print(console, RAMP) else PLAIN_RAMP
     text = Text()
-    for shade, is_broken in zip(shade_numbers(line, ramp, low, high), broken, strict=True):
+    for shade, is_broken, is_zero in zip(shade_numbers(line, ramp, low, high), broken, line == -np.inf, strict=True):
         if is_broken:
             text.append(NONFINITE, style="bold white on red" if colored else "")
+        elif is_zero:
+            text.append(ZERO, style="dim" if colored else "")
         elif colored and shade in _LEVELS:
             text.append(" ", style=f"on {_COLORS[int(shade)]}")
         else:

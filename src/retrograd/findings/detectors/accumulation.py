@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 
 from retrograd.findings.chain import LOSSES, Chain, argument_of
@@ -185,12 +185,13 @@ class DoubleBackward(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        losses, part = _losses_by_step(record), _find_part(record)
+        part, steps = _find_part(record), set(record.loss.steps.tolist())
         for optimizer, updates in record.updates_by_program().items():
             meant = [update for update in updates if update.named("backward")]
-            seen = [update for update in meant if update.step in losses]
-            doubled = [update for update in seen if _is_doubled(update, losses[update.step])]
+            seen = [update for update in meant if update.step in steps]
             several = [update for update in meant if len(update.named("backward")) > 1]
+            losses = _losses_by_step(record, steps.intersection(update.step for update in several))
+            doubled = [update for update in several if _is_doubled(losses.get(update.step, []))]
             if doubled and len(doubled) >= HABIT * len(seen):
                 value, times = _most_common(losses[doubled[0].step])
                 yield self._describe(
@@ -240,11 +241,10 @@ def _terms(chain: Chain, number: int) -> set[int]:
     return {each for term in chain.operands(number) for each in (term, *_terms(chain, term))}
 
 
-def _losses_by_step(record: Record) -> dict[int, list[Event]]:
+def _losses_by_step(record: Record, steps: Collection[int]) -> dict[int, list[Event]]:
     found: dict[int, list[Event]] = {}
-    for event in record.history.events:
-        if event.kind == "loss":
-            found.setdefault(event.moment.step, []).append(event)
+    for event in record.history.losses_at(steps) if steps else ():
+        found.setdefault(event.moment.step, []).append(event)
     return found
 
 
@@ -252,11 +252,10 @@ def _most_common(losses: list[Event]) -> tuple[float, int]:
     return Counter(event.value for event in losses).most_common(1)[0]
 
 
-def _is_doubled(update: Update, losses: list[Event]) -> bool:
+def _is_doubled(losses: list[Event]) -> bool:
     """Tell whether passes of one micro-batch begin from the same value that is not zero."""
-    passes = len(update.named("backward"))
     seen = Counter((event.moment.micro, event.value) for event in losses if event.value == event.value and event.value)
-    return passes > 1 and bool(seen) and max(seen.values()) > 1
+    return bool(seen) and max(seen.values()) > 1
 
 
 class AccumulationNotDivided(Detector):

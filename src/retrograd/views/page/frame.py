@@ -39,6 +39,8 @@ from retrograd.files import to_utf8, write_file, write_whole
 
 SHARED = resources.files("retrograd.views.page")
 _STYLES = ("css/theme.css", "css/base.css")
+_FILE = "This file loads nothing and sends nothing."
+_SERVED = "This page asks nobody but the retrograd on this machine that serves it."
 _THEME_SWITCH = (
     '<button id="theme" class="icon" type="button" aria-pressed="false" aria-label="Dark theme" title="Light or dark">'
     '<span aria-hidden="true">◐</span></button>'
@@ -55,6 +57,7 @@ def frame_page(
     libraries: Sequence[str] = (),
     parts: Mapping[str, str] | None = None,
     words: Mapping[str, str] | None = None,
+    is_served: bool = False,
 ) -> str:
     """Build a page as text. Texts are escaped: they can be neither markup nor script.
 
@@ -66,6 +69,7 @@ def frame_page(
         styles: the page's style sheets, after those of all pages.
         libraries: third-party scripts, which run first.
         parts: packages that several pages show, by the name of the ``$`` placeholder in the body.
+        is_served: the page comes from a server of ours, which it may ask for more.
         words: further texts for ``$`` placeholders in the body, beside ``$theme_switch`` and ``$written``.
     """
     own = resources.files(package)
@@ -76,7 +80,7 @@ def frame_page(
         given,
         **{name: _read(part, "part.html") for name, part in shared.items()},
         theme_switch=_THEME_SWITCH,
-        written=f"Written by retrograd {version}. This file loads nothing and sends nothing.",
+        written=f"Written by retrograd {version}. {_SERVED if is_served else _FILE}",
     )
     sheets = [(SHARED, name) for name in _STYLES]
     sheets += [(part, "css/part.css") for part in shared.values()] + [(own, name) for name in styles]
@@ -84,7 +88,7 @@ def frame_page(
     modules = join_modules("main.js", _read_scripts(SHARED, *shared.values(), own))
     script = "\n".join([*(_read(own, name) for name in libraries), modules])
     return Template(_read(SHARED, "frame.html")).substitute(
-        policy=_make_policy(style, script),
+        policy=_make_policy(style, script, is_served=is_served),
         version=version,
         title=given["title"],
         style=style,
@@ -136,9 +140,10 @@ def _write_block(name: str, text: str) -> str:
     return f'<script type="text/plain" id="block-{html.escape(name)}">{text}</script>'
 
 
-def _make_policy(style: str, script: str) -> str:
+def _make_policy(style: str, script: str, *, is_served: bool) -> str:
+    asks = "connect-src 'self'; " if is_served else ""
     return (
-        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
+        f"{asks}default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
     )
 

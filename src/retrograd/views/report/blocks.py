@@ -33,6 +33,7 @@ class Measure:
         share: whether it lies between 0 and 1.
         scale: the scale on which it is drawn at first.
         is_custom: whether it is the user's own, of which nothing is known.
+        about: one sentence for whoever points at it.
     """
 
     name: str
@@ -42,17 +43,22 @@ class Measure:
     share: bool = False
     scale: Literal["log", "linear"] = "log"
     is_custom: bool = False
+    about: str = ""
 
 
 MEASURES = (
-    Measure("rms", "rms"),
-    Measure("mean", "mean", signed=True),
-    Measure("std", "standard deviation", ("mean", "high")),
-    Measure("min", "smallest element", ("low",), signed=True),
-    Measure("max", "largest element", ("high",), signed=True),
-    Measure("zero_share", "zeros share", share=True, scale="linear"),
-    Measure("update_ratio", "update ratio"),
-    Measure("nonfinite", "non-finite elements", ("high",)),
+    Measure("rms", "rms", about="Root of the mean square of the finite elements: the typical size of one of them."),
+    Measure("mean", "mean", signed=True, about="Mean of the finite elements; near 0 where signs balance."),
+    Measure("std", "standard deviation", ("mean", "high"), about="How far elements lie from their mean."),
+    Measure("min", "smallest element", ("low",), signed=True, about="The smallest finite element."),
+    Measure("max", "largest element", ("high",), signed=True, about="The largest finite element."),
+    Measure("zero_share", "zeros share", share=True, scale="linear", about="Share of elements that are exactly 0."),
+    Measure(
+        "update_ratio",
+        "update ratio",
+        about="Norm of the update over that of the weight: how much of the weight one step changes.",
+    ),
+    Measure("nonfinite", "non-finite elements", ("high",), about="How many elements are NaN or infinite."),
 )
 """The largest magnitude is missing because the page has it from ``min`` and ``max``."""
 
@@ -121,22 +127,47 @@ def pack_bands(measure: Measure, reduced: Bands, scope: Scope) -> Block | None:
     series = np.flatnonzero(~np.isnan(reduced.low).all(axis=1))
     if len(series) == 0:
         return None
-    bands = measure.bands if scope.columns.width > 1 else ALL_BANDS[:1]
+    bands = choose_bands(measure, scope.columns)
     numbers = np.stack([getattr(reduced, band)[series] for band in bands])
-    facts = {
+    is_signed = measure.signed or (measure.is_custom and bool((reduced.low < 0).any()))
+    facts = describe_measure(measure, bands, series.tolist(), is_signed=is_signed)
+    return Block(f"statistic-{measure.name}", facts, pack_floats(numbers, scope.mantissa_bits))
+
+
+def choose_bands(measure: Measure, columns: StepColumns) -> tuple[Band, ...]:
+    """The bands that columns keep of a measure; of a single step they are all the same."""
+    return measure.bands if columns.width > 1 else ALL_BANDS[:1]
+
+
+def describe_measure(measure: Measure, bands: Sequence[Band], series: list[int], *, is_signed: bool) -> dict[str, Any]:
+    """What the page must know of a statistic."""
+    return {
         "name": measure.name,
         "label": measure.label,
+        "about": measure.about or ("A statistic of your own." if measure.is_custom else ""),
         "bands": bands,
-        "signed": measure.signed or (measure.is_custom and bool((reduced.low < 0).any())),
+        "signed": is_signed,
         "share": measure.share,
         "scale": measure.scale,
-        "series": series.tolist(),
+        "series": series,
     }
-    return Block(f"statistic-{measure.name}", facts, pack_floats(numbers, scope.mantissa_bits))
 
 
 def make_loss_block(scope: Scope) -> Block | None:
     """The loss of each column; several losses of one step, or of steps that were not recorded, share a column."""
+    numbers = reduce_loss(scope)
+    return None if numbers is None else Block("loss", LOSS_FACTS, pack_floats(numbers))
+
+
+LOSS_FACTS: dict[str, Any] = {"bands": ALL_BANDS, "series": [0]}
+
+
+def reduce_loss(scope: Scope) -> FloatArray | None:
+    """Smallest, mean and largest loss of each column, shape (3, columns); None where there is none.
+
+    The mean is of the finite ones, and infinite where losses were seen and none was finite; the smallest is NaN where
+    all of them were NaN.
+    """
     steps, values = scope.history.loss
     columns = scope.columns
     if len(values) == 0 or len(columns) == 0:
@@ -146,10 +177,11 @@ def make_loss_block(scope: Scope) -> Block | None:
     np.fmin.at(low, place, values)
     np.fmax.at(high, place, values)
     known = np.isfinite(values)
+    broken = np.bincount(place[~known], minlength=len(columns)) > 0
     total = np.bincount(place[known], values[known], len(columns))
     count = np.bincount(place[known], minlength=len(columns))
-    mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return Block("loss", {"bands": ALL_BANDS, "series": [0]}, pack_floats(np.stack([low, mean, high])))
+    mean = np.where(count > 0, total / np.maximum(count, 1), np.where(broken, np.inf, np.nan))
+    return np.stack([low, mean, high])
 
 
 def pack_block(name: str, facts: dict[str, Any], data: bytes) -> Block:

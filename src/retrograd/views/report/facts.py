@@ -11,6 +11,7 @@ from typing import Any
 from retrograd.amounts import count_of
 from retrograd.history.history import History
 from retrograd.history.sink import Event
+from retrograd.history.table import read_numbers
 from retrograd.runs.reader import Rank, Run
 from retrograd.sites.site import ROOT
 from retrograd.views.downsample import IntArray
@@ -22,7 +23,7 @@ from retrograd.views.shown import ModelPlace
 
 def describe_run(run: Run | History, scope: Scope, further: Mapping[str, str]) -> dict[str, Any]:
     """Title, header, status and command; ``further`` terms end the header."""
-    recorded = scope.history.event_table["time"].to_numpy()
+    recorded = read_numbers(scope.history.event_table["time"])
     times = recorded[recorded > 0].tolist()
     counts = {"steps": _print_steps(scope.columns.steps), "sites": f"{len(scope.history.sites):,}"}
     if isinstance(run, Run):

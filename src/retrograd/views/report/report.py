@@ -109,17 +109,24 @@ def build_page(
         "troubles": list_troubles(history.manifest, events, run.ranks if isinstance(run, Run) else (), scope.unseen),
         "model": list_modules(history.manifest.get("model")),
         "inventory": None,
+        "live": None,
     }
     packed = {block.name: block.text for block in blocks.listed}
     if inventory is not None:
         from retrograd.views.inventory_page import pack_inventory, tell_inventory  # with torch, which takes seconds
 
         facts["inventory"], packed["inventory"] = tell_inventory(inventory), pack_inventory(inventory)
+    return frame_report(facts, packed)
+
+
+def frame_report(facts: dict[str, Any], packed: dict[str, str], *, is_served: bool = False) -> str:
+    """The page of these facts and blocks; one that is served may ask its server for more."""
     return frame_page(
         "retrograd.views.report",
         facts["title"],
         facts,
         packed,
+        is_served=is_served,
         styles=("vendor/uPlot.min.css", "css/page.css", "css/findings.css", "css/map.css", "css/panels.css"),
         libraries=("vendor/uPlot.iife.min.js",),
         parts={"kept": "retrograd.views.kept"},

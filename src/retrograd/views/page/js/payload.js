@@ -1,11 +1,18 @@
 /** What the writer put into the page: facts as JSON, blocks as gzip in base64. */
 
+import { askServer } from "./asking.js";
+
 export const facts = JSON.parse(document.getElementById("facts-json").textContent);
 
 /** Bytes of a block, or null where the page has none of that name. */
 export async function readBytes(name) {
   const text = document.getElementById(`block-${name}`)?.textContent;
   if (text === undefined) return null;
+  return unpack(text);
+}
+
+/** Bytes of a text that is gzip in base64. */
+export async function unpack(text) {
   const stream = new Blob([decodeBase64(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
@@ -13,8 +20,16 @@ export async function readBytes(name) {
 /** The value of a block of JSON. */
 export const readJson = async (name) => JSON.parse(new TextDecoder().decode(await readBytes(name)));
 
-/** Numbers of a block, put together again from their byte planes. */
-export async function readFloats(name) {
+/** A page that is served asks for what a file holds. */
+export const ask = (what, query) => askServer(facts.live.base, what, query);
+
+/** Numbers of a block, put together again from their byte planes; of a page that is served, from a column on. */
+export async function readFloats(name, from = 0) {
+  if (facts.live) {
+    const { first, last, width } = facts.columns;
+    const query = { step: first[from], until: last.at(-1), width };
+    return new Float32Array(await (await ask(`block/${name}`, query)).arrayBuffer());
+  }
   const planes = await readBytes(name);
   if (planes === null) return null;
   const n = planes.length / 4;

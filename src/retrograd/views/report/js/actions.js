@@ -5,7 +5,7 @@ import { geometry } from "./geometry.js";
 import { facts } from "./payload.js";
 import { foldDepth, shown, treeOf } from "./rows.js";
 import { QUANTITIES, change, state } from "./state.js";
-import { COLUMNS, columnOf } from "./steps.js";
+import { columnCount, columnOf } from "./steps.js";
 
 export function toggleFold(node) {
   if (!node.children) return;
@@ -49,8 +49,8 @@ export function visit(site, step) {
   const place = facts.places[number];
   const quantity = QUANTITIES.find(({ of, site: part }) => of === place.kind && place.series[part] === series);
   const column = columnOf(step);
-  const reach = Math.max(10, Math.round(COLUMNS / 12));
-  const zoom = COLUMNS > 3 * reach ? [Math.max(0, column - reach), Math.min(COLUMNS - 1, column + reach)] : null;
+  const reach = Math.max(10, Math.round(columnCount() / 12));
+  const zoom = columnCount() > 3 * reach ? [Math.max(0, column - reach), Math.min(columnCount() - 1, column + reach)] : null;
   change({ quantity: quantity.key, filter: "", zoom, cursor: column, flipped: flipsDownTo(quantity.key, number) });
   openPlace(place.name);
   const row = findRow(treeOf(quantity.key).top, number);

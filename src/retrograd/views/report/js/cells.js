@@ -2,7 +2,7 @@
 
 import { parseColor } from "./colors.js";
 import { themeColor } from "./dom.js";
-import { chooseBetter, numbersOf, shown } from "./rows.js";
+import { chooseBetter, hasZero, numbersOf, shown } from "./rows.js";
 import { shownColumns } from "./steps.js";
 
 /** A canvas with one row of pixels for each node and one column of pixels for each drawn column, or fewer. */
@@ -16,6 +16,7 @@ export function paintCells(nodes, mostPixels) {
   const paint = {
     ...shown,
     bad: parseColor(themeColor("bad")),
+    zero: hasZero() ? parseColor(themeColor("zero")) : null,
     better: chooseBetter(),
     from,
     columns: to - from + 1,
@@ -27,7 +28,7 @@ export function paintCells(nodes, mostPixels) {
 }
 
 /** Pixels without a number stay transparent: what lies beneath means "not recorded". */
-function paintRow({ line, bad }, pixels, { shade, palette, bad: badColor, better, from, columns, width }) {
+function paintRow({ line, bad }, pixels, { shade, palette, bad: badColor, zero, better, from, columns, width }) {
   if (!line && !bad) return;
   for (let x = 0; x < width; x++) {
     const start = from + Math.floor((x * columns) / width);
@@ -39,6 +40,7 @@ function paintRow({ line, bad }, pixels, { shade, palette, bad: badColor, better
       broken ||= bad ? bad[column] > 0 : false;
     }
     if (broken || best === Infinity || best === -Infinity) pixels[x] = badColor;
+    else if (best === 0 && zero !== null) pixels[x] = zero;
     else if (!Number.isNaN(best)) pixels[x] = palette[shade(best)];
   }
 }

@@ -4,9 +4,8 @@ import { themeColor } from "./dom.js";
 import { formatPercent, formatTick } from "./format.js";
 import { quantile, sortNumbers } from "./scale.js";
 import { change, state } from "./state.js";
-import { COLUMNS, shownColumns } from "./steps.js";
+import { columnCount, shownColumns } from "./steps.js";
 
-const middles = Float64Array.from({ length: COLUMNS }, (_, column) => column + 0.5);
 const TINY = 1e-320; // stands for zero on a log scale: below every range, so the line falls off the chart
 
 /**
@@ -51,7 +50,7 @@ export function makeChart(host, { lines, bad, scale, height, gutter, right = () 
     bands: makeBands(lines),
     hooks: { drawClear: [(u) => markBad(u, bad)], draw: [moveCursor], setCursor: [tellCursor], setSelect: [tellZoom] },
   };
-  const data = [middles, ...lines.map(({ line }) => Array.from(line, (value) => toPoint(value, logarithmic)))];
+  const data = [Float64Array.from({ length: columnCount() }, (_, column) => column + 0.5), ...lines.map(({ line }) => Array.from(line, (value) => toPoint(value, logarithmic)))];
   return new uPlot(options, data, host);
 }
 
@@ -145,14 +144,14 @@ function markBad(u, bad) {
 function tellCursor(u) {
   if (!u.over.matches(":hover")) return;
   const { left } = u.cursor;
-  change({ cursor: left < 0 ? null : Math.max(0, Math.min(COLUMNS - 1, Math.floor(u.posToVal(left, "x")))) });
+  change({ cursor: left < 0 ? null : Math.max(0, Math.min(columnCount() - 1, Math.floor(u.posToVal(left, "x")))) });
 }
 
 function tellZoom(u) {
   const { left, width } = u.select;
   if (width > 4)
     change({
-      zoom: [left, left + width].map((x) => Math.max(0, Math.min(COLUMNS - 1, Math.floor(u.posToVal(x, "x"))))),
+      zoom: [left, left + width].map((x) => Math.max(0, Math.min(columnCount() - 1, Math.floor(u.posToVal(x, "x"))))),
     });
   u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
 }

@@ -2,24 +2,43 @@
 
 import { makePalette } from "./colors.js";
 import { sizeCanvas, themeColor } from "./dom.js";
-import { facts, readBytes } from "./payload.js";
+import { ask, facts, readBytes, unpack } from "./payload.js";
 import { shownColumns } from "./steps.js";
 import { isDark } from "./theme.js";
 
 const FEWEST_BINS = 8;
 
-let codes = null;
+const OLD = 30_000; // milliseconds after which the histogram of a followed run is asked for again
 
-export async function loadExponents() {
-  codes ??= await readBytes("exponents");
+let codes = null;
+const asked = new Map(); // series of a page that is served → when it was asked for, and its histogram
+
+/** Make histograms of some series ready. */
+export async function loadExponents(wanted) {
+  if (!facts.live) codes ??= await readBytes("exponents");
+  else await Promise.all(wanted.filter((series) => !(performance.now() - asked.get(series)?.when < OLD)).map(askFor));
 }
+
+async function askFor(series) {
+  const { first, last, width } = facts.columns;
+  const query = { site: facts.sites[series], step: first[0], until: last.at(-1), width };
+  const { exponents, text } = await (await ask("exponents", query)).json();
+  facts.exponents = exponents ?? facts.exponents;
+  const histogram = exponents && cutOut(exponents, 0, await unpack(text));
+  asked.set(series, { when: performance.now(), histogram });
+}
+
+export const forgetExponents = () => asked.clear();
 
 /** {first, bins, cells} of a series: exponent of the lowest bin, how many bins, codes by bin and column. */
 export function histogramOf(series) {
-  const stretch = facts.exponents?.stretches[series];
-  if (!stretch || !codes) return null;
-  const [offset, first, bins] = stretch;
-  return { first, bins, cells: codes.subarray(offset, offset + bins * facts.exponents.columns) };
+  if (facts.live) return asked.get(series)?.histogram ?? null;
+  return facts.exponents?.stretches[series] && codes ? cutOut(facts.exponents, series, codes) : null;
+}
+
+function cutOut({ stretches, columns, merged }, series, bytes) {
+  const [offset, first, bins] = stretches[series];
+  return { first, bins, columns, merged, cells: bytes.subarray(offset, offset + bins * columns) };
 }
 
 /** Share of elements that a code stands for. */
@@ -30,7 +49,7 @@ export function shareOf(code) {
 /** Draw a histogram; returns which exponent and share lie at a place of the canvas. */
 export function drawExponents(canvas, histogram, width, height, gutter) {
   const context = sizeCanvas(canvas, width, height);
-  const { columns, merged } = facts.exponents;
+  const { columns, merged } = histogram;
   const spare = Math.max(0, FEWEST_BINS - histogram.bins);
   const lowest = histogram.first - Math.floor(spare / 2);
   const bins = histogram.bins + spare;

@@ -6,7 +6,7 @@ import { fill, find, make } from "./dom.js";
 import { formatNumber, formatShare } from "./format.js";
 import { bandOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
-import { isMerged, mergeRule, shown } from "./rows.js";
+import { hasZero, isMerged, mergeRule, shown } from "./rows.js";
 import { valueAt } from "./scale.js";
 import { quantityOf, state } from "./state.js";
 
@@ -22,6 +22,8 @@ export function drawLegend() {
     "aria-label": `Colours from ${ticks[0].textContent} to ${ticks[4].textContent}`,
   });
   bar.style.background = gradientOf(shown.palette);
+  find("zero-swatch").hidden = !hasZero();
+  find("map-title").title = statistic.about ?? "";
   find("map-title").textContent = `${statistic.label} of ${quantityOf(state.quantity).title}`;
   fill(find("scale-bar"), bar, make("div", { class: "ticks" }, ...ticks));
   find("notice").textContent = noticeText(statistic);

@@ -2,9 +2,11 @@
 
 import { fitWidth, makeChart, moveCursor, rescale } from "./chart.js";
 import { fill, find, make } from "./dom.js";
+import { formatCount } from "./counts.js";
 import { formatNumber } from "./format.js";
 import { geometry } from "./geometry.js";
 import { lossLine } from "./measures.js";
+import { facts } from "./payload.js";
 import { state } from "./state.js";
 
 const HEIGHT = 92;
@@ -43,6 +45,16 @@ export const resizeLoss = () => chart && fitWidth(chart);
 
 function readLoss() {
   const line = lossLine("mean");
+  if (!line) return; // of a run that is followed, it is on its way
   const known = state.cursor ?? line.findLastIndex((value) => !Number.isNaN(value));
-  find("loss-value").textContent = formatNumber(line[known] ?? NaN);
+  find("loss-value").textContent = tellLoss(line, known);
+}
+
+/** A loss that is not finite is said to be so, and since when. */
+function tellLoss(line, column) {
+  if (line[column] !== Infinity) return formatNumber(line[column] ?? NaN);
+  let since = column;
+  while (since > 0 && !Number.isFinite(line[since - 1])) since -= 1;
+  const word = Number.isNaN(lossLine("low")[column]) ? "NaN" : "not finite";
+  return `${word} since step ${formatCount(facts.columns.first[since])}`;
 }

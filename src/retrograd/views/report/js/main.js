@@ -10,6 +10,7 @@ import { facts } from "./payload.js";
 import { followHash, readHash } from "./hash.js";
 import { drawCross, drawMap, drawNames } from "./heatmap.js";
 import { drawLegend } from "./legend.js";
+import { followRun } from "./live.js";
 import { drawLoss, followLoss, resizeLoss } from "./loss.js";
 import { STATISTICS, loadLoss, loadStatistic, statisticOf } from "./measures.js";
 import { drawPanels, followPanels, resizePanels, showPins } from "./panels.js";
@@ -56,6 +57,12 @@ function listen() {
   );
   onChange(["curves", "range"], showToolbar);
   onChange(["cursor", "current", "brush"], drawCursor);
+  onChange(["data"], async () => {
+    await Promise.all([loadLoss(), redrawAll()]);
+    drawLoss();
+    await drawPanels(true);
+    performance.measure("update", "news");
+  });
   onChange(["open"], () => drawPanels().then(resize));
   onChange(["curves", "theme"], () => {
     drawLoss();
@@ -100,6 +107,7 @@ async function start() {
 
 /** What panels need is made ready while nobody waits for it. */
 async function prepare() {
+  if (facts.live) return followRun();
   for (const { name } of STATISTICS) await loadStatistic(name);
 }
 

@@ -2,36 +2,68 @@
 
 import { facts, readFloats } from "./payload.js";
 
-const WIDTH = facts.columns.first.length;
-const numbers = new Map(); // name of a block → its numbers
+const numbers = new Map(); // name of a block → {values, stride, columns, version}: a line each `stride` numbers
+const SPARE = 128; // columns that a followed run may gain before its numbers are copied
 const largest = new Map(); // series → largest magnitudes
 
 /** Statistics that can be chosen; the largest magnitude is made of the smallest and the largest element. */
-export const STATISTICS = facts.measures.map((measure) => ({ ...measure }));
-const ends = ["min", "max"].map((name) => STATISTICS.findIndex((statistic) => statistic.name === name));
-if (ends.every((place) => place >= 0)) {
-  const largestMagnitude = {
-    name: "abs_max",
-    label: "largest magnitude",
-    bands: ["high"],
-    signed: false,
-    share: false,
-  };
-  STATISTICS.splice(ends[0], 0, { ...largestMagnitude, series: STATISTICS[ends[1]].series });
+export const STATISTICS = [];
+
+/** Find them again, where sites have come meanwhile: nothing that was loaded fits then. */
+export function findStatistics() {
+  STATISTICS.splice(0, STATISTICS.length, ...facts.measures.map((measure) => ({ ...measure })));
+  const ends = ["min", "max"].map((name) => STATISTICS.findIndex((statistic) => statistic.name === name));
+  if (ends.every((place) => place >= 0)) {
+    const largestMagnitude = {
+      name: "abs_max",
+      label: "largest magnitude",
+      about: "The largest |x| among the finite elements of the tensor.",
+      bands: ["high"],
+      signed: false,
+      share: false,
+    };
+    STATISTICS.splice(ends[0], 0, { ...largestMagnitude, series: STATISTICS[ends[1]].series });
+  }
+  for (const statistic of STATISTICS) statistic.rank = new Map(statistic.series.map((series, i) => [series, i]));
+  numbers.clear();
+  largest.clear();
 }
-for (const statistic of STATISTICS) statistic.rank = new Map(statistic.series.map((series, i) => [series, i]));
+findStatistics();
+
+/** There are more columns, or other numbers in the last one; `anew` where all of them are others. */
+export function forgetColumns(anew) {
+  if (anew) numbers.clear();
+  largest.clear();
+}
 
 export const statisticOf = (name) => STATISTICS.find((statistic) => statistic.name === name) ?? STATISTICS[0];
 
 export async function loadStatistic(name) {
   if (name === "abs_max") return Promise.all([loadStatistic("min"), loadStatistic("max")]);
-  return load(`statistic-${name}`);
+  const statistic = STATISTICS.find((each) => each.name === name);
+  if (statistic) await load(`statistic-${name}`, statistic);
 }
 
-export const loadLoss = () => load("loss");
+export const loadLoss = async () => facts.loss && load("loss", facts.loss);
 
-async function load(block) {
-  if (!numbers.has(block)) numbers.set(block, await readFloats(block));
+/** Load what is lacking of a block: all of it, or the columns that came since. */
+async function load(block, { bands, series }) {
+  const columns = facts.columns.first.length;
+  const known = numbers.get(block);
+  if (known && (!facts.live || known.version === facts.live.version)) return;
+  const [version, from] = [facts.live?.version, known ? known.columns - 1 : 0];
+  const added = await readFloats(block, from);
+  if (added === null || numbers.get(block) !== known) return;
+  const [lines, width] = [bands.length * series.length, columns - from];
+  if (!known && !facts.live) return numbers.set(block, { values: added, stride: columns, columns });
+  const stride = known && known.stride >= columns ? known.stride : columns + SPARE;
+  const values = known?.stride === stride ? known.values : new Float32Array(lines * stride).fill(NaN);
+  for (let line = 0; line < lines; line++) {
+    if (known && values !== known.values)
+      values.set(known.values.subarray(line * known.stride, line * known.stride + from), line * stride);
+    values.set(added.subarray(line * width, (line + 1) * width), line * stride + from);
+  }
+  numbers.set(block, { values, stride, columns, version });
 }
 
 /** The band that is nearest to the one asked for among those a statistic has. */
@@ -51,8 +83,10 @@ export function lineOf(name, band, series) {
 export const lossLine = (band) => facts.loss && lineIn("loss", facts.loss, band, 0);
 
 function lineIn(block, { bands, series }, band, rank) {
-  const start = (bands.indexOf(bandOf({ bands }, band)) * series.length + rank) * WIDTH;
-  return numbers.get(block)?.subarray(start, start + WIDTH) ?? null;
+  const found = numbers.get(block);
+  if (!found) return null;
+  const start = (bands.indexOf(bandOf({ bands }, band)) * series.length + rank) * found.stride;
+  return found.values.subarray(start, start + Math.min(facts.columns.first.length, found.stride)); // NaN until they come
 }
 
 function magnitudes(series) {

@@ -13,7 +13,8 @@ const panels = new Map(); // name of the place → {element, sides}
 
 /** Make the page's panels those of `state.open`; called again after anything that needs new curves. */
 export async function drawPanels(renew = false) {
-  if (state.open.length) await Promise.all([...STATISTICS.map(({ name }) => loadStatistic(name)), loadExponents()]);
+  const series = facts.places.filter(({ name }) => state.open.includes(name)).flatMap((place) => Object.values(place.series));
+  if (state.open.length) await Promise.all([...STATISTICS.map(({ name }) => loadStatistic(name)), loadExponents(series)]);
   const wanted = state.open.filter((name) => facts.places.some((place) => place.name === name));
   for (const [name, panel] of panels) {
     if (renew || !wanted.includes(name)) removePanel(name, panel);

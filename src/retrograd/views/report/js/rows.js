@@ -6,7 +6,7 @@ import { badOf, bandOf, lineOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
 import { fitScale, shadeWith, sortNumbers } from "./scale.js";
 import { quantityOf, state } from "./state.js";
-import { COLUMNS, shownColumns } from "./steps.js";
+import { columnCount, shownColumns } from "./steps.js";
 import { isDark } from "./theme.js";
 import { buildTree, chooseDepth, listRows } from "./tree.js";
 
@@ -37,6 +37,12 @@ export const isFolded = (node) => node.depth >= foldDepth() !== state.flipped.in
 /** Whether a row stands for several places. */
 export const isMerged = (node) => Boolean(node.children) && !state.filter && isFolded(node) && node.places.length > 1;
 
+/** There are new numbers; with new sites, too, where the rows themselves may be others. */
+export function forgetNumbers(withRows) {
+  merged.clear();
+  if (withRows) trees.clear();
+}
+
 export function listShownRows() {
   const { top, total } = treeOf(state.quantity);
   let matches = null;
@@ -64,6 +70,9 @@ export function fitColors() {
   shown.shade = shadeWith(shown.scale);
   shown.palette = makePalette(statistic.signed, isDark());
 }
+
+/** Whether exactly zero has a colour of its own: on a logarithmic scale it is no smallest number. */
+export const hasZero = () => shown.scale?.kind === "log";
 
 function kindOfScale(statistic) {
   const logarithmic = (state.scale === "auto" ? statistic.scale : state.scale) === "log";
@@ -120,9 +129,9 @@ export function chooseBetter() {
 function mergeLines(lines, better) {
   const known = lines.filter(Boolean);
   if (known.length === 0) return null;
-  const best = new Float32Array(COLUMNS).fill(NaN);
+  const best = new Float32Array(columnCount()).fill(NaN);
   for (const line of known) {
-    for (let i = 0; i < COLUMNS; i++) {
+    for (let i = 0; i < best.length; i++) {
       if (Number.isNaN(best[i]) || better(line[i], best[i])) best[i] = line[i];
     }
   }

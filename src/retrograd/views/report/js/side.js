@@ -9,7 +9,7 @@ import { formatNumber, formatShare } from "./format.js";
 import { badOf, lineOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
 import { change, state } from "./state.js";
-import { COLUMNS, shownColumns, stepTicks } from "./steps.js";
+import { columnCount, shownColumns, stepTicks } from "./steps.js";
 
 const [CHART, HISTOGRAM, AXIS, GUTTER] = [104, 120, 18, 52];
 const TITLES = { value: "value", grad: "gradient", update: "update" };
@@ -171,7 +171,7 @@ function drawAxisOf(canvas, width) {
   context.fillStyle = themeColor("muted");
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "center";
-  for (const { step, column } of stepTicks(from, Math.min(to, COLUMNS - 1), plot / 80)) {
+  for (const { step, column } of stepTicks(from, Math.min(to, columnCount() - 1), plot / 80)) {
     const x = GUTTER + ((column - from) / (to - from + 1)) * plot;
     context.fillRect(Math.round(x), 0, 1, 3);
     if (x < width - 10) context.fillText(formatCount(step), Math.max(GUTTER, Math.min(x, width - 18)), 14);

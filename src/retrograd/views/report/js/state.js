@@ -2,13 +2,23 @@
 
 import { facts } from "./payload.js";
 
-export const QUANTITIES = [
+const KNOWN = [
   { key: "grad", label: "Gradients", of: "activation", site: "grad", title: "gradients of activations" },
   { key: "value", label: "Activations", of: "activation", site: "value", title: "activations" },
   { key: "wgrad", label: "Weight gradients", of: "parameter", site: "grad", title: "gradients of weights" },
   { key: "update", label: "Updates", of: "parameter", site: "update", title: "updates of weights" },
   { key: "weight", label: "Weights", of: "parameter", site: "value", title: "weights" },
-].filter((quantity) => facts.places.some((place) => place.kind === quantity.of && quantity.site in place.series));
+];
+
+/** Those of which anything was recorded. */
+export const QUANTITIES = [];
+
+/** Find them again, where sites have come meanwhile. */
+export function findQuantities() {
+  const has = ({ of, site }) => facts.places.some((place) => place.kind === of && site in place.series);
+  QUANTITIES.splice(0, QUANTITIES.length, ...KNOWN.filter(has));
+}
+findQuantities();
 
 export const quantityOf = (key) => QUANTITIES.find((quantity) => quantity.key === key) ?? QUANTITIES[0];
 

@@ -58,11 +58,12 @@ export function statisticsOf(key) {
 export function showToolbar() {
   const statistic = statisticOf(state.statistic);
   press("quantities", quantityOf(state.quantity).key);
+  find("statistic").title = statistic.about ?? "";
   press("curves", state.curves);
   press("range", state.range);
   offer(
     "statistic",
-    statisticsOf(state.quantity).map(({ name, label }) => [name, label]),
+    statisticsOf(state.quantity).map(({ name, label, about }) => [name, label, about]),
     state.statistic,
   );
   offer(
@@ -89,7 +90,7 @@ function press(group, key) {
 }
 
 function offer(id, choices, chosen) {
-  fill(find(id), ...choices.map(([value, label]) => make("option", { value, selected: value === chosen }, label)));
+  fill(find(id), ...choices.map(([value, label, title]) => make("option", { value, title, selected: value === chosen }, label)));
 }
 
 /** What the filter keeps and what the zoom shows. */

@@ -1,27 +1,31 @@
-"""The libraries that this room is for: there, and new enough, or an error that says what to install. Loads none."""
+"""Libraries that few need: there, and new enough, or an error that says what to install. Loads none."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from retrograd.errors import LibraryError
+from retrograd.randomness import random_kept
 
 
 @contextmanager
-def library_needed(name: str, oldest: str) -> Iterator[None]:
+def library_needed(name: str, oldest: str, extra: str = "") -> Iterator[None]:
     """Import a library inside of this.
 
     Args:
-        name: its name, as pip has it, and that of the extra of ours that installs it.
+        name: its name, as pip has it.
         oldest: the oldest version that will do.
+        extra: the extra of ours that installs it, where that has another name.
 
     Raises:
         LibraryError: it is missing, too old, or cannot be imported.
     """
-    repair = f"pip install 'retrograd[{name}]'"
+    repair = f"pip install 'retrograd[{extra or name}]'"
     try:
         found = version(name)
     except PackageNotFoundError as error:
@@ -32,6 +36,22 @@ def library_needed(name: str, oldest: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise LibraryError(f"{name} {found} cannot be imported: {error}.", repair=repair) from error
+
+
+def load_library(module: str, name: str, oldest: str, extra: str = "") -> Any:
+    """Load a module of a library.
+
+    Args:
+        module: the module.
+        name: as for :func:`library_needed`, like all that follow.
+        oldest: the oldest version that will do.
+        extra: the extra of ours that installs it.
+
+    Raises:
+        LibraryError: it is missing, too old, or cannot be imported.
+    """
+    with library_needed(name, oldest, extra), random_kept():
+        return import_module(module)
 
 
 def _read(text: str) -> tuple[int, ...]:

@@ -1,0 +1,55 @@
+"""The run that a command is about: the one that was named, or the newest. Loads without torch, and within a moment."""
+
+from __future__ import annotations
+
+import shlex
+import webbrowser
+from pathlib import Path
+
+from retrograd.addresses import is_remote, open_folder
+from retrograd.errors import NotARunError
+from retrograd.notices import say
+from retrograd.runs.layout import find_latest, find_rank_folders, is_run
+
+
+def check_run(given: Path | None) -> None:
+    """See that a folder is a run; nothing is asked of a store, and None is no folder.
+
+    Raises:
+        NotARunError: it is none.
+    """
+    if given is not None and not is_remote(given):
+        find_rank_folders(open_folder(given))
+
+
+def check_is_no_script(given: Path | None) -> None:
+    """Refuse what is no run where a script has that name and ``.py``: that was meant.
+
+    Raises:
+        NotARunError: naming the script.
+    """
+    script = Path(f"{given}.py")
+    if given is not None and not is_run(given) and script.is_file():
+        raise NotARunError(
+            f"{str(given)!r} is no run.",
+            repair=f"`retrograd explain {shlex.quote(str(script))}` runs the script of that name, and explains it.",
+        )
+
+
+def choose_run(given: Path | None) -> Path:
+    """The run that was named, or the newest one, which is then said.
+
+    Raises:
+        NotARunError: there is none.
+    """
+    if given is not None:
+        return given
+    newest = find_latest()
+    say(f"the newest run: {newest}")
+    return newest
+
+
+def show_in_browser(address: str) -> None:
+    """Show a page in the browser of whoever sits here, or say where it is."""
+    if not webbrowser.open(address):
+        say(f"no browser was found; open {address}")

@@ -1,0 +1,303 @@
+"""A run as the page of its report asks for it: what it shows, which of that is new, and numbers from a column on.
+
+Numbers are read when they are asked for, from the part files that hold them, and nothing of them is kept: however long
+a run is, and however many pages follow it, memory holds what one answer takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrograd.errors import RunError
+from retrograd.findings.explain import explain
+from retrograd.findings.finding import Finding, Findings
+from retrograd.foreign.text import parse_object
+from retrograd.runs.layout import FINDINGS
+from retrograd.runs.reader import Run, open_run
+from retrograd.sites.site import parse_leniently
+from retrograd.views.downsample import ColumnBands, FloatArray, StepColumns, share_columns
+from retrograd.views.report.blocks import (
+    LOSS_FACTS,
+    Block,
+    Blocks,
+    Measure,
+    choose_bands,
+    describe_measure,
+    list_measures,
+    make_exponent_block,
+    reduce_loss,
+)
+from retrograd.views.report.facts import (
+    describe_data,
+    describe_recorded,
+    describe_run,
+    list_modules,
+    list_troubles,
+)
+from retrograd.views.report.findings import describe_findings, find_first_nonfinite
+from retrograd.views.report.report import frame_report
+from retrograd.views.report.scope import Scope, choose_scope
+from retrograd.views.shown import group_places
+
+MOST_COLUMNS = 1000
+"""Columns in which the steps are drawn at first; when there are twice as many, each holds twice as many steps."""
+
+PAUSE = 2.0
+"""Seconds between two looks of a page: parts are written as often."""
+
+MOST_ROWS = 1_000_000
+"""Rows of a run that is explained while it is followed; of a longer one the findings that are kept are shown."""
+
+_SHARE = 0.1  # of the time that explaining again and again may take
+_LOOK = 1.0  # seconds between two looks at the files, however many pages ask
+
+
+class FollowedRun:
+    """A run that pages follow; called from several threads.
+
+    Args:
+        path: its folder.
+
+    Raises:
+        NotARunError, DamagedRunError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._run: Run = open_run(path)
+        self._lock = threading.Lock()
+        self._looked = time.monotonic()
+        self._resumed: object = None
+        self._scope: Scope | None = None
+        self._nonfinite: dict[str, Any] | None = None
+        self._findings = _read_findings(self._run)
+        self._explaining: threading.Thread | None = None
+        self._explained, self._took, self._seen = 0.0, 0.0, -1
+        self._extend()
+
+    def make_page(self, base: str) -> str:
+        """The page of the report, without numbers, which it asks for at an address."""
+        with self._lock:
+            self._look()
+            scope = replace(self._scoped, columns=share_columns(self._scoped.columns.steps, MOST_COLUMNS))
+            facts = self._describe(scope)
+        live = {"base": base, "pause": round(1000 * PAUSE), "version": 0, "digests": _digest(_leave_columns_out(facts))}
+        return frame_report({**facts, "live": live}, {}, is_served=True)
+
+    def find_news(self, have: dict[str, str], column: int, step: int, until: int, width: int) -> dict[str, Any]:
+        """What a page lacks.
+
+        Args:
+            have: the digests of facts that it has.
+            column: its last column, which may have grown.
+            step: the first step of that column.
+            until: the last step that it has.
+            width: how many steps share a column of its.
+
+        Returns:
+            ``news``, facts that differ; their ``digests``; ``columns`` from the first one on that differs, or None.
+        """
+        with self._lock:
+            self._look()
+            steps = self._scoped.columns.steps
+            columns = StepColumns(steps, width)
+            fits = len(columns) <= 2 * MOST_COLUMNS and int(np.searchsorted(steps, step)) == column * width
+            if not fits:
+                column, columns = 0, share_columns(steps, MOST_COLUMNS)
+            facts = _leave_columns_out(self._describe(replace(self._scoped, columns=columns)))
+        digests = _digest(facts)
+        changed = {name: digest for name, digest in digests.items() if have.get(name) != digest}
+        is_same = fits and len(steps) and int(steps[-1]) == until
+        told = {
+            "from": column,
+            "first": columns.first[column:].tolist(),
+            "last": columns.last[column:].tolist(),
+            "width": columns.width,
+            "total": len(steps),
+        }
+        return {
+            "news": {name: facts[name] for name in changed},
+            "digests": changed,
+            "columns": None if is_same or not len(steps) else told,
+        }
+
+    def read_block(self, name: str, step: int, until: int, width: int) -> bytes:
+        """Numbers of a block from a step to another, as float32 of shape (bands, series, columns).
+
+        Raises:
+            KeyError: there is no such block.
+        """
+        with self._lock:
+            scope = self._cut(step, until, width)
+        if name == "loss":
+            numbers = reduce_loss(scope)
+            return np.full((3, len(scope.columns)), np.nan, "<f4").tobytes() if numbers is None else _pack(numbers)
+        measure = {f"statistic-{each.name}": each for each in list_measures(scope.history.manifest)}[name]
+        return _pack(_reduce(measure, scope))
+
+    def read_exponents(self, site: str, step: int, until: int, width: int) -> dict[str, Any]:
+        """The histogram of one site, as the page reads it.
+
+        Raises:
+            KeyError: there is no such site.
+        """
+        with self._lock:
+            scope = self._cut(step, until, width)
+            scope = replace(scope, sites=[scope.sites[scope.sites.index(site)]] if site in scope.sites else [])
+        if not scope.sites:
+            raise KeyError(site)
+        block = make_exponent_block(scope)
+        return {"exponents": block and block.facts, "text": block.text if block else ""}
+
+    # ---- what there is ----
+
+    @property
+    def _scoped(self) -> Scope:
+        assert self._scope is not None  # found when it was opened
+        return self._scope
+
+    def _look(self) -> None:
+        """Read what has been written since, at most once a second."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK:
+            return
+        self._looked = now
+        self._run.refresh()
+        self._extend()
+        self._explain_again()
+
+    def _extend(self) -> None:
+        """Take new steps and sites into the scope; a run that was resumed is looked at anew."""
+        history = self._run.history
+        known, resumed = self._scope, history.manifest.get("resumed")
+        if known is None or len(known.columns.steps) == 0 or resumed != self._resumed:
+            self._resumed = resumed
+            self._scope = choose_scope(history, None, 1 << 62, float("inf"))
+            self._nonfinite = find_first_nonfinite(self._scope, group_places(self._scope.sites))
+            return
+        last = int(known.columns.steps[-1])
+        later = choose_scope(history.since(last), known.phase, 1 << 62, float("inf"))
+        elements = dict(zip(known.sites, known.elements, strict=True))
+        for site, count in zip(later.sites, later.elements, strict=True):
+            elements[site] = max(count, elements.get(site, -1))
+        sites = list(elements) if len(elements) == len(known.sites) else [s for s in history.sites if s in elements]
+        self._scope = replace(
+            known,
+            sites=sites,
+            unseen=[site for site in history.sites if site not in elements],
+            elements=[elements[site] for site in sites],
+            columns=StepColumns(np.union1d(known.columns.steps, later.columns.steps), 1),
+        )
+        if self._nonfinite is None and later.sites:
+            self._nonfinite = find_first_nonfinite(later, group_places(later.sites))
+
+    def _cut(self, step: int, until: int, width: int) -> Scope:
+        """The scope from one step to another."""
+        steps = self._scoped.columns.steps
+        begin, end = np.searchsorted(steps, step), np.searchsorted(steps, until, side="right")
+        history = self._run.history.since(step)
+        return replace(self._scoped, history=history, columns=StepColumns(steps[begin:end], max(width, 1)))
+
+    def _describe(self, scope: Scope) -> dict[str, Any]:
+        """All that the page tells, besides numbers."""
+        run, places = self._run, group_places(scope.sites)
+        manifest = scope.history.manifest
+        statistics = [
+            Block(
+                each.name, describe_measure(each, choose_bands(each, scope.columns), series, is_signed=each.signed), ""
+            )
+            for each in list_measures(manifest)
+            if (series := _series_of(each, scope.sites))
+        ]
+        loss = Block("loss", LOSS_FACTS, "") if len(scope.history.loss.steps) else None
+        ranks = run.ranks
+        return {
+            **describe_run(run, scope, {}),
+            **describe_data(scope, places, Blocks(statistics, loss, None)),
+            "exponents": None,
+            "findings": describe_findings(self._findings, scope),
+            "nonfinite": self._nonfinite,
+            "recorded": describe_recorded(scope, places),
+            "troubles": list_troubles(manifest, scope.history.events_but_losses, ranks, scope.unseen),
+            "model": list_modules(manifest.get("model")),
+            "inventory": None,
+        }
+
+    # ---- findings ----
+
+    def _explain_again(self) -> None:
+        """Look for findings in a thread of its own, where there are new rows and it takes a small share of the time."""
+        rows, now = self._run.history.rows.count, time.monotonic()
+        is_due = now - self._explained > self._took / _SHARE and rows != self._seen
+        is_free = self._explaining is None or not self._explaining.is_alive()
+        if rows > MOST_ROWS:
+            self._findings = _read_findings(self._run)
+        elif is_due and is_free:
+            self._seen = rows
+            self._explaining = threading.Thread(target=self._explain, name="retrograd-explain", daemon=True)
+            self._explaining.start()
+
+    def _explain(self) -> None:
+        begun = time.monotonic()
+        try:
+            found = explain(open_run(self._run.path))  # by itself: a refresh takes files away that it reads
+        except RunError:
+            return  # at the next look it may be whole
+        finally:
+            self._explained, self._took = time.monotonic(), time.monotonic() - begun
+        with self._lock:
+            self._findings = found
+
+
+def _read_findings(run: Run) -> Findings:
+    """Findings that are kept in a folder, else those that were said while it was recorded."""
+    file = run.path / FINDINGS
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        told = lines or [event.text for event in run.history.events_but_losses if event.kind == "finding"]
+        return Findings([Finding.of_dict(parse_object(line)) for line in told], about="the record so far")
+    except (OSError, ValueError, TypeError):
+        return Findings(about="the record so far")
+
+
+def _series_of(measure: Measure, sites: list[str]) -> list[int]:
+    """Numbers of the sites that can have a statistic."""
+    if measure.name != "update_ratio":
+        return list(range(len(sites)))
+    return [number for number, site in enumerate(sites) if parse_leniently(site).quantity == "update"]
+
+
+def _reduce(measure: Measure, scope: Scope) -> FloatArray:
+    """Numbers of shape (bands, series, columns)."""
+    series = _series_of(measure, scope.sites)
+    steps = scope.columns.steps
+    found = ColumnBands(len(series), len(steps), scope.columns.width)
+    sites = [scope.sites[number] for number in series]
+    is_there = not measure.is_custom or measure.name in scope.history.rows.custom
+    for [matrix] in scope.history.matrices([measure.name], sites, scope.phase) if is_there and len(steps) else ():
+        at = np.flatnonzero((matrix.steps >= steps[0]) & (matrix.steps <= steps[-1]))
+        if len(at):
+            found.add(matrix.values[:, at], int(np.searchsorted(steps, matrix.steps[at[0]])))
+    return np.stack([getattr(found.bands, band) for band in choose_bands(measure, scope.columns)])
+
+
+def _pack(numbers: FloatArray) -> bytes:
+    with np.errstate(over="ignore", under="ignore"):
+        return numbers.astype("<f4").tobytes()
+
+
+def _leave_columns_out(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name != "columns"}
+
+
+def _digest(facts: dict[str, Any]) -> dict[str, str]:
+    """A short digest of each fact."""
+    texts = {name: json.dumps(value, sort_keys=True).encode() for name, value in facts.items()}
+    return {name: hashlib.sha256(text).hexdigest()[:12] for name, text in texts.items()}

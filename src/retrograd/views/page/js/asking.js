@@ -1,0 +1,7 @@
+/** Asking the server that a page comes from; a page in a file has none, and its policy forbids this. */
+
+export async function askServer(base, what, query = {}) {
+  const answer = await fetch(`${base}/${what}?${new URLSearchParams(query)}`);
+  if (!answer.ok) throw new Error(`the server says ${answer.status}`);
+  return answer;
+}

@@ -1,0 +1,65 @@
+/** Follows a run that is still being recorded: asks what is new, and has the page drawn again. */
+
+import { writeAbout } from "./about.js";
+import { find } from "./dom.js";
+import { forgetExponents } from "./exponents.js";
+import { writeFindings } from "./findings.js";
+import { findStatistics, forgetColumns } from "./measures.js";
+import { ask, facts } from "./payload.js";
+import { forgetNumbers } from "./rows.js";
+import { QUANTITIES, change, findQuantities } from "./state.js";
+
+const STRUCTURE = ["sites", "places", "measures"];
+
+/** Ask again and again; a page that nobody looks at asks nothing. */
+export function followRun() {
+  const again = () => setTimeout(() => (document.hidden ? again() : lookForNews().finally(again)), facts.live.pause);
+  again();
+}
+
+async function lookForNews() {
+  const { first, last, width } = facts.columns;
+  const have = JSON.stringify(facts.live.digests);
+  try {
+    const query = { have, column: first.length - 1, step: first.at(-1) ?? -1, until: last.at(-1) ?? -1, width };
+    const answer = await ask("news", query);
+    adopt(await answer.json());
+    find("failure").hidden = true;
+  } catch (error) {
+    find("failure").hidden = false;
+    find("failure").textContent = `The run is not followed at present: ${error.message}. Is “retrograd serve” still running?`;
+  }
+}
+
+function adopt({ news, digests, columns }) {
+  if (!columns && Object.keys(news).length === 0) return;
+  performance.mark("news");
+  Object.assign(facts, news);
+  Object.assign(facts.live.digests, digests);
+  const isOther = STRUCTURE.some((key) => key in news);
+  if (columns) addColumns(columns);
+  if (isOther) {
+    const before = QUANTITIES.length;
+    findQuantities();
+    findStatistics();
+    forgetExponents();
+    if (before === 0 && QUANTITIES.length > 0) return location.reload(); // nothing was drawn yet
+  }
+  if (columns) forgetColumns(columns.from === 0);
+  forgetNumbers(isOther);
+  writeAbout();
+  if ("findings" in news) writeFindings();
+  if (columns || isOther) {
+    facts.live.version += 1;
+    change({ data: facts.live.version, ...(columns?.from === 0 ? { zoom: null } : {}) });
+  }
+}
+
+function addColumns({ from, first, last, width, total }) {
+  facts.columns = {
+    first: [...facts.columns.first.slice(0, from), ...first],
+    last: [...facts.columns.last.slice(0, from), ...last],
+    width,
+    total,
+  };
+}

@@ -1,0 +1,75 @@
+"""What a list of runs tells, against the events that were written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from retrograd.cli import main
+from retrograd.errors import NotARunError
+from retrograd.history.sink import Event, Moment
+from retrograd.runs.listing import list_runs
+from tests.runs.written import open_writer, write_run
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Path:
+    """Three runs that are over, one that goes on, a folder that is none, and a run with a torn file."""
+    folder = tmp_path / "runs"
+    write_run(folder / "short", range(2))
+    write_run(folder / "long", range(9))
+    ill = open_writer(folder / "ill")
+    ill.add_event(Event(Moment(0, 0, 0), "loss", value=math.nan, time=1.0))
+    ill.close("failed")
+    (folder / "ill" / "findings.jsonl").write_text('{"severity": "critical"}\n{"severity": "note"}\n')
+    (folder / "notes").mkdir()
+    write_run(folder / "torn", range(1))
+    (folder / "torn" / "rank00000" / "rank.json").write_text("{")
+    return folder
+
+
+def test_runs_are_told_sorted_and_found(
+    parent: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {line.name: line for line in list_runs(parent)}
+    assert set(told) == {"short", "long", "ill", "torn"}
+    assert (told["long"].last_step, told["long"].status, told["long"].loss) == (8, "finished", 8.0)
+    assert told["long"].findings is None
+    assert told["ill"].status == "failed"
+    assert told["ill"].loss is not None
+    assert math.isnan(told["ill"].loss)
+    assert told["ill"].findings == {"critical": 1, "warning": 0, "note": 1}
+    assert told["torn"].status == "damaged"
+    assert [line.name for line in list_runs(parent, "steps")][:2] == ["long", "short"]
+    assert [line.name for line in list_runs(parent, "loss")] == ["short", "long", "ill", "torn"]
+    assert list_runs(parent, "findings")[0].name == "ill"
+
+    writer = open_writer(parent / "going")
+    writer.flush()
+    assert {line.name: line.status for line in list_runs(parent)}["going"] == "running"
+    writer.close()
+
+    assert main(["ls", str(parent), "--json", "--sort", "name"]) == 0
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [line["name"] for line in lines] == ["going", "ill", "long", "short", "torn"]
+    assert lines[1]["loss"] == "nan"
+    assert main(["ls", str(parent)]) == 0
+    assert "1 critical, 1 note" in capfd.readouterr().out
+    with pytest.raises(NotARunError):
+        list_runs(parent / "nowhere")
+
+    os.utime(parent / "long" / "manifest.json", (4e9, 4e9))
+    monkeypatch.chdir(parent.parent)
+    assert main(["view", "--statistic", "foo"]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "the newest run: runs/long" in said.err
+    assert "[bad-statistic]" in said.err
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: not opened.append(address))
+    assert main(["report", "--open"]) == 0
+    assert opened == [(parent / "long" / "report.html").as_uri()]

@@ -1,0 +1,92 @@
+"""What a server answers, and whom."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+
+from retrograd.errors import LaunchError, NotARunError
+from retrograd.runs.reader import open_run
+from retrograd.serving.server import RunServer, Served, serve
+from tests.runs.written import write_run
+
+
+def ask(server: RunServer, path: str, host: str | None = None, token: str | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    headers = {"Host": host or f"127.0.0.1:{server.server_port}"}
+    connection.request("GET", f"/{server.token if token is None else token}/{path}", headers=headers)
+    answer = connection.getresponse()
+    told = answer.status, answer.read()
+    assert answer.getheader("X-Content-Type-Options") == "nosniff"
+    assert answer.getheader("Access-Control-Allow-Origin") is None
+    connection.close()
+    return told
+
+
+def test_only_this_machine_and_who_knows_the_token_are_answered(server: RunServer, parent: Path) -> None:
+    before = sorted(str(path) for path in parent.rglob("*"))
+    assert server.server_address[0] == "127.0.0.1"
+    assert ask(server, "")[0] == 200
+    assert ask(server, "", host=f"localhost:{server.server_port}")[0] == 200
+    assert ask(server, "", host="evil.example")[0] == 403
+    assert ask(server, "", host=f"evil.example:{server.server_port}")[0] == 403
+    assert ask(server, "", token="guessed")[0] == 403
+    assert ask(server, "", token="")[0] == 403
+    for path in (
+        "run/..",
+        "run/%2e%2e",
+        "run/done%2f..%2fdone",
+        "run/nosuch",
+        "run/done/block/nosuch?step=0&until=4&width=1",
+    ):
+        assert ask(server, path)[0] == 404, path
+    for query in ("", "step=x&until=4&width=1", "step=0&until=4&width=-1"):
+        assert ask(server, f"run/done/block/statistic-rms?{query}")[0] in (200, 404), query
+    listed = json.loads(ask(server, "runs")[1])
+    assert {line["name"]: line["last_step"] for line in listed} == {"done": 4, "<img src=x onerror=alert(1)>": 1}
+    page = ask(server, "")[1].decode() + ask(server, "run/done")[1].decode()
+    assert "<img" not in page
+    assert "connect-src 'self'" in page
+    assert sorted(str(path) for path in parent.rglob("*")) == before
+
+
+def test_numbers_are_those_of_the_history_from_any_step_on(server: RunServer, parent: Path) -> None:
+    matrix = open_run(parent / "done").history.matrix("rms")
+    query: dict[str, str | int] = {"step": 2, "until": 3, "width": 1}
+    answer = np.frombuffer(ask(server, f"run/done/block/statistic-rms?{urlencode(query)}")[1], "<f4")
+    np.testing.assert_array_equal(answer.reshape(5, 2), matrix.values[:, 2:4].astype(np.float32))
+    query = {"step": 0, "until": 4, "width": 2}
+    answer = np.frombuffer(ask(server, f"run/done/block/statistic-rms?{urlencode(query)}")[1], "<f4").reshape(3, 5, 3)
+    np.testing.assert_array_equal(answer[0, :, 1], matrix.values[:, 2:4].min(axis=1).astype(np.float32))
+    np.testing.assert_array_equal(answer[2, :, 1], matrix.values[:, 2:4].max(axis=1).astype(np.float32))
+    np.testing.assert_array_equal(answer[1, :, 2], matrix.values[:, 4].astype(np.float32))
+    loss = np.frombuffer(ask(server, f"run/done/block/loss?{urlencode(query)}")[1], "<f4").reshape(3, 3)
+    np.testing.assert_array_equal(loss[1], [0.5, 2.5, 4.0])
+    query = {"have": "{}", "column": 4, "step": 4, "until": 4, "width": 1}
+    news = json.loads(ask(server, f"run/done/news?{urlencode(query)}")[1])
+    assert news["columns"] is None
+    query |= {"have": json.dumps(news["digests"]), "column": 2, "step": 2, "until": 2}
+    later = json.loads(ask(server, f"run/done/news?{urlencode(query)}")[1])
+    assert later["news"] == {}
+    assert later["columns"]["from"] == 2
+    assert later["columns"]["first"] == [2, 3, 4]
+    query |= {"step": 77}  # of a run that was another one
+    assert json.loads(ask(server, f"run/done/news?{urlencode(query)}")[1])["columns"]["from"] == 0
+    query = {"site": "a:output", "step": 0, "until": 4, "width": 1}
+    assert json.loads(ask(server, f"run/done/exponents?{urlencode(query)}")[1])["exponents"]["columns"] == 5
+
+
+def test_what_cannot_be_served_is_told(tmp_path: Path, server: RunServer) -> None:
+    with pytest.raises(NotARunError):
+        serve(tmp_path / "nosuch", 0, told=print)
+    run = write_run(tmp_path / "one")
+    with pytest.raises(LaunchError, match=f"Port {server.server_port}"):
+        serve(run, server.server_port, told=print)
+    with RunServer(Served(run)) as single:
+        assert single.served.single == "one"
+        assert single.address.startswith(f"http://127.0.0.1:{single.server_port}/")
