@@ -36,7 +36,7 @@ class Popen(subprocess.Popen[Any]):
     """A process, started by the zygote where that can be.
 
     Args:
-        stage: what is loaded in it: ``torch``, ``ours`` or ``tests``; told from the words by default.
+        stage: what is loaded in it: ``torch`` or ``ours``; told from the words by default.
     """
 
     _connection: socket.socket | None = None

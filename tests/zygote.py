@@ -36,8 +36,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NoReturn
 
-STAGES = ("torch", "ours", "tests")
-"""What is loaded, each with what is before it: torch, all of retrograd, and what test modules import."""
+STAGES = ("torch", "ours")
+"""What is loaded, each with what is before it: torch, and all of retrograd."""
 
 FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else Path()
 
@@ -144,7 +144,7 @@ def load(stage: str) -> None:
 
         assert numpy
         torch.set_num_threads(1)
-    elif stage == "ours":
+    else:
         import pyarrow.parquet
         import rich.console
 
@@ -159,14 +159,6 @@ def load(stage: str) -> None:
                 importlib.import_module(found.name)
         assert pyarrow.parquet
         assert rich.console
-    else:
-        import hypothesis
-        import pytest
-        import torch.distributed.fsdp
-        import torch.distributed.tensor
-
-        assert hypothesis
-        assert pytest
 
 
 # ---- the process that forks ----
@@ -184,7 +176,7 @@ def serve(stage: int, sockets: list[socket.socket]) -> Job:
     running: Running = {}
     mine, *later = sockets
     while True:
-        ready, _, _ = select.select([0, mine, *later[:1], *running], [], [])
+        ready, _, _ = select.select([0, mine, *later, *running], [], [])
         for each in ready:
             if each == 0:
                 leave(running)
@@ -192,7 +184,9 @@ def serve(stage: int, sockets: list[socket.socket]) -> Job:
                 job = begin(mine, running, sockets)
                 if job is not None:
                     return job
-            elif each not in running:  # somebody asks for the next stage
+            elif each in running:
+                finish(each, running)
+            elif later:  # somebody asks for the next stage, or for one behind it
                 child = os.fork()
                 if not child:
                     close(running, mine)
@@ -200,8 +194,6 @@ def serve(stage: int, sockets: list[socket.socket]) -> Job:
                 running[os.pidfd_open(child)] = child, None
                 close({}, *later)
                 later = []
-            else:
-                finish(each, running)
 
 
 def begin(listening: socket.socket, running: Running, sockets: list[socket.socket]) -> Job | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import retrograd as rg
+from tests import warm
 from tests.examples.scripts import EXAMPLES
 
 ROW = re.compile(r"^\| \[(sick_\w+\.py)\]\(\S+\) \| (.+) \|$", re.MULTILINE)
@@ -29,7 +29,7 @@ def test_the_readme_lists_all_of_them() -> None:
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("sick_*.py")))
 def test_a_sick_script_is_told_its_fault(name: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "retrograd.cli", "run", "-o", "run", str(EXAMPLES / name)]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = warm.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     findings = rg.explain(tmp_path / "run")
     first = findings[0]
     assert mask(f"{first.severity}: {first}") == mask(TOLD[name])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests import warm
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_digits.py"
 
@@ -17,7 +18,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "train_digits.py"
 def train(checkpoint: Path, *options: str) -> str:
     """Run the script in a process of its own; returns what it printed."""
     command = [sys.executable, str(SCRIPT), "--checkpoint", str(checkpoint), *options]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return warm.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def test_it_knows_nothing_of_us() -> None:

@@ -228,8 +228,8 @@ class MergingNode:
 
     def _work(self) -> None:
         wanted = self._wanted
-        is_last = self._is_last
         self._meet()
+        is_last = self._is_last  # who has not met the others yet does not know of any to wait for
         self._reach()
         self._take_own()
         for parcel in self._units.close(None if wanted or is_last else self._through):

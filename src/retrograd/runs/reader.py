@@ -104,7 +104,8 @@ class Run:
 
     def __repr__(self) -> str:
         extra = sum(rank.is_extra for rank in self.ranks)
-        ranks = count_of(len(self.ranks) - extra, "rank")
+        merged = self.manifest.get("merged", {}).get("ranks", ())
+        ranks = count_of(len({*merged, *(rank.rank for rank in self.ranks if not rank.is_extra)}), "rank")
         also = f", and {extra} by itself" if extra else ""
         return f"Run({str(self.path)!r}, {self.status}, {ranks}{also}, {self.history!r})"
 

@@ -21,6 +21,9 @@ from retrograd.views.table import print_table
 from retrograd.views.terminal import draw_sparkline, print_number
 
 _STATISTICS = ("rms", "mean", "std", "abs_max", "zero_share", "nonfinite", "update_ratio")
+_LINEAR = ("mean", "zero_share", "nonfinite")
+"""Statistics that may be negative, or are often zero."""
+
 _WIDTH = 160
 """Columns of a map."""
 
@@ -79,7 +82,8 @@ def _list_numbers(name: str, values: FloatArray) -> list[str] | None:
     if not len(known):
         return None
     numbers = (values[-1], known.min(), known.max())
-    return [name, draw_sparkline(values, 40), *(print_number(float(number)) for number in numbers)]
+    curve = draw_sparkline(values, 40, logarithmic=name not in _LINEAR)
+    return [name, curve, *(print_number(float(number)) for number in numbers)]
 
 
 def draw_matrix(matrix: Matrix) -> str:

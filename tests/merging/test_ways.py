@@ -1,0 +1,69 @@
+"""Ways to train under merged ranks beside the plain one: each merges to what a reader makes of folders of ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from retrograd.launch import closing
+from retrograd.recording.record import record
+from retrograd.runs.reader import open_run
+from tests.merging.comparing import assert_alike, list_names
+from tests.processes import Work, run_in_two
+from tests.recording.spread import STEPS, data_of, loss_of, make_net, make_optimizer, slope_of
+
+pytestmark = pytest.mark.slow
+
+SITES = ("*:output", "*:output.grad", "*:weight*")
+
+
+def parallelize(net: nn.Module) -> nn.Module:
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(net, init_device_mesh("cpu", (2,)), plan)
+
+
+def train(rank: int, folder: Path, name: str, merge: bool, is_spread: bool = False) -> int:
+    model = parallelize(make_net()) if is_spread else DistributedDataParallel(make_net())
+    optimizer = make_optimizer(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=name == "scaled")
+    path = f"memory://{folder}" if name == "address" else folder / name / str(merge)
+    for session in range(2 if name == "resumed" else 1):
+        with record(model, path, sites=SITES, merge_ranks=merge, resume=session > 0) as recording:
+            for number in range(STEPS):
+                optimizer.zero_grad()
+                x, slope = data_of(number), slope_of(number)
+                if not is_spread:
+                    x, slope = x.chunk(2)[rank], slope.chunk(2)[rank]
+                scaler.scale(loss_of(model(x), slope)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        torch.distributed.barrier()
+    if name != "address":
+        return 0
+    return int(open_run(path).history["self:output"].count.sum()) if rank == 0 else len(recording.path.name)
+
+
+def test_each_way_merges_to_what_a_reader_makes_of_it(tmp_path: Path) -> None:
+    ways = {"resumed": False, "scaled": False, "parallel": True}
+    works: dict[str, Work] = {
+        f"{name}-{merge}": partial(train, name=name, merge=merge, is_spread=is_spread)
+        for name, is_spread in ways.items()
+        for merge in (False, True)
+    }
+    works["address"] = partial(train, name="address", merge=True)
+    found = run_in_two(works, tmp_path)
+    for name in ways:
+        assert list_names(tmp_path / name / "True") == ["rank00000"]
+        one, _ = assert_alike(tmp_path / name / "True", tmp_path / name / "False")
+        assert one.manifest["merged"]["lost"] == {}
+        assert "2 ranks" in repr(one)
+        assert closing._count_processes(one.path, "rank*") == 2
+    assert len(open_run(tmp_path / "resumed" / "True").history.loss.steps) == 2 * STEPS
+    assert found["address"][0] == STEPS * 8 * 4
