@@ -125,7 +125,7 @@ def _find_handles(room: Any, variable: Any, translator: Any) -> list[Any]:
     handles = []
     for name in _HOOKS:
         table = room.AttrSource(variable.source, name)
-        hooks = dict.values(getattr(variable.value, name))  # places are those of the plain dictionary, whatever is moved
+        hooks = dict.values(getattr(variable.value, name))  # in the order of the keys that are guarded
         for place, hook in enumerate(hooks):
             source = room.DictGetItemSource(table, room.ConstDictKeySource(table, place))
             room.VariableTracker.build(translator, hook, source=source, realize=True)
