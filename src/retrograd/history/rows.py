@@ -289,9 +289,7 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         """Rows among which are those of some sites, in their order."""
         return self
 
-    def merged(
-        self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None
-    ) -> Iterator[Rows]:
+    def merged(self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None) -> Iterator[Rows]:
         """Rows of which those of some sites, merged by site and step, say the same as all do; by rising step.
 
         Args:

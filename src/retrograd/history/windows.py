@@ -94,9 +94,7 @@ class LongRows(Rows):
         parts = [SomeSites(part, wanted) for part in self._stored]
         return Rows([part for part in parts if len(part.codes)], None, self.merges, self.copies)
 
-    def merged(
-        self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None
-    ) -> Iterator[Rows]:
+    def merged(self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None) -> Iterator[Rows]:
         """Rows with micro-batches and ranks merged, a row a site and step; all at once where these are not too many."""
         code = None if phase is None else encode_phase(phase)
         listed = self.outline.steps.values() if code is None else [self.outline.steps.get(code, _NO_STEPS)]

@@ -205,7 +205,7 @@ def make_environment(request: Request, environment: Mapping[str, str]) -> dict[s
 
 
 def make_own_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process of ours beside the program: it finds us, and does nothing else that we were asked."""
+    """The environment of a process of ours beside the program: it finds us, and is asked nothing."""
     theirs = {name: value for name, value in environment.items() if not name.startswith((OURS, "PYTHONW"))}
     hidden = theirs.get("PYTHONPATH")
     paths = [path for path in hidden.split(os.pathsep) if path != str(BOOTSTRAP)] if hidden else []
