@@ -93,8 +93,8 @@ class CallSource(FactSource):
         self._add("forward", about, sys._getframe(1), (("training", model.training), ("grad", grad_enabled())))
 
     def run_begins(self, run: EngineRun) -> None:
-        """A backward pass is about to run."""
-        if run.is_nested:
+        """A backward pass is about to run; of another thread's nothing is looked at, for this one may clear gradients."""
+        if run.is_nested or threading.get_ident() != self._thread:
             return
         details: Details = (("retain_graph", run.keeps_graph), ("create_graph", run.creates_graph))
         if run.accumulates:
@@ -104,8 +104,8 @@ class CallSource(FactSource):
         self._add("backward" if run.accumulates else "grad", "", sys._getframe(1), details)
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """A forward has ended."""
-        if run.accumulates and not run.is_nested and error is None:
+        """A backward pass has ended."""
+        if run.accumulates and not run.is_nested and error is None and threading.get_ident() == self._thread:
             self._sample_gradients()
 
     def update_begins(self, optimizer: Optimizer) -> None:

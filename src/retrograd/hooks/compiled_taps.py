@@ -33,7 +33,7 @@ from torch.fx.node import has_side_effect
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
-from retrograd.hooks.engine import dispatch_modes, is_transformed, uncompiled
+from retrograd.hooks.engine import dispatch_modes, has_transform, is_transformed, knows_at_once, uncompiled
 from retrograd.hooks.listeners import Entry, SeeGradient, hooks_on
 from retrograd.hooks.nested import Keys, flatten
 
@@ -50,7 +50,7 @@ class CompiledTap(Protocol):
     """What a handle leads to."""
 
     def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
-        """See the tensors that a module returned, each with its name; returns the ticket of this call."""
+        """See the tensors of a call, each with its name; returns the ticket of this call."""
 
 
 class Numbered(Generic[T]):
@@ -104,12 +104,23 @@ NOBODY = make_ticket(())
 """The ticket of a call of which nobody is told more."""
 
 
-def trace_tap(handle: Tensor, output: Any) -> None:
-    """Put a tap into the graph that is being traced."""
-    if type(output) is Tensor:  # tracing the search of a nest takes several times as long as all else
-        _TAP([output], handle, [""], torch.is_grad_enabled())
+@knows_at_once
+def is_in_transform() -> bool:
+    """While a graph is traced, tell whether this part of it is inside a ``torch.func`` transform."""
+    return has_transform()
+
+
+def trace_tap(handle: Tensor, value: Any, keys: Keys = ()) -> None:
+    """Put a tap on a tensor, or on a nest of them that these keys lead to, into the graph that is being traced.
+
+    Inside a transform tensors have no values of their own, and there is none.
+    """
+    if is_in_transform():
         return
-    found = list(flatten(output, ()))
+    if type(value) is Tensor:  # tracing the search of a nest takes several times as long as all else
+        _TAP([value], handle, [BETWEEN.join(keys)], torch.is_grad_enabled())
+        return
+    found = list(flatten(value, keys))
     if found:
         names = [BETWEEN.join(keys) for keys, _ in found]
         _TAP([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
@@ -125,7 +136,7 @@ def put_tap(create: Callable[..., Any], output: Any, handle: Any, *, trains: boo
 
 @uncompiled
 def see(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> Tensor:
-    """Hand what a module returned to its taps; returns the ticket of this call."""
+    """Hand the tensors of a call to its taps; returns the ticket of this call."""
     find = _taps.find(handle)
     tap = find() if find is not None else None
     return NOBODY if tap is None else tap.see_compiled(tensors, names, trains)
