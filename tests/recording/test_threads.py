@@ -161,6 +161,37 @@ def test_one_model_in_several_threads_at_once() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+def watch_reading(model: nn.Linear) -> list[str]:
+    """Where ``model.weight.grad`` is read from now on."""
+    read: list[str] = []
+    gradient = nn.Parameter.grad
+
+    class Watched(nn.Parameter):
+        @property
+        def grad(self) -> Tensor | None:  # type: ignore[override]
+            read.append("".join(traceback.format_stack(limit=3)))
+            return gradient.__get__(self)
+
+    model.weight = Watched(model.weight.detach())
+    return read
+
+
+def test_a_pass_of_another_model_elsewhere_reads_no_gradients() -> None:
+    """The thread of the recorded model may clear them just then, which is the same race."""
+    model, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    read = watch_reading(model)
+    with rg.record(model):
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+        read.clear()
+        thread = threading.Thread(target=lambda: other(torch.ones(2, 4)).sum().backward())
+        thread.start()
+        thread.join()
+        assert not read
+        model(torch.ones(2, 4)).sum().backward()
+        assert read
+
+
 def test_gradients_are_left_alone_while_another_thread_adds_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """To read ``.grad`` beside a pass of another thread is a race in torch, and ends in a null pointer."""
     model, inside, looked = nn.Linear(4, 1), threading.Event(), threading.Event()
@@ -176,16 +207,7 @@ def test_gradients_are_left_alone_while_another_thread_adds_to_them(monkeypatch:
             assert looked.wait(60)
             return gradient
 
-    read: list[str] = []
-    gradient = nn.Parameter.grad
-
-    class Watched(nn.Parameter):
-        @property
-        def grad(self) -> Tensor | None:  # type: ignore[override]
-            read.append("".join(traceback.format_stack(limit=3)))
-            return gradient.__get__(self)
-
-    model.weight = Watched(model.weight.detach())
+    read = watch_reading(model)
     with rg.record(model):
         model(torch.ones(2, 4)).sum().backward()
         thread = threading.Thread(target=lambda: Waits.apply(model(torch.ones(2, 4))).sum().backward())
