@@ -185,7 +185,7 @@ class OwnUnits:
         return parcel
 
     def _take_rows(self, step: int) -> Iterator[RankedRows]:
-        """Take the rows of a step; where its update never came it is taken to be as long as the last one with an update."""
+        """Take the rows of a step; one without an update is taken to be as long as the last one that had one."""
         last = self._lasts.get(step, self._last)
         for rows in self._rows.pop(step, ()):
             yield from [rows] if last is None else count_from_end(rows, last)
