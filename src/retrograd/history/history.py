@@ -17,9 +17,9 @@ from retrograd.drawings import drawn_by
 from retrograd.errors import NoSuchSiteError
 from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.kept import Kept, TensorRing, read_kept
-from retrograd.history.matrix import Curve, Matrix, build_matrix, join_matrices
+from retrograd.history.matrix import Curve, Matrix, build_matrix, find_columns, join_matrices
 from retrograd.history.names import SiteNames
-from retrograd.history.rows import FIXED_TYPES, Part, Rows, StoredPart, decode_batches, join_neighbours
+from retrograd.history.rows import FIXED_TYPES, Part, Rows, StoredPart, decode_batches, encode_phase, join_neighbours
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import (
@@ -225,7 +225,8 @@ class History:
     ) -> Iterator[list[Matrix]]:
         """As :meth:`matrix`, of several statistics, for some steps after the other: of a long record some at a time."""
         codes = [self._find(site) for site in sites]
-        for rows in self.rows.merged(phase, {code for several in codes for code in several}):
+        columns = find_columns(statistics, self.rows.custom)
+        for rows in self.rows.merged(phase, {code for several in codes for code in several}, columns):
             yield [build_matrix(rows, codes, list(sites), statistic, phase) for statistic in statistics]
 
     def add_exponents(
@@ -256,6 +257,14 @@ class History:
         """Steps by phase, and the order in which sites were reached."""
         rows = self.rows
         return rows.outline if isinstance(rows, LongRows) else find_outline(rows)
+
+    def find_first_nonfinite(self, phase: str) -> int | None:
+        """A step before which no row of a phase has NaN or infinite elements; None where none has any at all."""
+        code, found = encode_phase(phase), []
+        for piece in self.rows.pieces(("step", "phase", "nan", "pos_inf", "neg_inf")):
+            bad = [np.flatnonzero(piece[name]) for name in ("nan", "pos_inf", "neg_inf") if piece[name].any()]
+            found += [piece["step"][index][piece["phase"][index] == code] for index in bad]
+        return min((int(steps.min()) for steps in found if len(steps)), default=None)
 
     @property
     def loss(self) -> Curve:
