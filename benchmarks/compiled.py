@@ -1,30 +1,30 @@
-"""What recording costs inside compiled code: CPU time a step beside the bare compiled step, and CPU time to compile.
+"""What recording and rewriting cost inside compiled code: CPU time a step, and to compile, beside the bare net.
 
-    python benchmarks/compiled.py [--nets gpt2 mlp] [--backend inductor] [--rounds 15] [--seconds 0.3]
+    python benchmarks/compiled.py [--nets gpt2 mlp] [--backends inductor aot_eager] [--only TEXT] [--rounds 7]
 
-Each contender compiles a net of its own, once; then all are measured in turns (see ``timing.py``). Forward and backward
-alone are timed. Inductor writes C++ and needs a compiler; its children's time counts as compile time.
+Each row compiles a net of its own, once, and is then measured in turns with a bare one (see ``timing.py``); rows of one
+group share a graph, and only the first of them shows what compiling takes. Forward and backward alone are timed.
+Inductor writes C++ and needs a compiler; its children's time counts as compile time, and its caches are off.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import retrograd as rg
 from nets import Net, make_gpt2, make_mlp
-from timing import interleave
+from timing import interleave, make_plain_parser, say
 
 NETS: dict[str, Callable[[], Net]] = {
     "gpt2": partial(make_gpt2, layers=2, vocabulary=2048),
@@ -55,49 +55,155 @@ def set_disabled_hooks(model: nn.Module) -> None:
             module.register_forward_hook(make(name))
 
 
+SUMS, COLUMNS = 6, 8
+"""Columns of a traced row that are added up, and all; the others hold maxima."""
+
+
+def merge_traced(row: Tensor, tensor: Tensor, on: Tensor) -> None:
+    """Merge eight statistics of a tensor into its row, by operations that the compiler sees. Nothing where on is 0."""
+    seen = tensor.detach().float()
+    sums = [seen.sum(), seen.square().sum(), seen.abs().sum(), (seen == 0).sum(), (~seen.isfinite()).sum()]
+    merged = row[:SUMS] + on * torch.stack([*(each.float() for each in sums), torch.ones_like(sums[0])])
+    largest = torch.where(on > 0, torch.stack([seen.amax(), -seen.amin()]), row[SUMS:])
+    row.copy_(torch.cat([merged, torch.maximum(row[SUMS:], largest)]))
+
+
+class TracedStatistics(torch.autograd.Function):
+    """Statistics of a tensor and of its gradient, in rows of a slab."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, row: Tensor, gradient_row: Tensor, on: Tensor) -> Tensor:
+        """The same tensor."""
+        ctx.gradient_row, ctx.on = gradient_row, on
+        merge_traced(row, tensor, on)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The same gradient."""
+        merge_traced(ctx.gradient_row, gradient, ctx.on)
+        return gradient, None, None, None
+
+
+class TracedScale(torch.autograd.Function):
+    """Half of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        """The same tensor."""
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Its gradient."""
+        return 0.5 * gradient
+
+
+TRACED_ON = torch.ones(())
+"""The multiplier that switches traced statistics: on the device, so that nothing is compiled anew."""
+
+
+def set_traced_hooks(model: nn.Module) -> None:
+    """Hooks of which the compiler makes a part of its kernels."""
+
+    def make(row: Tensor, gradient_row: Tensor) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: Any, output: Any) -> Any:
+            return TracedStatistics.apply(output, row, gradient_row, TRACED_ON)  # type: ignore[no-untyped-call]
+
+        return hook
+
+    for module in leaf_modules(model):
+        module.register_forward_hook(make(torch.zeros(COLUMNS), torch.zeros(COLUMNS)))
+
+
+def set_scaling_hooks(model: nn.Module) -> None:
+    """The rule of the benchmark as a hook that the compiler traces."""
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return TracedScale.apply(output)  # type: ignore[no-untyped-call]
+
+    for module in leaf_modules(model):
+        module.register_forward_hook(hook)
+
+
+def leaf_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules without others in them."""
+    return [module for module in model.modules() if not list(module.children())]
+
+
+def rewrite(model: nn.Module) -> AbstractContextManager[Any]:
+    """Half of each gradient, by a rule."""
+    names = [name for name, module in model.named_modules() if not list(module.children())]
+    return rg.rewrite(model, {f"{name}:output.grad": rg.rules.Scale(0.5) for name in names})
+
+
+@contextmanager
+def switched_off(model: nn.Module) -> Iterator[None]:
+    """Traced statistics do nothing."""
+    TRACED_ON.zero_()
+    try:
+        yield
+    finally:
+        TRACED_ON.fill_(1)
+
+
 @dataclass
-class Contender:
-    """How a model is recorded.
+class Group:
+    """Rows that share a graph.
 
     Attributes:
-        record: begins a recording, before it is compiled and again for each measurement.
+        rows: how a model is recorded in each; the first is on while it is compiled.
         prepare: what is done to the model once.
     """
 
-    record: Record
+    rows: dict[str, Record]
     prepare: Callable[[nn.Module], None] = lambda model: None
 
 
-CONTENDERS = {
-    "bare": Contender(lambda model: nullcontext()),
-    "attached, never scheduled": Contender(partial(rg.record, schedule=lambda step: False)),
-    "recorded, no histogram": Contender(partial(rg.record, histogram=False)),
-    "recorded": Contender(rg.record),
-    "recorded at the boundary": Contender(partial(rg.record, sites=["self:*", "*:weight*", "*:bias*"])),
-    "disabled hooks": Contender(lambda model: nullcontext(), set_disabled_hooks),
-}
+def do_nothing(model: nn.Module) -> AbstractContextManager[Any]:
+    """Record nothing."""
+    return nullcontext()
+
+
+GROUPS = [
+    Group(
+        {
+            "recorded": rg.record,
+            "recorded, no histogram": partial(rg.record, histogram=False),
+            "attached, never scheduled": partial(rg.record, schedule=lambda step: False),
+        }
+    ),
+    Group(
+        {"statistics traced into the graph, by hand": do_nothing, "the same, switched off": switched_off},
+        set_traced_hooks,
+    ),
+    Group({"recorded at the boundary": partial(rg.record, sites=["self:*", "*:weight*", "*:bias*"])}),
+    Group({"disabled hooks, two statistics": do_nothing}, set_disabled_hooks),
+    Group({"a rule on each gradient": rewrite}),
+    Group({"the same rule traced, by hand": do_nothing}, set_scaling_hooks),
+]
 
 
 @dataclass
 class Compiled:
-    """A net that was compiled while one contender recorded it.
+    """A net that was compiled once.
 
     Attributes:
+        model: it.
         step: forward and backward.
-        record: begins the contender's recording anew, for which nothing is compiled anew.
         compile_seconds: CPU time of the first step, all threads and children.
         graphs, breaks: how many.
     """
 
+    model: nn.Module
     step: Callable[[], None]
-    record: Callable[[], AbstractContextManager[Any]]
-    compile_seconds: float
-    graphs: int
-    breaks: int
+    compile_seconds: float = 0.0
+    graphs: int = 0
+    breaks: int = 0
 
-    def measure(self, seconds: float) -> float:
-        """CPU seconds a step."""
-        with self.record():
+    def measure(self, record: Record, seconds: float) -> float:
+        """CPU seconds a step, while it is recorded so, for which nothing is compiled anew."""
+        with record(self.model):
             self.step()
             count, begin, deadline = 0, time.process_time(), time.perf_counter() + seconds
             while count < 2 or time.perf_counter() < deadline:
@@ -112,13 +218,15 @@ def cpu_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def compile_net(make_net: Callable[[], Net], contender: Contender, backend: str) -> Compiled:
-    """Compile a new net while a contender records it."""
-    torch._dynamo.reset()
+def compile_net(
+    make_net: Callable[[], Net], record: Record, prepare: Callable[[nn.Module], None], backend: str
+) -> Compiled:
+    """Compile a new net while it is recorded; of a class of its own, or it might run the graph of another."""
     counters.clear()
     torch.manual_seed(0)
     net = make_net()
-    contender.prepare(net.model)
+    net.model.__class__ = type("Net", (type(net.model),), {})
+    prepare(net.model)
     parameters = list(net.model.parameters())
     call = torch.compile(net.model, backend=backend)
 
@@ -127,46 +235,57 @@ def compile_net(make_net: Callable[[], Net], contender: Contender, backend: str)
             parameter.grad = None
         net.loss(call(net.inputs)).backward()
 
-    with contender.record(net.model):
+    made = Compiled(net.model, step)
+    with record(net.model):
         begin = cpu_seconds()
         step()
-        took = cpu_seconds() - begin
-    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    return Compiled(step, partial(contender.record, net.model), took, graphs, breaks)
+        made.compile_seconds = cpu_seconds() - begin
+    made.graphs, made.breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    return made
 
 
-def measure_net(name: str, backend: str, names: list[str], rounds: int, seconds: float) -> None:
-    """Print a line for each contender."""
-    made = {each: compile_net(NETS[name], CONTENDERS[each], backend) for each in ["bare", *names]}
-    ratios: dict[str, list[float]] = {each: [] for each in names}
-    base = made["bare"]
-    bare = partial(base.measure, seconds)
-    for turn in interleave(names, rounds, lambda each: made[each].measure(seconds), bare):
-        ratios[turn.name].append(2 * turn.found / (turn.before + turn.after))
-    print(f"{name}, {backend}: bare step {1e3 * bare():.2f} ms, compiled in {base.compile_seconds:.1f} s")
-    for each, found in ratios.items():
+def measure_group(group: Group, make_net: Callable[[], Net], backend: str, base: Compiled, options: Any) -> None:
+    """Print a line for each row of a group that was asked for, as soon as it is measured."""
+    rows = {name: record for name, record in group.rows.items() if any(text in name for text in options.only)}
+    if not rows:
+        return
+    made = compile_net(make_net, next(iter(group.rows.values())), group.prepare, backend)
+    longer = made.compile_seconds / base.compile_seconds
+    for name, record in rows.items():
+        measure_bare = partial(base.measure, do_nothing, options.seconds)
+        measure = partial(made.measure, record, options.seconds)
+        turns = interleave([name], options.rounds, lambda _, measure=measure: measure(), measure_bare)
+        found = [2 * turn.found / (turn.before + turn.after) for turn in turns]
         low, middle, high = statistics.quantiles(found, n=4) if len(found) > 1 else 3 * found
-        one = made[each]
-        longer = one.compile_seconds / base.compile_seconds
-        print(
-            f"  {each:28} {middle:.3f} [{low:.3f} {high:.3f}]  compile x{longer:.2f}"
-            f"  graphs {one.graphs} ({base.graphs})  breaks {one.breaks} ({base.breaks})"
+        say(
+            f"  {name:42} {middle:.3f} [{low:.3f} {high:.3f}]  compile x{longer:.2f}"
+            f"  graphs {made.graphs} ({base.graphs})  breaks {made.breaks} ({base.breaks})"
         )
+
+
+def measure_net(name: str, backend: str, options: Any) -> None:
+    """Measure all groups on a net."""
+    torch._dynamo.reset()
+    base = compile_net(NETS[name], do_nothing, lambda model: None, backend)
+    bare = base.measure(do_nothing, options.seconds)
+    say(f"{name}, {backend}: bare step {1e3 * bare:.2f} ms, compiled in {base.compile_seconds:.1f} s")
+    for group in GROUPS:
+        measure_group(group, NETS[name], backend, base, options)
 
 
 def main() -> None:
     """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument("--backend", default="inductor")
-    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS)[1:], default=list(CONTENDERS)[1:])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.3)
+    parser = make_plain_parser(__doc__ or "", NETS)
+    parser.set_defaults(rounds=7)
+    parser.add_argument("--backends", nargs="+", default=["inductor", "aot_eager"])
+    parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    compile_net(lambda: make_mlp(width=8, batch=2, layers=2), CONTENDERS["bare"], options.backend)  # loads the compiler
-    for name in options.nets:
-        measure_net(name, options.backend, options.contenders, options.rounds, options.seconds)
+    torch._inductor.config.force_disable_caches = True
+    torch._dynamo.config.recompile_limit = 64  # one code for all nets
+    for backend in options.backends:  # loads the compiler
+        compile_net(lambda: make_mlp(width=8, batch=2, layers=2), rg.record, lambda model: None, backend)
+        for name in options.nets:
+            measure_net(name, backend, options)
 
 
 if __name__ == "__main__":

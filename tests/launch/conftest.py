@@ -1,7 +1,7 @@
 """Runs scripts twice, bare and through the real command, and compares the two.
 
-They begin with torch loaded (:mod:`tests.warm`), but for a few, which begin as a user's do. All that are wanted begin
-at once, two at a time.
+They begin with torch loaded (:mod:`tests.warm`), but for a few, which begin as a user's do. All that a file wants
+begin at once, two at a time.
 """
 
 from __future__ import annotations
@@ -121,17 +121,17 @@ def run_once(
 
 
 @pytest.fixture(scope="session")
-def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     stage = Stage(tmp_path_factory.mktemp("launch"))
-    for item in request.session.items:
-        command = item.callspec.params.get("outcome") if hasattr(item, "callspec") else None
-        if isinstance(command, Command):
-            stage.begin(command)
     yield stage
     stage.close()
 
 
 @pytest.fixture
 def outcome(request: pytest.FixtureRequest, stage: Stage) -> Outcome:
-    """What the command of the decorator :func:`recorded` did."""
+    """What the command of the decorator :func:`recorded` did; those of the same file begin now, too."""
+    for item in request.session.items:
+        command = item.callspec.params.get("outcome") if hasattr(item, "callspec") else None
+        if item.path == request.path and isinstance(command, Command):
+            stage.begin(command)
     return stage.outcome(request.param)

@@ -19,7 +19,7 @@ import inspect
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
@@ -53,7 +53,7 @@ class CompiledCallListener(Protocol):
 
 
 def _install() -> list[Undo]:
-    return [_wrap_switch(sys.modules[_ROOM]) if _ROOM in sys.modules else _wait_for_compiler()]
+    return [when_loaded(_ROOM, _wrap_switch)]
 
 
 compiled_call_listeners = Listeners[CompiledCallListener](Patch(_install))
@@ -89,31 +89,38 @@ def _wrap_switch(room: ModuleType) -> Undo:
     return replace(room, _NAME, switch)
 
 
-class _CompilerFinder(MetaPathFinder):
-    """Sees the compiler being loaded, and wraps its switch."""
+class _ModuleFinder(MetaPathFinder):
+    """Sees a module of torch's being loaded, and changes it.
 
-    def __init__(self) -> None:
+    Args:
+        name: its name.
+        change: changes it; returns what takes that back.
+    """
+
+    def __init__(self, name: str, change: Callable[[ModuleType], Undo]) -> None:
+        self._name = name
+        self._change = change
         self._undo: Undo | None = None
         self._is_over = False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _ROOM:
+        if name != self._name:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
-            def load_and_wrap(room: ModuleType) -> None:
+            def load_and_change(room: ModuleType) -> None:
                 load(room)
                 with _lock:
                     if not self._is_over:
-                        self._undo = _wrap_switch(room)
+                        self._undo = self._change(room)
 
-            spec.loader.exec_module = load_and_wrap  # type: ignore[assignment, method-assign]
+            spec.loader.exec_module = load_and_change  # type: ignore[assignment, method-assign]
         return spec
 
     def remove(self) -> None:
-        """Look no longer, and put the switch back."""
+        """Look no longer, and put back what was there."""
         with _lock:
             self._is_over = True
             if self in sys.meta_path:
@@ -122,8 +129,15 @@ class _CompilerFinder(MetaPathFinder):
                 self._undo()
 
 
-def _wait_for_compiler() -> Undo:
-    finder = _CompilerFinder()
+def when_loaded(name: str, change: Callable[[ModuleType], Undo]) -> Undo:
+    """Change a module of torch's that loads slowly: now, or when the program loads it.
+
+    Returns:
+        What takes that back.
+    """
+    if name in sys.modules:
+        return change(sys.modules[name])
+    finder = _ModuleFinder(name, change)
     sys.meta_path.insert(0, finder)
     return finder.remove
 

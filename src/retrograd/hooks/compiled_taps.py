@@ -115,6 +115,11 @@ def trace_tap(handle: Tensor, output: Any) -> None:
         _TAP([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
 
 
+def put_tap(create: Callable[..., Any], output: Any, handle: Any, *, trains: bool) -> None:
+    """Put a tap on one tensor into a graph, without tracing that: ``create`` makes a node of a tracer's."""
+    create("call_function", _TAP, ([output], handle, [""], trains), {})
+
+
 # ---- what runs when a graph runs ------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import has_been_compiled, keep_compiled_modules_quiet, tables_of
+from retrograd.hooks.compiled_modules import TracedTap, UntracedHook, tapped_calls
 from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, name_tensors, trace_tap
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.listeners import Entry, Hook, SeeGradient, hidden_hooks
@@ -97,8 +98,8 @@ class InputWatcher(Protocol):
         """See that the call ended; ``output`` is None when it raised."""
 
 
-class _ForwardTap(Hook):
-    __slots__ = ("__weakref__", "_is_hidden", "_tickets", "entry", "handle", "is_compiled", "watchers")
+class _ForwardTap(TracedTap):
+    __slots__ = ("__weakref__", "_is_hidden", "_tickets", "entry", "is_compiled", "watchers")
 
     def __init__(self, module: nn.Module) -> None:
         self.watchers: tuple[ForwardWatcher, ...] = ()
@@ -107,6 +108,8 @@ class _ForwardTap(Hook):
         self._is_hidden = False
         self._tickets: dict[Told, Tensor] = {}
         self.entry = set_after(module, self)
+        tapped_calls.hold()
+        weakref.finalize(self, tapped_calls.release).atexit = False
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -211,7 +214,7 @@ class EndHook(Hook):
     __slots__ = ()
 
 
-class _BeforeForward(Hook):
+class _BeforeForward(UntracedHook):
     __slots__ = ("is_outermost", "watcher")
 
     def __init__(self, watcher: InputWatcher, *, is_outermost: bool) -> None:
@@ -224,7 +227,7 @@ class _BeforeForward(Hook):
             self.watcher.before_forward(module, args, kwargs)
 
 
-class _After(EndHook):
+class _After(EndHook, UntracedHook):
     __slots__ = ("watcher",)
 
     def __init__(self, watcher: InputWatcher) -> None:

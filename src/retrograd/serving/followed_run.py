@@ -56,6 +56,7 @@ PAUSE = 2.0
 MOST_ROWS = 1_000_000
 """Rows of a run that is explained while it is followed; of a longer one the findings that are kept are shown."""
 
+_NOT_LOOKED = "Nobody has looked for them yet; `retrograd explain` does."
 _SHARE = 0.1  # of the time that explaining again and again may take
 _LOOK = 1.0  # seconds between two looks at the files, however many pages ask
 
@@ -108,7 +109,8 @@ class FollowedRun:
             self._look()
             steps = self._scoped.columns.steps
             columns = StepColumns(steps, width)
-            fits = len(columns) <= 2 * MOST_COLUMNS and int(np.searchsorted(steps, step)) == column * width
+            is_there = int(np.searchsorted(steps, step)) == column * width < len(steps)  # a resumed run begins earlier
+            fits = is_there and len(columns) <= 2 * MOST_COLUMNS
             if not fits:
                 column, columns = 0, share_columns(steps, MOST_COLUMNS)
             facts = _leave_columns_out(self._describe(replace(self._scoped, columns=columns)))
@@ -222,7 +224,7 @@ class FollowedRun:
             **describe_run(run, scope, {}),
             **describe_data(scope, places, Blocks(statistics, loss, None)),
             "exponents": None,
-            "findings": describe_findings(self._findings, scope),
+            "findings": {**describe_findings(self._findings, scope), **self._tell_pending()},
             "nonfinite": self._nonfinite,
             "recorded": describe_recorded(scope, places),
             "troubles": list_troubles(manifest, scope.history.events_but_losses, ranks, scope.unseen),
@@ -231,6 +233,13 @@ class FollowedRun:
         }
 
     # ---- findings ----
+
+    def _tell_pending(self) -> dict[str, Any]:
+        """What the page says instead where nobody has looked for findings yet, and none were kept."""
+        if self._explained or len(self._findings):
+            return {}
+        is_long = self._run.history.rows.count > MOST_ROWS
+        return {"pending": True, "about": _NOT_LOOKED if is_long else "They are being looked for."}
 
     def _explain_again(self) -> None:
         """Look for findings in a thread of its own, where there are new rows and it takes a small share of the time."""

@@ -27,6 +27,7 @@ export const ask = (what, query) => askServer(facts.live.base, what, query);
 export async function readFloats(name, from = 0) {
   if (facts.live) {
     const { first, last, width } = facts.columns;
+    if (first.length === 0) return new Float32Array(0); // nothing was recorded yet
     const query = { step: first[from], until: last.at(-1), width };
     return new Float32Array(await (await ask(`block/${name}`, query)).arrayBuffer());
   }

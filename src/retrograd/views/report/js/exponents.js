@@ -16,7 +16,7 @@ const asked = new Map(); // series of a page that is served → when it was aske
 /** Make histograms of some series ready. */
 export async function loadExponents(wanted) {
   if (!facts.live) codes ??= await readBytes("exponents");
-  else await Promise.all(wanted.filter((series) => !(performance.now() - asked.get(series)?.when < OLD)).map(askFor));
+  else if (facts.columns.first.length) await Promise.all(wanted.filter((series) => !(performance.now() - asked.get(series)?.when < OLD)).map(askFor));
 }
 
 async function askFor(series) {

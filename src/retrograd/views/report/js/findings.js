@@ -6,8 +6,8 @@ import { fill, find, make, makeTerms } from "./dom.js";
 import { facts } from "./payload.js";
 
 export function writeFindings() {
-  const { about, shown, listed, not_checked: left } = facts.findings;
-  find("findings-title").textContent = listed.length === 0 ? "No findings" : "Findings";
+  const { about, shown, listed, not_checked: left, pending } = facts.findings;
+  find("findings-title").textContent = listed.length === 0 && !pending ? "No findings" : "Findings";
   find("findings-about").textContent = about;
   fill(find("findings-list"), ...listed.slice(0, shown).map(makeFinding));
   const rest = listed.slice(shown);

@@ -3,6 +3,7 @@
 import { facts, readFloats } from "./payload.js";
 
 const numbers = new Map(); // name of a block → {values, stride, columns, version}: a line each `stride` numbers
+let generation = 0; // what was asked for before all columns became others is of no use
 const SPARE = 128; // columns that a followed run may gain before its numbers are copied
 const largest = new Map(); // series → largest magnitudes
 
@@ -33,6 +34,7 @@ findStatistics();
 /** There are more columns, or other numbers in the last one; `anew` where all of them are others. */
 export function forgetColumns(anew) {
   if (anew) numbers.clear();
+  if (anew) generation += 1;
   largest.clear();
 }
 
@@ -51,9 +53,10 @@ async function load(block, { bands, series }) {
   const columns = facts.columns.first.length;
   const known = numbers.get(block);
   if (known && (!facts.live || known.version === facts.live.version)) return;
-  const [version, from] = [facts.live?.version, known ? known.columns - 1 : 0];
+  const begun = generation;
+  const [version, from] = [facts.live?.version, known ? Math.max(known.columns - 1, 0) : 0];
   const added = await readFloats(block, from);
-  if (added === null || numbers.get(block) !== known) return;
+  if (added === null || numbers.get(block) !== known || begun !== generation) return;
   const [lines, width] = [bands.length * series.length, columns - from];
   if (!known && !facts.live) return numbers.set(block, { values: added, stride: columns, columns });
   const stride = known && known.stride >= columns ? known.stride : columns + SPARE;
