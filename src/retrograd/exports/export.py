@@ -21,7 +21,7 @@ MOST_HISTOGRAMS = 100
 """Steps of a run that go to a tracker, none of which shows more of them."""
 
 _TABLES = {"csv": export_csv, "parquet": export_parquet}
-_PLACES = {"csv": "statistics.csv", "parquet": "statistics.parquet", "mlflow": "mlruns"}
+_PLACES = {"csv": "statistics.csv", "parquet": "statistics.parquet"}
 """Names in the run folder; that of the format where nothing is said."""
 
 

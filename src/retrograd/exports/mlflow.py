@@ -78,12 +78,15 @@ def open_tracker(
 
     Args:
         name: of the run.
-        folder: of a file store.
+        folder: of a database, ``mlflow.db``.
         tracking_uri: as for an ``MlflowClient``.
         experiment: the name of one, which is made if it is not there.
         options: as for ``MlflowClient.create_run``.
     """
-    client = MlflowClient(tracking_uri if folder is None else folder.absolute().as_uri())
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        tracking_uri = f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri)
     found = client.get_experiment_by_name(experiment)
     number = client.create_experiment(experiment) if found is None else found.experiment_id
     return MlflowRun(client, client.create_run(number, run_name=name, **options).info.run_id)

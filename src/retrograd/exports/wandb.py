@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +29,9 @@ class WandbRun:
     """
 
     def __init__(self, **options: Any) -> None:
+        exits = sys.exit, sys.excepthook
         self._run = wandb.init(**options)
+        sys.exit, sys.excepthook = exits  # it never gives them back, and is told of the end by us
         self._run.define_metric("*", step_metric=STEP)
         self._found: Counter[str] = Counter()
 
