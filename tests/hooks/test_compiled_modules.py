@@ -110,3 +110,12 @@ def test_recordings_that_follow_each_other_share_two_graphs(traced: list[str]) -
         assert recording.history["0:output.grad"].steps.tolist() == [0]
         call(torch.ones(2, 3)).sum().backward()
     assert counters["stats"]["unique_graphs"] == 2  # with the hooks around the model, and without
+
+
+def test_hooks_that_were_put_first_are_told_apart(traced: list[str]) -> None:
+    """Each of two recordings puts its own before all others: tables and the dictionaries below have other orders."""
+    net = nn.Linear(3, 3)
+    with rg.record(net, sites="*"), rg.record(net) as recording:
+        torch.compile(lambda x: net(x).sum(), backend="aot_eager")(torch.ones(2, 3)).backward()
+    assert traced
+    assert len(recording.history["self:output.grad"].rms) == 1

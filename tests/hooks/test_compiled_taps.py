@@ -39,7 +39,7 @@ class Watcher:
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         raise AssertionError("all of it is compiled")
 
-    def after_compiled_forward(self, tensors: Sequence[tuple[tuple[str, ...], Tensor]], trains: bool) -> list[Any]:
+    def see_in_compiled_code(self, tensors: Sequence[tuple[tuple[str, ...], Tensor]], trains: bool) -> list[Any]:
         self.values.append({keys: tensor.clone() for keys, tensor in tensors})
         return [lambda gradient: self.gradients.append(gradient.clone())] * len(tensors)
 

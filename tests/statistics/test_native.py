@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from retrograd.statistics.slab import Slab, copy_elements
+from retrograd.statistics.slab import Slab, copy_elements, observe_updates
 from tests.statistics.oracle import assert_row, drain, elements, expected_bins
 
 LARGE = 50_000
@@ -156,7 +157,7 @@ COPIED = (
 @pytest.mark.parametrize("weight", COPIED)
 def test_an_update_is_told_from_copied_elements(native: Slab, weight: Tensor) -> None:
     before = weight.detach().clone()
-    copy = copy_elements(weight, before.nbytes)
+    [copy] = copy_elements([weight], before.nbytes)
     assert copy is not None
     with torch.no_grad():
         weight += 1  # what was copied must not follow
@@ -177,7 +178,10 @@ def test_an_update_is_told_from_copied_elements(native: Slab, weight: Tensor) ->
      torch.ones(3, dtype=torch.complex64), torch._neg_view(torch.ones(3)), torch.ones(26)],
 )  # fmt: skip
 def test_what_is_not_copied(tensor: Tensor) -> None:
-    assert copy_elements(tensor, 100) is None
+    small = torch.ones(2)
+    first, found, last = copy_elements([small, tensor, small], 100)
+    assert found is None
+    assert first == last is not None
 
 
 @pytest.mark.parametrize(
@@ -185,9 +189,46 @@ def test_what_is_not_copied(tensor: Tensor) -> None:
 )
 def test_copied_elements_of_another_tensor(native: Slab, new: Tensor) -> None:
     native.grow(1)
-    copy = copy_elements(torch.ones(3), 100)
+    [copy] = copy_elements([torch.ones(3)], 100)
     with pytest.raises(ValueError, match="one size and dtype"):
         native.observe_update(new, copy, 0)
     with pytest.raises(ValueError, match="one size and dtype"):
         native.observe_update(new, b"", 0)
     assert native.drain() == (b"", b"")
+
+
+def test_updates_of_a_list_are_those_of_each_one(native: Slab) -> None:
+    weights = [weight.detach().clone() for weight in COPIED]
+    copies: list[Any] = copy_elements(weights, 1 << 16)
+    for weight in weights:
+        weight += 1
+    rows = list(range(len(weights)))
+    native.grow(len(weights))
+    for weight, copy, row in zip(weights, copies, rows, strict=True):
+        native.observe_update(weight, copy, row)
+    one_by_one = native.drain()
+    assert observe_updates(native, weights, copies, rows, 0) == len(weights)
+    assert native.drain() == one_by_one
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "row"),
+    [
+        (torch.ones(3), torch.zeros(3), 0),  # a copy of another kind
+        (torch.ones(4), copy_elements([torch.zeros(3)], 100)[0], 0),
+        (torch.ones(3).to_sparse(), copy_elements([torch.zeros(3)], 100)[0], 0),
+        (torch.ones(3), copy_elements([torch.zeros(3)], 100)[0], 2),
+    ],
+)
+def test_a_list_of_updates_ends_before_one_that_must_be_seen_by_itself(
+    native: Slab, new: Tensor, old: Any, row: int
+) -> None:
+    native.grow(2)
+    plain, copy = torch.ones(3), copy_elements([torch.zeros(3)], 100)[0]
+    news, olds, rows = [plain, new, plain], [copy, old, copy], [1, row, 1]
+    assert observe_updates(native, news, olds, rows, 0) == 1
+    assert observe_updates(native, news, olds, rows, 1) == 1
+    assert observe_updates(native, news, olds, rows, 2) == 3
+    found, _ = drain(native)
+    assert found["row"].tolist() == [1]
+    assert found["count"].tolist() == [6]

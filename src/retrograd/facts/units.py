@@ -129,7 +129,7 @@ class _UnitTap:
             with without_functions():
                 self._see(args, output)
 
-    def after_compiled_forward(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
+    def see_in_compiled_code(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
         """See nothing of calls inside compiled code, which show no arguments."""
         return ()
 

@@ -125,7 +125,8 @@ def _find_handles(room: Any, variable: Any, translator: Any) -> list[Any]:
     handles = []
     for name in _HOOKS:
         table = room.AttrSource(variable.source, name)
-        for place, hook in enumerate(getattr(variable.value, name).values()):
+        hooks = dict.values(getattr(variable.value, name))  # in the order of the keys that are guarded
+        for place, hook in enumerate(hooks):
             source = room.DictGetItemSource(table, room.ConstDictKeySource(table, place))
             room.VariableTracker.build(translator, hook, source=source, realize=True)
             if isinstance(hook, TracedTap):

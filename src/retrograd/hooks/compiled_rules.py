@@ -117,7 +117,8 @@ def tell_of_break(sites: str) -> None:
     raise GraphBreakError(
         f"Rules act at {sites}, which takes a graph break, and the graph must be whole.",
         repair="compile without fullgraph=True, or set the rules on outputs, inputs and gradients.",
-        reason="compiled code reads a parameter before it calls the module, and a transform has no values.",
+        reason="compiled code reads a parameter before it calls the module, a transform has no values, and what is "
+        "watched by hand is rewritten outside of the graph.",
     )
 
 

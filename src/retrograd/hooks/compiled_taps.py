@@ -50,7 +50,7 @@ class CompiledTap(Protocol):
     """What a handle leads to."""
 
     def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
-        """See the tensors that a module returned, each with its name; returns the ticket of this call."""
+        """See the tensors of a call, each with its name; returns the ticket of this call."""
 
 
 class Numbered(Generic[T]):
@@ -104,12 +104,12 @@ NOBODY = make_ticket(())
 """The ticket of a call of which nobody is told more."""
 
 
-def trace_tap(handle: Tensor, output: Any) -> None:
-    """Put a tap into the graph that is being traced."""
-    if type(output) is Tensor:  # tracing the search of a nest takes several times as long as all else
-        _TAP([output], handle, [""], torch.is_grad_enabled())
+def trace_tap(handle: Tensor, value: Any, keys: Keys = ()) -> None:
+    """Put a tap on a tensor, or on a nest of them that these keys lead to, into the graph that is being traced."""
+    if type(value) is Tensor:  # tracing the search of a nest takes several times as long as all else
+        _TAP([value], handle, [BETWEEN.join(keys)], torch.is_grad_enabled())
         return
-    found = list(flatten(output, ()))
+    found = list(flatten(value, keys))
     if found:
         names = [BETWEEN.join(keys) for keys, _ in found]
         _TAP([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
@@ -125,7 +125,7 @@ def put_tap(create: Callable[..., Any], output: Any, handle: Any, *, trains: boo
 
 @uncompiled
 def see(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> Tensor:
-    """Hand what a module returned to its taps; returns the ticket of this call."""
+    """Hand the tensors of a call to its taps; returns the ticket of this call."""
     find = _taps.find(handle)
     tap = find() if find is not None else None
     return NOBODY if tap is None else tap.see_compiled(tensors, names, trains)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -64,20 +64,17 @@ def set_after(module: nn.Module, hook: Hook, *, with_kwargs: bool = False, alway
     return Entry(hook, tables._forward_hooks, marks=tuple(marks))
 
 
-class ForwardWatcher(Protocol):
-    """Told after each forward of a module, while its switch is on: an attribute, so that nothing need be removed."""
+class CompiledWatcher(Protocol):
+    """Told of tensors inside compiled code, while its switch is on: an attribute, so that nothing need be removed."""
 
     @property
     def switch(self) -> TapSwitch:
         """Asked before each call."""
 
-    def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """See what a module returned."""
-
-    def after_compiled_forward(
+    def see_in_compiled_code(
         self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool
     ) -> Sequence[SeeGradient | None]:
-        """See what a module returned inside compiled code, where tensors have no graph.
+        """See the tensors of a call inside compiled code, where they have no graph.
 
         Args:
             tensors: its tensors, each with the keys that lead to it. Their memory is used again.
@@ -86,6 +83,13 @@ class ForwardWatcher(Protocol):
         Returns:
             What is told of the gradient of each; nothing at all if no gradient is wanted.
         """
+
+
+class ForwardWatcher(CompiledWatcher, Protocol):
+    """Told after each forward of a module."""
+
+    def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """See what a module returned."""
 
 
 class InputWatcher(Protocol):
@@ -98,15 +102,55 @@ class InputWatcher(Protocol):
         """See that the call ended; ``output`` is None when it raised."""
 
 
-class _ForwardTap(TracedTap):
-    __slots__ = ("__weakref__", "_is_hidden", "_tickets", "entry", "is_compiled", "watchers")
+Watcher = TypeVar("Watcher", bound=CompiledWatcher)
 
-    def __init__(self, module: nn.Module) -> None:
-        self.watchers: tuple[ForwardWatcher, ...] = ()
+
+class Tap(TracedTap, Generic[Watcher]):
+    """What compiled code hands tensors to, for all who watch them.
+
+    Attributes:
+        watchers: who watches.
+        is_compiled: it is part of a graph that has run.
+    """
+
+    __slots__ = ("__weakref__", "_tickets", "is_compiled", "watchers")
+
+    def __init__(self) -> None:
+        self.watchers: tuple[Watcher, ...] = ()
         self.handle = make_handle(self)
         self.is_compiled = False
-        self._is_hidden = False
         self._tickets: dict[Told, Tensor] = {}
+
+    def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
+        """Tell the watchers of a call inside compiled code; returns its ticket."""
+        self.is_compiled = True
+        told = []
+        for watcher in self.watchers:
+            if watcher.switch.awake:
+                see = watcher.see_in_compiled_code(name_tensors(tensors, names), trains)
+                if see:
+                    told.append(see)
+        return self._find_ticket(told) if told else NOBODY
+
+    def _find_ticket(self, told: Sequence[Sequence[SeeGradient | None]]) -> Tensor:
+        by_tensor = tuple(tuple(see for see in each if see is not None) for each in zip(*told, strict=True))
+        ticket = self._tickets.get(by_tensor)
+        if ticket is None:
+            ticket = self._tickets[by_tensor] = make_ticket(by_tensor)
+        return ticket
+
+    def watch(self, watchers: tuple[Watcher, ...]) -> None:
+        """Have these watchers instead, and new tickets."""
+        self.watchers = watchers
+        self._tickets.clear()
+
+
+class _ForwardTap(Tap[ForwardWatcher]):
+    __slots__ = ("_is_hidden", "entry")
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._is_hidden = False
         self.entry = set_after(module, self)
         tapped_calls.hold()
         weakref.finalize(self, tapped_calls.release).atexit = False
@@ -119,29 +163,6 @@ class _ForwardTap(TracedTap):
         for watcher in self.watchers:
             if watcher.switch.awake:
                 watcher.after_forward(module, args, output)
-
-    def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
-        """Tell the watchers of a call inside compiled code; returns its ticket."""
-        self.is_compiled = True
-        told = []
-        for watcher in self.watchers:
-            if watcher.switch.awake:
-                see = watcher.after_compiled_forward(name_tensors(tensors, names), trains)
-                if see:
-                    told.append(see)
-        return self._find_ticket(told) if told else NOBODY
-
-    def _find_ticket(self, told: Sequence[Sequence[SeeGradient | None]]) -> Tensor:
-        by_tensor = tuple(tuple(see for see in each if see is not None) for each in zip(*told, strict=True))
-        ticket = self._tickets.get(by_tensor)
-        if ticket is None:
-            ticket = self._tickets[by_tensor] = make_ticket(by_tensor)
-        return ticket
-
-    def watch(self, watchers: tuple[ForwardWatcher, ...]) -> None:
-        """Have these watchers instead, and new tickets."""
-        self.watchers = watchers
-        self._tickets.clear()
 
     def stay(self) -> None:
         """Stay for as long as the module does, unseen by whoever copies it."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from retrograd.hooks.engine import breaks_graph, uncompiled
+from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.listeners import Listeners
+from retrograd.hooks.nested import Keys
 from retrograd.sites.site import Site
 
 
@@ -39,7 +41,16 @@ def try_rules(module: nn.Module, site: Site, gradient: Tensor) -> Tensor:
 
 
 class TensorRewriter(Protocol):
-    """Rewrites tensors that are watched by hand."""
+    """Rewrites tensors that are watched by hand.
+
+    Attributes:
+        everywhere: where its rules may act, as a text.
+    """
+
+    everywhere: str
+
+    def may_rewrite(self, name: str, places: Sequence[Keys]) -> bool:
+        """Tell whether its rules may act at what is watched under this name, a tensor at each of these places."""
 
     def rewrite_watched(self, name: str, value: Any) -> Any:
         """Return the replacement of ``value``, a tensor or a nest of them."""
@@ -49,7 +60,6 @@ watched_rewriters = Listeners[TensorRewriter]()
 """All that are asked about watched tensors, in this order."""
 
 
-@breaks_graph
 @uncompiled
 def rewrite_watched(name: str, value: Any) -> Any:
     """Have every rewriter in turn replace a tensor, or a nest of tensors, that is watched by hand."""

@@ -287,7 +287,7 @@ class OutputWatch(SlotWatch):
         except Exception as error:
             self._factory.events.fault(Site(self.path, self._keys), error)
 
-    def after_compiled_forward(
+    def see_in_compiled_code(
         self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
     ) -> Sequence[SeeGradient | None]:
         """Record a call inside compiled code."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,7 +29,7 @@ from retrograd.recording.sink_log import EventLog
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import OPTIMIZER, Site
-from retrograd.statistics.slab import copy_elements
+from retrograd.statistics.slab import copy_elements, observe_updates
 
 
 class LooseParameters:
@@ -102,36 +102,42 @@ class WeightCopies:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[ParameterWatch, torch.Tensor] = {}
+        self._waiting: dict[TensorRecorder, torch.Tensor] = {}
         self._bytes = 0
 
-    def take(self, watch: ParameterWatch, weight: torch.Tensor) -> torch.Tensor | bytes:
-        """Copy the weight of a parameter whose update is wanted."""
-        if watch.update is not None and watch.update.keep is None:
-            copy = copy_elements(weight, _LARGE - 1)
-            if copy is not None:
-                return copy
+    def take(self, recorders: list[TensorRecorder], weights: list[torch.Tensor]) -> list[torch.Tensor | bytes]:
+        """Copy weights, each for the recorder of its update."""
+        copies = copy_elements(weights, _LARGE - 1)
+        return [
+            self._clone(recorder, weight) if copy is None or recorder.keep is not None else copy
+            for recorder, weight, copy in zip(recorders, weights, copies, strict=True)
+        ]
+
+    def _clone(self, recorder: TensorRecorder, weight: torch.Tensor) -> torch.Tensor:
         weight = weight.detach()
-        room = self._waiting.pop(watch, None)
+        room = self._waiting.pop(recorder, None)
         if room is None:
             return weight.clone()
         self._bytes -= room.nbytes
         is_alike = room.shape == weight.shape and room.dtype == weight.dtype and room.stride() == weight.stride()
         return room.copy_(weight) if is_alike and weight.is_cpu else weight.clone()
 
-    def give_back(self, watch: ParameterWatch, copy: torch.Tensor | bytes) -> None:
-        """Give a copy back that is not read any more."""
-        if isinstance(copy, bytes):
-            return
+    def give_back(self, recorders: list[TensorRecorder], copies: list[torch.Tensor | bytes]) -> None:
+        """Give copies back that are not read any more."""
+        for recorder, copy in zip(recorders, copies, strict=True):
+            if not isinstance(copy, bytes):
+                self._give_back(recorder, copy)
+
+    def _give_back(self, recorder: TensorRecorder, copy: torch.Tensor) -> None:
         size = copy.nbytes
         if (
             size >= _LARGE
             and self._bytes + size <= _WAITING
             and copy.is_cpu
             and not copy.is_inference()
-            and watch not in self._waiting
+            and recorder not in self._waiting
         ):
-            self._waiting[watch] = copy
+            self._waiting[recorder] = copy
             self._bytes += size
 
 
@@ -142,7 +148,12 @@ _WAITING = 64 << 20
 """Bytes of copies that wait, at most: what a recording holds between updates."""
 
 
-_Copy = tuple[ParameterWatch, torch.Tensor | bytes]
+class _Update(NamedTuple):
+    """An update that is under way: where each part goes, what is updated, and copies of it from before."""
+
+    recorders: list[TensorRecorder]
+    parameters: list[torch.Tensor]
+    copies: list[torch.Tensor | bytes]
 
 
 class UpdateRecorder:
@@ -159,61 +170,81 @@ class UpdateRecorder:
     def __init__(self, buffer: ModeBuffer, fault: Fault) -> None:
         self._buffer = buffer
         self._fault = fault
-        self._copies: WeakKeyDictionary[Optimizer, list[_Copy]] = WeakKeyDictionary()
+        self._updates: WeakKeyDictionary[Optimizer, _Update] = WeakKeyDictionary()
         self._weights = WeightCopies()
         self.left_out: set[str] = set()
 
-    def begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch]) -> None:
-        """Record values before an update, and copy the weights whose update is wanted."""
+    def begin(self, optimizer: Optimizer, watched: Iterable[tuple[ParameterWatch, torch.Tensor]]) -> None:
+        """Record values before an update, and copy the weights whose update is wanted.
+
+        Args:
+            optimizer: the optimizer.
+            watched: its parameters, each behind its watch.
+        """
         if count_function_modes() and self._buffer.custom is None:  # each attribute would pass through them
             with without_functions():
-                self._begin(optimizer, watches)
+                self._begin(optimizer, watched)
         else:
-            self._begin(optimizer, watches)
+            self._begin(optimizer, watched)
 
-    def _begin(self, optimizer: Optimizer, watches: Iterable[ParameterWatch]) -> None:
+    def _begin(self, optimizer: Optimizer, watched: Iterable[tuple[ParameterWatch, torch.Tensor]]) -> None:
         self._buffer.touched = True
-        copies: list[_Copy] = []
+        recorders: list[TensorRecorder] = []
+        parameters: list[torch.Tensor] = []
+        weights: list[torch.Tensor] = []
         size = 0
-        for watch in watches:
-            parameter = watch.parameter
-            if parameter is None:
-                continue
+        for watch, parameter in watched:
             if watch.value is not None:
-                try:
-                    watch.value.see(local_part(parameter.detach()))
-                except Exception as error:
-                    self._fault(watch.value.site, error)
-            if watch.update is None:
+                self._see_value(watch.value, parameter)
+            recorder = watch.update
+            if recorder is None:
                 continue
             weight = _values_of(parameter)
             size += weight.nbytes
             if size > COPY_LIMIT:
-                self.left_out.add(str(watch.update.site))
+                self.left_out.add(recorder.name)
             else:
-                copies.append((watch, self._weights.take(watch, weight)))
-        self._copies[optimizer] = copies
+                recorders.append(recorder)
+                parameters.append(parameter)
+                weights.append(weight)
+        self._updates[optimizer] = _Update(recorders, parameters, self._weights.take(recorders, weights))
+
+    def _see_value(self, value: TensorRecorder, parameter: torch.Tensor) -> None:
+        try:
+            value.see(local_part(parameter.detach()))
+        except Exception as error:
+            self._fault(value.site, error)
 
     def end(self, optimizer: Optimizer) -> None:
         """Measure the update that has been made."""
-        for watch, before in self._copies.pop(optimizer, ()):
-            update: TensorRecorder = watch.update  # type: ignore[assignment]
-            parameter = watch.parameter
+        update = self._updates.pop(optimizer, None)
+        if update is None:
+            return
+        recorders, parameters, copies = update
+        rows = [recorder.row for recorder in recorders]
+        slab = self._buffer.slab(_CPU) if bytes in map(type, copies) else None
+        at = 0
+        while (at := observe_updates(slab, parameters, copies, rows, at)) < len(rows):
             try:
-                if parameter is not None:
-                    update.see_update(_values_of(parameter), before)
+                recorders[at].see_update(_values_of(parameters[at]), copies[at])
             except Exception as error:
-                self._fault(update.site, error)
-            self._weights.give_back(watch, before)
+                self._fault(recorders[at].site, error)
+            at += 1
+        self._weights.give_back(recorders, copies)
 
     def release(self) -> None:
         """Give up the memory of copies: nothing more is measured."""
         self._weights = WeightCopies()
+        self._updates.clear()
 
     def abandon(self, optimizer: Optimizer) -> None:
         """Forget the copies for an update that was not made."""
-        for watch, before in self._copies.pop(optimizer, ()):
-            self._weights.give_back(watch, before)
+        update = self._updates.pop(optimizer, None)
+        if update is not None:
+            self._weights.give_back(update.recorders, update.copies)
+
+
+_CPU = torch.device("cpu")
 
 
 def _values_of(parameter: torch.Tensor) -> torch.Tensor:
@@ -278,8 +309,8 @@ class OptimizerWatch:
             if self._taps.unseen:
                 self._taps.tell_of_missing()
             parameters = self._parameters
-            watches = [parameters[id(p)] for p in held_by(optimizer) if id(p) in parameters]
-            self.updates.begin(optimizer, watches)
+            watched = [(parameters[id(p)], p) for p in held_by(optimizer) if id(p) in parameters]
+            self.updates.begin(optimizer, watched)
 
     @never_raise()
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:

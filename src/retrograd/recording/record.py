@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ from retrograd.hooks.board import expect_processes, find_board
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.names import name_watched_leaves
 from retrograd.hooks.rewriters import rewrite_watched, watched_rewriters
+from retrograd.hooks.watched import trace_watched
 from retrograd.merging.shared_run import SharedRun
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
@@ -44,7 +44,6 @@ class Recording:
     def __init__(self, recorder: Recorder, sink: Sink, path: Path | None) -> None:
         self._recorder = recorder
         self._sink = sink
-        self._thread = threading.get_ident()
         self._run: Run | None = None
         self.path = path
         recorder.attach()
@@ -117,7 +116,7 @@ class Recording:
 
     def is_of_this_thread(self) -> bool:
         """True if the recorded models run in the thread that asks."""
-        return threading.get_ident() in (self._thread, self._recorder.clock.thread)
+        return self._recorder.is_of_this_thread()
 
     def __enter__(self) -> Self:
         return self
@@ -241,11 +240,12 @@ def watch(name: str, tensor: T) -> T:
     Raises:
         SiteSyntaxError: for a name that cannot be one.
     """
+    if is_compiling():
+        trace_watched(name, tensor)
+        return tensor
     if watched_rewriters.all:
         check_watch_name(name)
         tensor = rewrite_watched(name, tensor)
-    if is_compiling():
-        return tensor
     name_watched_leaves(name, tensor)
     if _active:
         check_watch_name(name)

@@ -16,7 +16,7 @@ from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
 from retrograd.hooks.distributed import count_processes, is_second_half, is_sharded
-from retrograd.hooks.listeners import hidden_hooks, never_raise
+from retrograd.hooks.listeners import SeeGradient, hidden_hooks, never_raise
 from retrograd.hooks.module import is_late, put_readers_last
 from retrograd.hooks.names import (
     NamedModule,
@@ -25,9 +25,11 @@ from retrograd.hooks.names import (
     name_models,
     walk_modules,
 )
+from retrograd.hooks.nested import Keys
 from retrograd.hooks.optimizer import optimizer_listeners
 from retrograd.hooks.reach import find_leaves
 from retrograd.hooks.rewriters import intervention_listeners
+from retrograd.hooks.watched import unwatch_by_hand, watch_by_hand
 from retrograd.notices import warn
 from retrograd.progress.steps import Steps
 from retrograd.recording.clock import Clock, RecordedPass
@@ -89,6 +91,7 @@ class Recorder:
         self._requested = RequestedSites(settings)
         self._processes = 1
         self._closed = False
+        self._thread = threading.get_ident()
         self.events = events = EventLog(sink)
         self.fault = events.fault
         self._steps = steps = Steps()
@@ -130,6 +133,7 @@ class Recorder:
         backward_followers.add(self._backward)
         intervention_listeners.add(self._interventions)
         optimizer_listeners.add(self._optimizers)
+        watch_by_hand(self)
         self._facts.begin()
         self._describe()
 
@@ -208,6 +212,29 @@ class Recorder:
             self._taps.find_watched(name).see(tensor)
         except Exception as error:
             self.fault(Site(WATCH + name), error)
+
+    @property
+    def switch(self) -> Clock:
+        """Says whether there is anything to do for tensors that compiled code watches by hand."""
+        return self.clock
+
+    def see_in_compiled_code(
+        self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
+    ) -> Sequence[SeeGradient | None]:
+        """Record what compiled code watches by hand; the first of the keys is its name."""
+        if not self.is_of_this_thread():
+            return ()
+        name = tensors[0][0][0]
+        try:
+            watch = self._taps.find_watched(name)
+            return watch.see_compiled([(keys[1:], tensor) for keys, tensor in tensors], trains)
+        except Exception as error:
+            self.fault(Site(WATCH + name), error)
+            return ()
+
+    def is_of_this_thread(self) -> bool:
+        """True if the recorded models run in the thread that asks."""
+        return threading.get_ident() in (self._thread, self.clock.thread)
 
     @never_raise()
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
@@ -293,6 +320,7 @@ class Recorder:
         backward_followers.remove(self._backward)
         intervention_listeners.remove(self._interventions)
         optimizer_listeners.remove(self._optimizers)
+        unwatch_by_hand(self)
         self.clock.close_all()
         self._optimizers.decide()
         self._optimizers.updates.release()

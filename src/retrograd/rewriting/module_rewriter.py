@@ -7,9 +7,10 @@ alone) is written out in it: a further Python call would be a tenth of its cost.
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,11 +22,13 @@ from retrograd.hooks.engine import current_graph_task, grad_enabled, next_sequen
 from retrograd.hooks.gradients import change_input_gradient
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten, is_among, replace_tensors
+from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Noted
 from retrograd.rewriting.clock import CallNumbers, RewrittenCall, has_gradient
 from retrograd.rewriting.compiled_calls import RewrittenCompiledCall, begin_compiled_call
 from retrograd.rewriting.site_rewriter import RewriterFactory, SiteRewriter, SiteRewriters
-from retrograd.sites.site import WATCH
+from retrograd.sites.pattern import Candidate, describe_pattern
+from retrograd.sites.site import WATCH, Site
 
 _INPUT: Keys = ("input",)
 _OUTPUT: Keys = ("output",)
@@ -272,11 +275,23 @@ class WatchedRewriter:
 
     Args:
         factory: makes the rewriters, and has the clock.
+        assignments: the rules by their sites.
+
+    Attributes:
+        everywhere: the patterns of all rules, as a text.
     """
 
-    def __init__(self, factory: RewriterFactory) -> None:
+    def __init__(self, factory: RewriterFactory, assignments: Assignments) -> None:
         self._factory = factory
+        self._assignments = assignments
+        self.everywhere = "\n".join(describe_pattern(each.pattern) for each in assignments.all)
         self._watched: dict[str, tuple[SiteRewriters, CallNumbers]] = {}
+
+    def may_rewrite(self, name: str, places: Sequence[Keys]) -> bool:
+        """Tell whether rules may act at what is watched under this name, a tensor at each of these places."""
+        calls = {1, 2, *map(int, re.findall(r"#(\d+)", self.everywhere))}  # all further calls are like the second
+        sites = [Site(WATCH + name, keys, call) for keys in places for call in calls]
+        return any(self._assignments.may_reach(Candidate(each)) for site in sites for each in (site, site.grad))
 
     def rewrite_watched(self, name: str, value: Any) -> Any:
         """Let the rules change a tensor, or a nest of them; returns what takes its place."""

@@ -230,7 +230,7 @@ class Rewriting:
     def _attach_to_watched(self) -> None:
         assert self._assignments is not None
         if self._assignments.may_reach_watched():
-            self._watched = WatchedRewriter(self._factory)
+            self._watched = WatchedRewriter(self._factory, self._assignments)
             watched_rewriters.add(self._watched)
 
     # ---- what it is told --------------------------------------------------------------------------------------

@@ -178,6 +178,18 @@ static bool find_copied(PyObject *copy, const Elements *new, int64_t count, Elem
     return dense && size == count * ITEM_SIZE[new->kind] + 1 && data[size - 1] == (char)new->kind;
 }
 
+static void merge_difference(Slab *slab, Py_ssize_t row, Elements *new, Elements *old, int64_t count)
+{
+    Contribution contribution;
+    double reference;
+    arrange(new);
+    arrange(old);
+    PyThreadState *state = count >= WITHOUT_GIL ? PyEval_SaveThread() : NULL;
+    fold_difference(new, old, slab->histogram, &contribution, &reference);
+    if (state) PyEval_RestoreThread(state);
+    merge_into(slab, row, &contribution, reference);
+}
+
 static PyObject *slab_observe_update(Slab *slab, PyObject *const *args, Py_ssize_t n_args)
 {
     if (n_args != 3)
@@ -201,19 +213,41 @@ static PyObject *slab_observe_update(Slab *slab, PyObject *const *args, Py_ssize
     if (!fit && !PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "an update is the difference of two tensors of one size and dtype");
     bool fine = read_new && read_old && !PyErr_Occurred();
-    if (fine) {
-        Contribution contribution;
-        double reference;
-        arrange(&new);
-        arrange(&old);
-        PyThreadState *state = count >= WITHOUT_GIL ? PyEval_SaveThread() : NULL;
-        fold_difference(&new, &old, slab->histogram, &contribution, &reference);
-        if (state) PyEval_RestoreThread(state);
-        merge_into(slab, row, &contribution, reference);
-    }
+    if (fine) merge_difference(slab, row, &new, &old, count);
     Py_XDECREF(read_new);
     Py_XDECREF(read_old);
     return fine ? Py_NewRef(Py_None) : NULL;
+}
+
+/* False, and no exception, for an update that is not the difference of a plain tensor and a copy of its elements. */
+static bool observe_copied(Slab *slab, PyObject *tensor, PyObject *copy, PyObject *row_object)
+{
+    Elements new, old;
+    Py_ssize_t row = row_number(slab, row_object);
+    int64_t count = row >= 0 && PyBytes_Check(copy) ? find_elements(tensor, &new) : -1;
+    bool fit = count >= 0 && find_copied(copy, &new, count, &old);
+    PyErr_Clear();
+    if (fit) merge_difference(slab, row, &new, &old, count);
+    return fit;
+}
+
+static PyObject *slab_observe_updates(Slab *slab, PyObject *const *args, Py_ssize_t n_args)
+{
+    if (n_args != 4 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyList_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "observe_updates(new, old, rows, begin) takes three lists and a number");
+    Py_ssize_t at = PyLong_AsSsize_t(args[3]);
+    if (at == -1 && PyErr_Occurred()) return NULL;
+    for (; at >= 0 && at < PyList_Size(args[0]); at++) { /* others may run while one is read, and change the lists */
+        PyObject *new = Py_XNewRef(PyList_GetItem(args[0], at)), *old = Py_XNewRef(PyList_GetItem(args[1], at));
+        PyObject *row = Py_XNewRef(PyList_GetItem(args[2], at));
+        bool fine = new && old && row, fit = fine && observe_copied(slab, new, old, row);
+        Py_XDECREF(new);
+        Py_XDECREF(old);
+        Py_XDECREF(row);
+        if (!fine) return NULL;
+        if (!fit) break;
+    }
+    return PyLong_FromSsize_t(at);
 }
 
 static PyObject *slab_grow(Slab *slab, PyObject *argument)
@@ -323,6 +357,9 @@ static PyMethodDef slab_methods[] = {
     {"observe_update", (PyCFunction)(void (*)(void))slab_observe_update, METH_FASTCALL,
      "observe_update(new, old, row): merge new - old into the row, and the squares of old into its reference; old may "
      "be what copy_elements has made."},
+    {"observe_updates", (PyCFunction)(void (*)(void))slab_observe_updates, METH_FASTCALL,
+     "observe_updates(new, old, rows, begin): observe_update for lists, from a place on, as long as old is what "
+     "copy_elements has made of a tensor; the place of the first for which it is not."},
     {"drain", (PyCFunction)slab_drain, METH_NOARGS, "drain(): the bytes of all rows in use and of their bins."},
     {"forget", (PyCFunction)slab_forget, METH_NOARGS, "forget(): empty all rows."},
     {NULL, NULL, 0, NULL},
@@ -346,17 +383,13 @@ static PyType_Spec slab_spec = {
 
 /* ---- copies ---- */
 
-/* The elements, and behind them a byte that tells their kind. */
-static PyObject *copy_elements(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args)
+/* The elements, and behind them a byte that tells their kind; None where they are not dense, or of more bytes. */
+static PyObject *copy_of(PyObject *tensor, Py_ssize_t most)
 {
-    if (n_args != 2)
-        return PyErr_Format(PyExc_TypeError, "copy_elements(tensor, most) takes 2 arguments, not %zd", n_args);
-    Py_ssize_t most = PyLong_AsSsize_t(args[1]);
-    if (most == -1 && PyErr_Occurred()) return NULL;
     Elements e;
-    int64_t count = find_elements(args[0], &e);
+    int64_t count = find_elements(tensor, &e);
     PyErr_Clear();
-    if (count < 0 || e.n_dims != 1 || e.strides[0] != 1 || count > most / ITEM_SIZE[e.kind]) Py_RETURN_NONE;
+    if (count < 0 || e.n_dims != 1 || e.strides[0] != 1 || count > most / ITEM_SIZE[e.kind]) return Py_NewRef(Py_None);
     size_t size = (size_t)count * (size_t)ITEM_SIZE[e.kind];
     PyObject *copy = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size + 1);
     if (!copy) return NULL;
@@ -366,9 +399,26 @@ static PyObject *copy_elements(PyObject *Py_UNUSED(module), PyObject *const *arg
     return copy;
 }
 
+static PyObject *copy_elements(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args)
+{
+    if (n_args != 2 || !PyList_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "copy_elements(tensors, most) takes a list and a number");
+    Py_ssize_t most = PyLong_AsSsize_t(args[1]);
+    if (most == -1 && PyErr_Occurred()) return NULL;
+    PyObject *copies = PyList_New(0);
+    for (Py_ssize_t at = 0; copies && at < PyList_Size(args[0]); at++) {
+        PyObject *tensor = Py_XNewRef(PyList_GetItem(args[0], at));
+        PyObject *copy = tensor ? copy_of(tensor, most) : NULL;
+        if (!copy || PyList_Append(copies, copy) < 0) Py_CLEAR(copies);
+        Py_XDECREF(copy);
+        Py_XDECREF(tensor);
+    }
+    return copies;
+}
+
 static PyMethodDef functions[] = {
     {"copy_elements", (PyCFunction)(void (*)(void))copy_elements, METH_FASTCALL,
-     "copy_elements(tensor, most): a copy for observe_update; None where it is not dense, or has more bytes."},
+     "copy_elements(tensors, most): a copy of each for observe_update; None where it is not dense, or has more bytes."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -21,7 +21,10 @@ try:
 except ImportError:  # installed without a compiler
     NativeSlab = None  # type: ignore[assignment, misc]
 
-__all__ = ["NativeSlab", "Slab", "TorchSlab", "UnreadableTensorError", "copy_elements", "make_slab", "make_turns"]
+__all__ = [
+    "NativeSlab", "Slab", "TorchSlab", "UnreadableTensorError", "copy_elements", "make_slab", "make_turns",
+    "observe_updates",
+]  # fmt: skip
 
 
 class Slab(Protocol):
@@ -70,13 +73,26 @@ class Slab(Protocol):
         """Empty all rows, and tell nothing."""
 
 
-def copy_elements(tensor: Tensor, most: int) -> bytes | None:
-    """Copy the elements of a tensor on the CPU for its slab's ``observe_update``.
+def copy_elements(tensors: list[Tensor], most: int) -> list[bytes | None]:
+    """Copy the elements of tensors on the CPU for their slab's ``observe_update``.
 
     Returns:
-        None where they do not lie one after the other, are more than ``most`` bytes, or are not read by the kernel.
+        None for one whose elements do not lie one after the other, are more than ``most`` bytes, or are not read by the
+        kernel.
     """
-    return None if NativeSlab is None else _kernel.copy_elements(tensor, most)
+    return [None] * len(tensors) if NativeSlab is None else _kernel.copy_elements(tensors, most)
+
+
+def observe_updates(slab: Slab | None, new: list[Tensor], old: list[Any], rows: list[int], begin: int) -> int:
+    """Do what ``slab.observe_update`` does with each of these, from place ``begin`` on, in one call of the kernel.
+
+    Returns:
+        The place of the first one that is to be observed by itself: it has no plain elements, or ``old`` is not what
+        :func:`copy_elements` has made of it. Their number where there is none.
+    """
+    if NativeSlab is None or not isinstance(slab, NativeSlab):
+        return begin
+    return slab.observe_updates(new, old, rows, begin)
 
 
 def make_slab(device: str | torch.device = "cpu", histogram: bool = True, turns: array[int] | None = None) -> Slab:
