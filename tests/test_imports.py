@@ -84,7 +84,7 @@ MAY_IMPORT = {
         "history",
         "sites",
     },
-    "exports": {"recording", "views", "findings", "runs", "history", "sites", "statistics"},
+    "exports": {"views", "findings", "runs", "history", "sites", "statistics"},
     "integrations": {"launch", "findings", "recording", "runs", "sites"},
     "cli": {"", "launch", "serving", "views", "runs"},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ HEADER, BLOCK = 7, 1 << 15
 
 
 def read_records(folder: Path) -> list[Any]:
-    """All records of the only run below a folder."""
+    """All records of the only run below a folder; their service writes the last ones after the run has ended."""
     (file,) = folder.rglob("*.wandb")
-    return [Record.FromString(each) for each in split(file.read_bytes())]
+    while True:
+        records = [Record.FromString(each) for each in split(file.read_bytes())]
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            return records
+        time.sleep(0.05)
 
 
 def split(data: bytes) -> Iterator[bytes]:
@@ -26,6 +31,8 @@ def split(data: bytes) -> Iterator[bytes]:
             at += BLOCK - at % BLOCK
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + HEADER + length > len(data):
+            return
         held += data[at + HEADER : at + HEADER + length]
         at += HEADER + length
         if kind in (1, 4):  # whole, or the last part of one

@@ -73,15 +73,12 @@ def export_quietly(run: rg.Run, to: str, folder: Path) -> Path:
     """Export, and see that nothing of the process has changed."""
     before = see_process()
     path = rg.export(run, to, folder / to)
-    assert before == (
-        random.getstate(),
-        torch.get_rng_state().tolist(),
-        sys.exit,
-        sys.excepthook,
-        sys.stdout,
-        sys.stderr,
-    )
+    assert before == see_process()
     return path
+
+
+def see_process() -> tuple[Any, ...]:
+    return random.getstate(), torch.get_rng_state().tolist(), sys.exit, sys.excepthook, sys.stdout, sys.stderr
 
 
 def test_parquet(run: rg.Run, tmp_path: Path) -> None:

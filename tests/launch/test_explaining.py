@@ -16,11 +16,11 @@ from torch import nn
 import retrograd as rg
 from retrograd.cli import main
 from retrograd.findings.finding import store_findings
-from retrograd.findings.live_findings import LiveFindings
 from retrograd.history.facts import NonFinite
 from retrograd.history.sink import Event, Moment
 from retrograd.launch import closing
 from retrograd.launch.explaining import find_verdict
+from retrograd.launch.live_findings import LiveFindings
 from retrograd.launch.start import is_command
 from retrograd.runs.layout import find_latest
 from retrograd.runs.reader import open_run

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from retrograd.exports.tracker import Exponents, write_finding
 from retrograd.findings.finding import Finding
@@ -71,22 +70,10 @@ class MlflowRun:
         return self._names[name]
 
 
-def open_tracker(
-    name: str, folder: Path | None, *, tracking_uri: str | None = None, experiment: str = "retrograd", **options: Any
-) -> MlflowRun:
-    """Open one: in a folder, else where the library is told to.
-
-    Args:
-        name: of the run.
-        folder: of a database, ``mlflow.db``.
-        tracking_uri: as for an ``MlflowClient``.
-        experiment: the name of one, which is made if it is not there.
-        options: as for ``MlflowClient.create_run``.
-    """
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        tracking_uri = f"sqlite:///{folder.absolute() / 'mlflow.db'}"
-    client = MlflowClient(tracking_uri)
-    found = client.get_experiment_by_name(experiment)
-    number = client.create_experiment(experiment) if found is None else found.experiment_id
-    return MlflowRun(client, client.create_run(number, run_name=name, **options).info.run_id)
+def open_tracker(name: str, folder: Path) -> MlflowRun:
+    """Open one of the experiment ``retrograd``, in a database: ``mlflow.db``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    client = MlflowClient(f"sqlite:///{folder.absolute() / 'mlflow.db'}")
+    found = client.get_experiment_by_name("retrograd")
+    number = client.create_experiment("retrograd") if found is None else found.experiment_id
+    return MlflowRun(client, client.create_run(number, run_name=name).info.run_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from retrograd.exports.tracker import Exponents, write_finding
 from retrograd.findings.finding import Finding
@@ -20,11 +19,10 @@ class EventFiles:
 
     Args:
         folder: where to.
-        options: as for a ``SummaryWriter``.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
-        self._writer = SummaryWriter(log_dir=os.fspath(folder), **options)
+    def __init__(self, folder: Path) -> None:
+        self._writer = SummaryWriter(log_dir=os.fspath(folder))
 
     def add_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
@@ -53,6 +51,6 @@ class EventFiles:
         self._writer.close()
 
 
-def open_tracker(name: str, folder: Path | None, *, log_dir: str = "", **options: Any) -> EventFiles:
-    """Open one; its files are in ``tensorboard/NAME`` where nothing is said."""
-    return EventFiles(folder or log_dir or Path("tensorboard", name), **options)
+def open_tracker(name: str, folder: Path) -> EventFiles:
+    """Open one; TensorBoard calls a run as its folder."""
+    return EventFiles(folder)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.errors import ExportError
 from retrograd.findings.finding import Finding, list_grounds, list_place, tell_repair
 from retrograd.randomness import random_kept
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-"""Their names, which are those of files here; each has a function ``open_tracker(name, folder, **options)``."""
+"""Their names, which are those of files here; each has a function ``open_tracker(name, folder)``."""
 
 
 class Exponents(NamedTuple):
@@ -46,25 +45,20 @@ class Tracker(Protocol):
         """Write or send what is left; ``status`` is ``finished``, ``failed``, ``stopped`` or ``running``."""
 
 
-def open_tracker(to: str, name: str, folder: Path | None = None, **options: Any) -> Tracker:
+def open_tracker(to: str, name: str, folder: Path) -> Tracker:
     """Open a tracker.
 
     Args:
         to: which one of :data:`TRACKERS`.
         name: what it calls the run.
-        folder: where it writes, sending nothing; where it would by itself, when left out.
-        options: as it takes them itself.
+        folder: where it writes, sending nothing.
 
     Raises:
-        ExportError: there is none of this name.
         LibraryError: its library is missing, or too old.
     """
-    if to not in TRACKERS:
-        names = ", ".join(map(repr, TRACKERS))
-        raise ExportError(f"There is no tracker {to!r}.", repair=f"give one of {names}, or an object that is one.")
     with random_kept():  # libraries draw names for runs, and a script may have seeded before
-        make: Callable[..., Tracker] = import_module(f"retrograd.exports.{to}").open_tracker
-        return make(name, folder, **options)
+        make: Callable[[str, Path], Tracker] = import_module(f"retrograd.exports.{to}").open_tracker
+        return make(name, folder)
 
 
 def write_finding(finding: Finding) -> str:

@@ -52,11 +52,10 @@ class WandbRun:
         self._run.finish(exit_code=int(status != "finished"))
 
 
-def open_tracker(name: str, folder: Path | None, **options: Any) -> WandbRun:
-    """Open one in the project ``retrograd``, or that of the options; in a folder it is offline, for ``wandb sync``."""
+def open_tracker(name: str, folder: Path) -> WandbRun:
+    """Open one of the project ``retrograd``, which is offline, for ``wandb sync``."""
+    folder.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(console="off", x_disable_stats=True, quiet=True)  # what is printed is the program's
-    chosen: dict[str, Any] = {"project": "retrograd", "name": name, "reinit": "create_new", "settings": settings}
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        chosen |= {"dir": str(folder), "mode": "offline"}
-    return WandbRun(**chosen | options)
+    return WandbRun(
+        project="retrograd", name=name, dir=str(folder), mode="offline", reinit="create_new", settings=settings
+    )

@@ -27,12 +27,12 @@ from retrograd.amounts import count_of
 from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES, WATCHES
 from retrograd.facts.source import FactHost, FactSource, MakeSource
-from retrograd.findings.live_findings import LiveFindings
 from retrograd.history.facts import Call
 from retrograd.hooks.backward import backward_listeners
 from retrograd.hooks.discovery import construction_watch
 from retrograd.launch.closing import say_end
 from retrograd.launch.late_sink import LateSink
+from retrograd.launch.live_findings import LiveFindings
 from retrograd.launch.models import Search, name_models
 from retrograd.launch.requests import RunRequest
 from retrograd.launch.tracebacks import hide_our_frames

@@ -97,10 +97,6 @@ class Recording:
         """Take each call of this part of a model for a forward of its own, for loops that call parts, not the model."""
         self._recorder.add_root(module)
 
-    def add_listener(self, listener: Sink) -> None:
-        """Have a sink of your own hear what is recorded from now on, but for tensors; what it raises ends nothing."""
-        self._recorder.add_listener(listener)
-
     def watch(self, name: str, tensor: Any) -> None:
         """Record a tensor, or a nest of them, as ``watch/NAME``."""
         self._recorder.watch(name, tensor)

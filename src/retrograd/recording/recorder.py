@@ -45,7 +45,6 @@ from retrograd.recording.settings import Settings
 from retrograd.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.recording.site_recorder import RecorderFactory
 from retrograd.recording.taps import Taps, warn_of_compiled_code
-from retrograd.recording.tee_sink import TeeSink
 from retrograd.sites.site import ROOT, WATCH, Site
 
 
@@ -64,7 +63,6 @@ class Recorder:
         settings: what is recorded.
         clock: says when it is.
         events: takes what happens once, and faults.
-        add_listener: has another sink hear what comes, but for tensors.
 
     Raises:
         AttachError: for something that cannot be recorded.
@@ -82,8 +80,7 @@ class Recorder:
         sources: Sequence[MakeSource] = SOURCES,
     ) -> None:
         self.settings = settings = settings or Settings()
-        self._sink = sink = TeeSink(sink)
-        self.add_listener = sink.add_listener
+        self._sink = sink
         self._new_models = {} if models is None else name_models(models)
         check_models(models, settings)
         self._structures: dict[str, list[dict[str, str | int]]] = {}
