@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+import wandb
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -38,6 +39,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> rg.Run:
     assert recording.run is not None
     assert rg.explain(recording)
     return recording.run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_of_theirs_runs_on() -> Iterator[None]:
+    """The service of W&B, and the thread that talks to it, end with these tests."""
+    yield
+    wandb.teardown()
 
 
 def largest(tensor: torch.Tensor) -> torch.Tensor:
