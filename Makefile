@@ -18,7 +18,8 @@ demo: $(VENV)/installed-examples ## record examples/train_digits.py unmodified a
 	$(BIN)/retrograd run -o runs/demo --inventory 1 examples/$(if $(FAULT),sick_$(FAULT:sick_%=%),train_digits).py
 	$(BIN)/retrograd explain runs/demo
 	$(BIN)/retrograd report runs/demo
-	@echo "Open $(CURDIR)/runs/demo/report.html in a browser."
+	@echo "Open $(CURDIR)/runs/demo/report.html in a browser. To see a run in it while it trains:"
+	@echo "$(BIN)/retrograd run --open examples/train_digits.py"
 
 test: $(if $(TORCH),$(VENV)/installed-test,check) ## run all checks and tests; TORCH=2.15.0: the tests with that version
 	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile $(THOROUGH)

@@ -69,6 +69,7 @@ MAY_IMPORT = {
     "recording": {"facts", "merging", "progress", "hooks", "history", "sites", "statistics", "runs"},
     "serving": {"findings", "history", "runs", "sites", "views"},
     "launch": {
+        "serving",
         "facts",
         "findings",
         "hooks",
@@ -104,6 +105,7 @@ DEFERRED = {
     "retrograd.launch.lean": "pyarrow is loaded while pandas is out of the way",
     "retrograd.launch.live_findings": "what reads records loads pyarrow, and is needed where something is critical",
     "retrograd.launch.parser": "`importlib.metadata` takes as long to load as all else, and only --version needs it",
+    "retrograd.launch.requests": "every process below a command loads it, and only the first serves a page",
     "retrograd.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
     "retrograd.launch.tracing": "a script that loads rich itself must be the first: that draws from `random`",
     "retrograd.recording.settings": "a process that writes nothing need not load pyarrow",

@@ -51,9 +51,9 @@ def write_runs(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[RunServer]:
+def serving(folder: Path, *, is_awaited: bool = False) -> Iterator[RunServer]:
     """A server of a folder, in a thread."""
-    with RunServer(Served(folder)) as server:
+    with RunServer(Served(folder, is_awaited=is_awaited)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

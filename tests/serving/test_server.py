@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -11,9 +12,14 @@ import numpy as np
 import pytest
 
 from retrograd.errors import LaunchError, NotARunError
+from retrograd.runs.parts import FAN_IN
 from retrograd.runs.reader import open_run
+from retrograd.serving import followed_run
+from retrograd.serving.followed_run import FollowedRun
 from retrograd.serving.server import RunServer, Served, serve
-from tests.runs.written import write_run
+from tests.history.made import make_steps
+from tests.runs.written import add_step, open_writer, write_run
+from tests.serving.served import serving
 
 
 def ask(server: RunServer, path: str, host: str | None = None, token: str | None = None) -> tuple[int, bytes]:
@@ -43,10 +49,13 @@ def test_only_this_machine_and_who_knows_the_token_are_answered(server: RunServe
         "run/done%2f..%2fdone",
         "run/nosuch",
         "run/done/block/nosuch?step=0&until=4&width=1",
+        "run/done/exponents?site=nosuch&step=0&until=4&width=1",
     ):
         assert ask(server, path)[0] == 404, path
-    for query in ("", "step=x&until=4&width=1", "step=0&until=4&width=-1"):
-        assert ask(server, f"run/done/block/statistic-rms?{query}")[0] in (200, 404), query
+    for query in ("", "step=x&until=4&width=1", "step=0&until=4&width=0", f"step=0&until={10**30}&width=1"):
+        assert ask(server, f"run/done/block/statistic-rms?{query}")[0] == 400, query
+    for have in ("", "[]", "{"):
+        assert ask(server, f"run/done/news?column=0&step=0&until=0&width=1&have={have}")[0] == 400, have
     listed = json.loads(ask(server, "runs")[1])
     assert {line["name"]: line["last_step"] for line in listed} == {"done": 4, "<img src=x onerror=alert(1)>": 1}
     page = ask(server, "")[1].decode() + ask(server, "run/done")[1].decode()
@@ -79,6 +88,71 @@ def test_numbers_are_those_of_the_history_from_any_step_on(server: RunServer, pa
     assert json.loads(ask(server, f"run/done/news?{urlencode(query)}")[1])["columns"]["from"] == 0
     query = {"site": "a:output", "step": 0, "until": 4, "width": 1}
     assert json.loads(ask(server, f"run/done/exponents?{urlencode(query)}")[1])["exponents"]["columns"] == 5
+
+
+def test_a_failure_is_told_once_for_each_place(
+    server: RunServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("inner \x1b[31m")
+
+    monkeypatch.setattr(followed_run, "reduce_loss", fail)
+    for _ in range(2):
+        assert ask(server, "run/done/block/loss?step=0&until=4&width=1") == (500, b"This failed: KeyError.")
+    said = capfd.readouterr().err
+    assert said.count("an answer failed: KeyError at test_server.py:") == 1
+    assert "\x1b" not in said
+
+
+def test_a_part_that_was_merged_meanwhile_is_read_where_it_is_now(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path / "run")
+    try:
+        for step, row in enumerate(make_steps(range(FAN_IN))):
+            if step == FAN_IN - 1:
+                run = FollowedRun(tmp_path / "run")
+                run._run._files.keep_only([])  # as where too many files are open
+                for part in run._run._parts.values():
+                    part._held = None
+            add_step(writer, row)
+            writer.flush()
+        answer = np.frombuffer(run.read_block("loss", 0, FAN_IN - 2, 1), "<f4").reshape(3, -1)
+        np.testing.assert_array_equal(answer[1], np.arange(FAN_IN - 1))
+        rms = np.frombuffer(run.read_block("statistic-rms", 0, FAN_IN - 2, 1), "<f4")
+        matrix = open_run(tmp_path / "run").history.matrix("rms")
+        np.testing.assert_array_equal(rms.reshape(-1, FAN_IN - 1), matrix.values[:, :-1].astype(np.float32))
+    finally:
+        writer.close()
+
+
+def test_a_run_that_takes_long_to_open_holds_up_no_other(server: RunServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, is_opening, may_open = server.served.find("done"), threading.Event(), threading.Event()
+
+    def open_late(folder: Path) -> FollowedRun:
+        is_opening.set()
+        assert may_open.wait(60)
+        return FollowedRun(folder)
+
+    monkeypatch.setattr("retrograd.serving.server.FollowedRun", open_late)
+    opened: list[FollowedRun] = []
+    waiting = [
+        threading.Thread(target=lambda: opened.append(server.served.find("<img src=x onerror=alert(1)>")))
+        for _ in range(2)
+    ]
+    for thread in waiting:
+        thread.start()
+    assert is_opening.wait(60)
+    assert server.served.find("done") is other
+    may_open.set()
+    for thread in waiting:
+        thread.join()
+    assert opened[0] is opened[1]
+
+
+def test_a_run_that_is_awaited_is_shown_once_it_is_there(tmp_path: Path) -> None:
+    with serving(tmp_path / "run", is_awaited=True) as server:
+        assert b'http-equiv="refresh"' in ask(server, "")[1]
+        write_run(tmp_path / "run", range(3))
+        assert b'id="viewport"' in ask(server, "")[1]
 
 
 def test_what_cannot_be_served_is_told(tmp_path: Path, server: RunServer) -> None:

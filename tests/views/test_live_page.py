@@ -27,7 +27,6 @@ def wait_for_steps(page: Page, more_than: int) -> int:
     raise AssertionError(f"the page stays at step {last_step(page)}")
 
 
-@pytest.mark.xfail(strict=False, reason="some answers about a run that has just begun are 404, now and then")
 def test_it_follows_a_run_that_is_killed_and_resumed(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

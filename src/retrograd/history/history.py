@@ -17,9 +17,9 @@ from retrograd.drawings import drawn_by
 from retrograd.errors import NoSuchSiteError
 from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.kept import Kept, TensorRing, read_kept
-from retrograd.history.matrix import Curve, Matrix, build_matrix, join_matrices
+from retrograd.history.matrix import Curve, Matrix, build_matrix, find_columns, join_matrices
 from retrograd.history.names import SiteNames
-from retrograd.history.rows import FIXED_TYPES, Part, Rows, StoredPart, decode_batches, join_neighbours
+from retrograd.history.rows import FIXED_TYPES, Part, Rows, StoredPart, decode_batches, encode_phase, join_neighbours
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import (
@@ -91,15 +91,18 @@ class History:
             self._copies = copies
             self._rows = choose_rows(parts, self._rows, self._merges, copies)
 
-    def since(self, step: int) -> History:
-        """The record from some step on; parts of it that hold earlier steps too are left whole."""
+    def since(self, step: int, until: int | None = None) -> History:
+        """The record from some step on, or to another; parts of it that hold other steps too are left whole."""
         later = History(rank=self.rank)
         later.manifest = self.manifest
-        kept = [part for part in self.rows.parts if not isinstance(part, StoredPart) or part.step_limits[1] >= step]
-        events = self.event_table
-        later.load(
-            self._names, kept, events.filter(pc.greater_equal(events["step"], step)), lambda site: [], self._copies
-        )
+        last = np.iinfo(np.int64).max if until is None else until
+        kept = [
+            part
+            for part in self.rows.parts
+            if not isinstance(part, StoredPart) or (part.step_limits[0] <= last and part.step_limits[1] >= step)
+        ]
+        events = self.event_table.filter(pc.greater_equal(self.event_table["step"], step))
+        later.load(self._names, kept, events, lambda site: [], self._copies)
         return later
 
     # ---- the sink ----
@@ -225,7 +228,8 @@ class History:
     ) -> Iterator[list[Matrix]]:
         """As :meth:`matrix`, of several statistics, for some steps after the other: of a long record some at a time."""
         codes = [self._find(site) for site in sites]
-        for rows in self.rows.merged(phase, {code for several in codes for code in several}):
+        columns = find_columns(statistics, self.rows.custom)
+        for rows in self.rows.merged(phase, {code for several in codes for code in several}, columns):
             yield [build_matrix(rows, codes, list(sites), statistic, phase) for statistic in statistics]
 
     def add_exponents(
@@ -256,6 +260,14 @@ class History:
         """Steps by phase, and the order in which sites were reached."""
         rows = self.rows
         return rows.outline if isinstance(rows, LongRows) else find_outline(rows)
+
+    def find_first_nonfinite(self, phase: str) -> int | None:
+        """A step before which no row of a phase has NaN or infinite elements; None where none has any at all."""
+        code, found = encode_phase(phase), []
+        for piece in self.rows.pieces(("step", "phase", "nan", "pos_inf", "neg_inf")):
+            bad = [np.flatnonzero(piece[name]) for name in ("nan", "pos_inf", "neg_inf") if piece[name].any()]
+            found += [piece["step"][index][piece["phase"][index] == code] for index in bad]
+        return min((int(steps.min()) for steps in found if len(steps)), default=None)
 
     @property
     def loss(self) -> Curve:

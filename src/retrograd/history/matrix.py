@@ -11,7 +11,7 @@ import numpy.typing as npt
 from retrograd.drawings import ask_view, drawn_by
 from retrograd.errors import StatisticError
 from retrograd.history.rows import Index, Part, Picked, Rows, encode_phase
-from retrograd.statistics.row import STATISTICS, derive
+from retrograd.statistics.row import STATISTICS, derive, list_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,9 @@ def build_matrix(
     picked: Part = Picked(rows, index)
     if len(occupied) and occupied.max() > 1:
         filled = np.flatnonzero(occupied)
-        picked = Picked(rows, index).merge((np.cumsum(occupied > 0) - 1)[cells], len(filled))
+        picked = Picked(rows, index).merge(
+            (np.cumsum(occupied > 0) - 1)[cells], len(filled), find_columns([statistic], rows.custom)
+        )
         cells = filled
     values[cells] = compute_statistic(picked, statistic, rows.custom)
     return Matrix(sites, steps, values.reshape(len(codes), len(steps)))
@@ -104,6 +106,18 @@ def compute_statistic(rows: Part, statistic: str, custom: Sequence[str]) -> npt.
     if statistic in custom:
         return np.asarray(rows[statistic], np.float64)
     return np.asarray(derive(rows, statistic), np.float64)
+
+
+def find_columns(statistics: Sequence[str], custom: Sequence[str]) -> frozenset[str]:
+    """Columns of rows that some statistics are computed from, when these rows are merged before.
+
+    Raises:
+        StatisticError: for an unknown statistic.
+    """
+    for statistic in statistics:
+        check_name(statistic, custom)
+    of_each = (frozenset({each, "calls"}) if each in custom else list_columns(each) for each in statistics)
+    return frozenset[str]().union(*of_each)
 
 
 def check_name(statistic: str, custom: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -31,6 +32,7 @@ class SiteNames:
         self._sites: list[Site] = []
         self._codes_of: dict[Site, tuple[int, ...]] = {}
         self._calls_of: dict[Site, set[int]] = {}  # of a value, its gradient and its update together
+        self._reading = threading.Lock()
         for name in names:
             self.code_of.setdefault(name, len(self.code_of))
 
@@ -125,13 +127,14 @@ class SiteNames:
 
     def _read(self) -> list[str]:
         """All names by code, after reading those that were added since the last call."""
-        names = list(self.code_of)
-        for code in range(len(self._sites), len(names)):
-            site = parse_leniently(names[code])
-            self._sites.append(site)
-            self._codes_of[site.first_call] = (*self._codes_of.get(site.first_call, ()), code)
-            self._calls_of.setdefault(site.first_call.value, set()).add(site.call)
-        return names
+        with self._reading:
+            names = list(self.code_of)
+            for code in range(len(self._sites), len(names)):
+                site = parse_leniently(names[code])
+                self._codes_of[site.first_call] = (*self._codes_of.get(site.first_call, ()), code)
+                self._calls_of.setdefault(site.first_call.value, set()).add(site.call)
+                self._sites.append(site)
+            return names
 
     def _suggest(self, name: str) -> str:
         listed = self.listed

@@ -7,7 +7,7 @@ without a loop over rows.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -289,12 +289,14 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         """Rows among which are those of some sites, in their order."""
         return self
 
-    def merged(self, phase: str | None, codes: Iterable[int]) -> Iterator[Rows]:
+    def merged(self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None) -> Iterator[Rows]:
         """Rows of which those of some sites, merged by site and step, say the same as all do; by rising step.
 
         Args:
             phase: kind of forward; None for all.
             codes: of the sites.
+            names: the columns of numbers that will be asked for, see
+                :func:`retrograd.statistics.row.list_columns`, and users' statistics; all when left out.
         """
         yield self
 
@@ -358,13 +360,14 @@ class Picked(Mapping[str, npt.NDArray[Any]]):
     def __len__(self) -> int:
         return len(self.rows) - 1
 
-    def merge(self, groups: npt.NDArray[np.int64], n_groups: int) -> Part:
-        """Merge rows of the same group."""
-        rows = {name: self[name] for name in ROW_TYPES}
-        merged = merge_rows(rows, groups, n_groups)
+    def merge(self, groups: npt.NDArray[np.int64], n_groups: int, names: Collection[str] | None = None) -> Part:
+        """Merge rows of the same group: all columns, or those of some names."""
+        wanted = (*ROW_TYPES, *self.rows.custom) if names is None else names
+        merged = merge_rows({name: self[name] for name in wanted if name in ROW_TYPES}, groups, n_groups)
         for name in self.rows.custom:
-            how = self.rows.merges.get(name, "mean")
-            merged[name] = merge_custom(self[name], how, rows["calls"], groups, n_groups)
+            if name in wanted:
+                how = self.rows.merges.get(name, "mean")
+                merged[name] = merge_custom(self[name], how, self["calls"], groups, n_groups)
         return merged
 
     def exponents(self, groups: npt.NDArray[np.int64], n_groups: int) -> npt.NDArray[np.int64]:

@@ -7,7 +7,7 @@ the cells that it belongs to; so memory grows neither with ranks nor with steps.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -94,14 +94,14 @@ class LongRows(Rows):
         parts = [SomeSites(part, wanted) for part in self._stored]
         return Rows([part for part in parts if len(part.codes)], None, self.merges, self.copies)
 
-    def merged(self, phase: str | None, codes: Iterable[int]) -> Iterator[Rows]:
+    def merged(self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None) -> Iterator[Rows]:
         """Rows with micro-batches and ranks merged, a row a site and step; all at once where these are not too many."""
         code = None if phase is None else encode_phase(phase)
         listed = self.outline.steps.values() if code is None else [self.outline.steps.get(code, _NO_STEPS)]
         steps = _unite(list(listed))
         if len(steps) * len(self.codes) > MOST_CELLS:
             wanted = np.intersect1d(self.codes, np.array(sorted(codes), np.int64))
-            yield from merge_windows(self, Cells(steps, wanted, code))
+            yield from merge_windows(self, Cells(steps, wanted, code), names)
             return
         if phase not in self._merged:
             [self._merged[phase]] = merge_windows(self, Cells(steps, self.codes, code))
@@ -361,25 +361,35 @@ def split_moments(numbers: IntArray) -> Columns:
     }
 
 
-def merge_windows(rows: LongRows, cells: Cells) -> Iterator[Rows]:
+def merge_windows(rows: LongRows, cells: Cells, names: Iterable[str] | None = None) -> Iterator[Rows]:
     """The rows of a table with micro-batches and ranks merged, some steps at a time: a row a cell, by rising step."""
+    all_names = (*ROW_TYPES, *rows.custom)
+    wanted = set(all_names if names is None or rows.copies is not None else names)  # copies are compared in all of them
+    columns = [name for name in all_names if name in wanted]
     width = max(MOST_CELLS // max(len(cells.codes), 1), 1)
     for start in range(0, max(len(cells.steps), 1), width):
         window = cells._replace(steps=cells.steps[start : start + width])
-        table = MergedTable(rows, len(window.steps) * len(window.codes))
-        for piece, numbers in read_counted(rows, (*ROW_TYPES, *rows.custom), window):
+        table = MergedTable(rows, len(window.steps) * len(window.codes), columns)
+        for piece, numbers in read_counted(rows, columns, window):
             table.add(piece, numbers)
         yield Rows([table.lay_out(window)], merges=rows.merges)
 
 
 class MergedTable:
-    """Merged rows, one a cell."""
+    """Merged rows, one a cell.
 
-    def __init__(self, rows: Rows, size: int) -> None:
-        self._merges = {name: rows.merges.get(name, "mean") for name in rows.custom}
-        self._columns: Columns = {name: np.zeros(size, kind) for name, kind in ROW_TYPES.items()}
-        for name, value in EMPTY_ROW.items():
-            self._columns[name][:] = value
+    Args:
+        rows: of which record.
+        size: how many cells.
+        names: the columns; all when left out.
+    """
+
+    def __init__(self, rows: Rows, size: int, names: Collection[str] | None = None) -> None:
+        wanted = (*ROW_TYPES, *rows.custom) if names is None else names
+        self._merges = {name: rows.merges.get(name, "mean") for name in rows.custom if name in wanted}
+        self._columns: Columns = {name: np.zeros(size, kind) for name, kind in ROW_TYPES.items() if name in wanted}
+        for name in EMPTY_ROW.keys() & self._columns:
+            self._columns[name][:] = EMPTY_ROW[name]
         self._custom: Columns = {name: np.full(size, np.nan) for name in self._merges}
         self._weights: Columns = {name: np.zeros(size) for name in self._merges}
         self._is_filled = np.zeros(size, np.bool_)
@@ -397,7 +407,7 @@ class MergedTable:
             is_dense = size == len(cells) and bool((np.diff(cells) > 0).all())
             merge_into(self._columns, where if is_dense else cells, piece)
         else:
-            merged = merge_rows({name: piece[name] for name in ROW_TYPES}, groups, size)
+            merged = merge_rows({name: piece[name] for name in self._columns}, groups, size)
             has_rows = np.bincount(groups, minlength=size) > 0
             at = np.arange(low, high) if isinstance(where, slice) else where
             merge_into(self._columns, at[has_rows], {name: column[has_rows] for name, column in merged.items()})

@@ -16,7 +16,7 @@ from retrograd.addresses import open_folder
 from retrograd.amounts import count_of
 from retrograd.foreign.text import read_json
 from retrograd.launch.requests import REQUESTS, RunRequest
-from retrograd.launch.start import Request
+from retrograd.launch.start import Request, make_own_environment
 from retrograd.notices import say
 from retrograd.runs.layout import FINDINGS, MANIFEST, parse_rank
 
@@ -82,13 +82,10 @@ def _ask_verdict(run: Path, shown: str) -> str:
     A process of its own tells it: in this one, which ends, the program may have made errors of warnings, and modules
     that start threads cannot be loaded any more.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RETROGRAD_", "PYTHONW"))}
-    paths = [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
     try:
         told = subprocess.run(
             [sys.executable, "-P", "-m", "retrograd.launch.explaining", str(run), shown],
-            env=environment,
+            env=make_own_environment(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

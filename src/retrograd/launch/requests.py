@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from retrograd.addresses import local_path
 from retrograd.errors import SavedTensorError, ScheduleError, TraceError
 from retrograd.launch.options import Command, option
 from retrograd.launch.start import Request, make_usage
+from retrograd.notices import say
 from retrograd.recording.schedule import NamedSchedule, every, log_schedule
 from retrograd.sites.selection import Selection
 
@@ -64,6 +66,7 @@ examples:
   retrograd run --sites 'blocks.*:output.grad' '*:weight.grad' -- train.py
   retrograd run --tensors '*.attn:output' --schedule log train.py
   retrograd run --inventory 1 train.py
+  retrograd run --open train.py                    its page in the browser, live
   retrograd run torchrun --nproc-per-node 2 train.py
 
 What follows the command belongs to it, and so do its output and its exit code. To stderr go a line when it starts,
@@ -92,6 +95,8 @@ one at once for anything critical, and the findings when it ends.
     resume: bool = option("--resume", False, "continue the run that DIR holds")
     merge_ranks: bool = option("--merge-ranks", False, "merge the rows of all ranks into one folder as they come")
     quiet: bool = option("-q --quiet", False, "print no findings, and nothing where all goes well")
+    live: bool = option("--live", False, "serve the page of the report while it trains, and say its address")
+    open: bool = option("--open", False, "the same, and show it in the browser")
     watch: bool = False
     limit: int | None = None
 
@@ -110,6 +115,17 @@ one at once for anything critical, and the findings when it ends.
 
     def greet(self) -> str:
         return "" if self.quiet else super().greet()
+
+    def accompany(self) -> None:
+        if not self.live and not self.open:
+            return
+        from retrograd.launch.beside import serve_beside
+        from retrograd.launch.chosen_run import show_in_browser
+
+        address = serve_beside(local_path(self.path))
+        say(f"live, while it runs: {address}")
+        if self.open:
+            show_in_browser(address)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,11 @@ class Request(Command):
         environment = make_environment(request, os.environ)
         if said := find_obstacle(words, environment) or request.greet():
             say(said)
+        request.accompany()
         replace_process(words, environment)
+
+    def accompany(self) -> None:
+        """Start what runs beside the program."""
 
 
 def make_usage(name: str, *more: str) -> str:
@@ -198,6 +202,14 @@ def make_environment(request: Request, environment: Mapping[str, str]) -> dict[s
     paths = [path for path in hidden.split(os.pathsep) if path != str(BOOTSTRAP)] if hidden else []
     theirs = {name: value for name, value in environment.items() if not name.startswith(OURS)}
     return {**theirs, request.variable: request.write(), "PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), *paths])}
+
+
+def make_own_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process of ours beside the program: it finds us, and is asked nothing."""
+    theirs = {name: value for name, value in environment.items() if not name.startswith((OURS, "PYTHONW"))}
+    hidden = theirs.get("PYTHONPATH")
+    paths = [path for path in hidden.split(os.pathsep) if path != str(BOOTSTRAP)] if hidden else []
+    return {**theirs, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *paths])}
 
 
 def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

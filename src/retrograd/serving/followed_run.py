@@ -10,13 +10,14 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from retrograd.errors import RunError
+from retrograd.errors import DamagedRunError, RunError
 from retrograd.findings.explain import explain
 from retrograd.findings.finding import Finding, Findings
 from retrograd.foreign.text import parse_object
@@ -59,6 +60,13 @@ MOST_ROWS = 1_000_000
 _NOT_LOOKED = "Nobody has looked for them yet; `retrograd explain` does."
 _SHARE = 0.1  # of the time that explaining again and again may take
 _LOOK = 1.0  # seconds between two looks at the files, however many pages ask
+
+
+Answer = TypeVar("Answer")
+
+
+class NotServedError(LookupError):
+    """What was asked for is not there."""
 
 
 class FollowedRun:
@@ -134,29 +142,31 @@ class FollowedRun:
         """Numbers of a block from a step to another, as float32 of shape (bands, series, columns).
 
         Raises:
-            KeyError: there is no such block.
+            NotServedError: there is no such block.
+            DamagedRunError: a file cannot be read.
         """
-        with self._lock:
-            scope = self._cut(step, until, width)
-        if name == "loss":
-            numbers = reduce_loss(scope)
-            return np.full((3, len(scope.columns)), np.nan, "<f4").tobytes() if numbers is None else _pack(numbers)
-        measure = {f"statistic-{each.name}": each for each in list_measures(scope.history.manifest)}[name]
-        return _pack(_reduce(measure, scope))
+        return self._read(lambda scope: _pack_block(name, scope), step, until, width)
 
     def read_exponents(self, site: str, step: int, until: int, width: int) -> dict[str, Any]:
         """The histogram of one site, as the page reads it.
 
         Raises:
-            KeyError: there is no such site.
+            NotServedError: there is no such site.
+            DamagedRunError: a file cannot be read.
         """
+        return self._read(lambda scope: _describe_exponents(site, scope), step, until, width)
+
+    def _read(self, read: Callable[[Scope], Answer], step: int, until: int, width: int) -> Answer:
+        """Read numbers of some steps, while others may take in new files; what is merged meanwhile is read there."""
         with self._lock:
             scope = self._cut(step, until, width)
-            scope = replace(scope, sites=[scope.sites[scope.sites.index(site)]] if site in scope.sites else [])
-        if not scope.sites:
-            raise KeyError(site)
-        block = make_exponent_block(scope)
-        return {"exponents": block and block.facts, "text": block.text if block else ""}
+        try:
+            return read(scope)
+        except DamagedRunError:
+            with self._lock:
+                self._take_in()
+                scope = self._cut(step, until, width)
+            return read(scope)
 
     # ---- what there is ----
 
@@ -170,10 +180,14 @@ class FollowedRun:
         now = time.monotonic()
         if now - self._looked < _LOOK:
             return
-        self._looked = now
+        self._take_in()
+        self._explain_again()
+
+    def _take_in(self) -> None:
+        """Read what has been written since."""
+        self._looked = time.monotonic()
         self._run.refresh()
         self._extend()
-        self._explain_again()
 
     def _extend(self) -> None:
         """Take new steps and sites into the scope; a run that was resumed is looked at anew."""
@@ -295,6 +309,23 @@ def _reduce(measure: Measure, scope: Scope) -> FloatArray:
         if len(at):
             found.add(matrix.values[:, at], int(np.searchsorted(steps, matrix.steps[at[0]])))
     return np.stack([getattr(found.bands, band) for band in choose_bands(measure, scope.columns)])
+
+
+def _pack_block(name: str, scope: Scope) -> bytes:
+    if name == "loss":
+        numbers = reduce_loss(scope)
+        return np.full((3, len(scope.columns)), np.nan, "<f4").tobytes() if numbers is None else _pack(numbers)
+    measures = {f"statistic-{each.name}": each for each in list_measures(scope.history.manifest)}
+    if name not in measures:
+        raise NotServedError(name)
+    return _pack(_reduce(measures[name], scope))
+
+
+def _describe_exponents(site: str, scope: Scope) -> dict[str, Any]:
+    if site not in scope.sites:
+        raise NotServedError(site)
+    block = make_exponent_block(replace(scope, sites=[site]))
+    return {"exponents": block and block.facts, "text": block.text if block else ""}
 
 
 def _pack(numbers: FloatArray) -> bytes:

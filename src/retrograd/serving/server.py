@@ -5,7 +5,9 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import sys
 import threading
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
@@ -15,15 +17,23 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from retrograd.errors import LaunchError, RunError
+from retrograd.foreign.text import parse_object, show_plainly
+from retrograd.notices import say
 from retrograd.runs.layout import find_rank_folders, is_run
 from retrograd.runs.listing import list_runs, read_line
-from retrograd.serving.followed_run import FollowedRun
+from retrograd.serving.followed_run import FollowedRun, NotServedError
 from retrograd.views.page.frame import frame_page
 
 HOST = "127.0.0.1"
 
 _MOST_RUNS = 8
 """Runs that are held open: those that were asked for last."""
+
+_LARGEST = 1 << 53
+"""Numbers in an address; a script of a page tells larger ones not apart."""
+
+_NOTHING_YET = b"""<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>retrograd</title>
+<p>Nothing was recorded yet. This page looks again every second."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -39,50 +49,68 @@ class Served:
 
     Args:
         path: a run, or a folder that holds runs.
+        is_awaited: it is a run that will be recorded, and need not be there yet.
+
+    Attributes:
+        path: the same.
+        single: the name of the only run; empty for a folder of runs.
 
     Raises:
         NotARunError: it is neither.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.single = path.name if is_run(path) else ""
-        if self.single:
-            find_rank_folders(path)
-        else:
-            list_runs(path)
-        self._open: OrderedDict[str, FollowedRun] = OrderedDict()
+    def __init__(self, path: Path, *, is_awaited: bool = False) -> None:
+        self.path = path
+        self.is_awaited = is_awaited
+        self.single = path.name if is_awaited or is_run(path) else ""
+        if not is_awaited:
+            find_rank_folders(path) if self.single else list_runs(path)
+        self._open: OrderedDict[str, _Slot] = OrderedDict()
         self._lock = threading.Lock()
 
     def list_lines(self) -> list[dict[str, Any]]:
         """The runs as JSON values, newest first; a loss that is not finite is text."""
-        lines = [read_line(self._path)] if self.single else list_runs(self._path)
+        lines = [read_line(self.path)] if self.single else list_runs(self.path)
         return [json.loads(each.as_json()) for each in lines]
 
     def find(self, name: str) -> FollowedRun:
         """The run of a name.
 
         Raises:
-            KeyError: there is none.
+            NotServedError: there is none.
             RunError: it cannot be read.
         """
         with self._lock:
-            if name not in self._open:
-                self._open[name] = FollowedRun(self._folder_of(name))
-            self._open.move_to_end(name)
+            slot = self._open.pop(name, None) or _Slot(self._folder_of(name))
+            self._open[name] = slot
             while len(self._open) > _MOST_RUNS:
                 self._open.popitem(last=False)
-            return self._open[name]
+        return slot.take()
 
     def _folder_of(self, name: str) -> Path:
         if self.single:
             if name != self.single:
-                raise KeyError(name)
-            return self._path
-        found = {folder.name: folder for folder in self._path.iterdir()}  # a name is looked up, never a path
+                raise NotServedError(name)
+            return self.path
+        found = {folder.name: folder for folder in self.path.iterdir()}  # a name is looked up, never a path
         if name not in found or not is_run(found[name]):
-            raise KeyError(name)
+            raise NotServedError(name)
         return found[name]
+
+
+class _Slot:
+    """A run that is opened by who asks for it first; others of the same run wait, and nobody else does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._run: FollowedRun | None = None
+
+    def take(self) -> FollowedRun:
+        with self._lock:
+            if self._run is None:
+                self._run = FollowedRun(self._folder)
+            return self._run
 
 
 class RunServer(ThreadingHTTPServer):
@@ -101,6 +129,7 @@ class RunServer(ThreadingHTTPServer):
     def __init__(self, served: Served, port: int = 0) -> None:
         self.served = served
         self.token = secrets.token_urlsafe(18)
+        self._told: set[str] = set()
         super().__init__((HOST, port), _Handler)
 
     @property
@@ -109,7 +138,18 @@ class RunServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that goes away in the middle of an answer is no news."""
+        """A browser that goes away in the middle of an answer is no news; anything else is."""
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, ConnectionError | TimeoutError):
+            self.tell(error)
+
+    def tell(self, error: BaseException) -> None:
+        """Say what has failed here and where, once for each place."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+        if where not in self._told:
+            self._told.add(where)
+            say(show_plainly(f"an answer failed: {where}: {error}"))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -132,10 +172,15 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             kind, content = self._find(words[1:], dict(parse_qsl(parts.query)))
-        except (KeyError, ValueError):
+        except NotServedError:
             self._answer(HTTPStatus.NOT_FOUND, "page", b"There is nothing here.")
+        except _QueryError as error:
+            self._answer(HTTPStatus.BAD_REQUEST, "page", f"This cannot be asked: {error}.".encode())
         except RunError as error:
             self._answer(HTTPStatus.CONFLICT, "page", f"This run cannot be read: {type(error).__name__}.".encode())
+        except Exception as error:
+            self.server.tell(error)
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "page", f"This failed: {type(error).__name__}.".encode())
         else:
             self._answer(HTTPStatus.OK, kind, content)
 
@@ -156,15 +201,18 @@ class _Handler(BaseHTTPRequestHandler):
             case ["run", name]:
                 return "page", self._make_page(name)
             case ["run", name, "news"]:
-                numbers = {each: int(query[each]) for each in ("column", "step", "until", "width")}
-                return "json", json.dumps(served.find(name).find_news(json.loads(query["have"]), **numbers)).encode()
+                have, numbers = _read_digests(query), _read_numbers(query, "column", "step", "until", "width")
+                return "json", json.dumps(served.find(name).find_news(have, **numbers)).encode()
             case ["run", name, "block", block]:
-                return "bytes", served.find(name).read_block(block, **_read_span(query))
+                return "bytes", served.find(name).read_block(block, **_read_numbers(query, *_SPAN))
             case ["run", name, "exponents"]:
-                return "json", json.dumps(served.find(name).read_exponents(query["site"], **_read_span(query))).encode()
-        raise KeyError(self.path)
+                site, numbers = query.get("site", ""), _read_numbers(query, *_SPAN)
+                return "json", json.dumps(served.find(name).read_exponents(site, **numbers)).encode()
+        raise NotServedError(self.path)
 
     def _make_page(self, name: str) -> bytes:
+        if self.server.served.is_awaited and not is_run(self.server.served.path):
+            return _NOTHING_YET
         return self.server.served.find(name).make_page(f"/{self.server.token}/run/{quote(name, safe='')}").encode()
 
     def _answer(self, status: HTTPStatus, kind: str, content: bytes) -> None:
@@ -179,8 +227,28 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: the address holds the token."""
 
 
-def _read_span(query: dict[str, str]) -> dict[str, int]:
-    return {name: int(query[name]) for name in ("step", "until", "width")}
+class _QueryError(ValueError):
+    """A query that no page of ours makes."""
+
+
+_SPAN = ("step", "until", "width")
+
+
+def _read_numbers(query: dict[str, str], *names: str) -> dict[str, int]:
+    try:
+        numbers = {name: int(query[name]) for name in names}
+    except (KeyError, ValueError) as error:
+        raise _QueryError(f"{', '.join(names)} are whole numbers") from error
+    if numbers["width"] < 1 or any(abs(number) > _LARGEST for number in numbers.values()):
+        raise _QueryError(f"a number of {', '.join(names)} is out of range")
+    return numbers
+
+
+def _read_digests(query: dict[str, str]) -> dict[str, str]:
+    try:
+        return {str(name): str(digest) for name, digest in parse_object(query["have"]).items()}
+    except (KeyError, ValueError) as error:
+        raise _QueryError("have is an object of digests") from error
 
 
 def _make_list(lines: list[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ everything smaller). Its 255 bins are stored as the stretch between the first an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,6 +55,7 @@ ROW = np.dtype(
 """Layout of a drained row, shared with the compiled kernel (112 bytes, little-endian, packed)."""
 
 COUNTS = ("count", "nan", "pos_inf", "neg_inf", "zeros")
+_MERGED_WITH_M2 = frozenset({"sum", "count", "nan", "pos_inf", "neg_inf"})
 ADDED = ("calls", *COUNTS, "abs_sum", "sum", "reference")
 STATISTICS = (
     "count", "nan", "pos_inf", "neg_inf", "zeros",
@@ -67,7 +69,8 @@ def merge_rows(rows: Mapping[str, npt.NDArray[Any]], groups: IntArray, n_groups:
     """Merge rows that belong together.
 
     Args:
-        rows: columns of equal length, at least those of :data:`ROW` without ``row``, ``first_bin``, ``bins``.
+        rows: columns of equal length: those of :data:`ROW` without ``row``, ``first_bin``, ``bins``, or some of them;
+            with ``m2`` those of :func:`list_columns`.
         groups: for each row the number of its group, 0 … ``n_groups − 1``.
         n_groups: how many groups there are.
 
@@ -75,25 +78,27 @@ def merge_rows(rows: Mapping[str, npt.NDArray[Any]], groups: IntArray, n_groups:
         The same columns, one entry a group.
     """
     merged: dict[str, npt.NDArray[Any]] = {}
-    for name in ADDED:
+    for name in _among(rows, ADDED):
         column = np.asarray(rows[name])
         total = np.zeros(n_groups, dtype=column.dtype)
         np.add.at(total, groups, column)
         merged[name] = total
-    low = np.full(n_groups, np.inf)
-    np.minimum.at(low, groups, rows["min"])
-    high = np.full(n_groups, -np.inf)
-    np.maximum.at(high, groups, rows["max"])
-    merged["min"], merged["max"] = low, high
-    merged["order"] = _merge_orders(np.asarray(rows["order"], np.int64), groups, n_groups)
-
-    n = finite_count(rows)
-    mean = _ratio(np.asarray(rows["sum"]), n)
-    group_mean = _ratio(merged["sum"], finite_count(merged))
-    m2 = np.zeros(n_groups)
-    np.add.at(m2, groups, rows["m2"] + n * (mean - group_mean[groups]) ** 2)
-    merged["m2"] = m2
+    for name in _among(rows, ("min", "max")):
+        merged[name] = np.full(n_groups, EMPTY_ROW[name])
+        (np.minimum if name == "min" else np.maximum).at(merged[name], groups, rows[name])
+    if "order" in rows:
+        merged["order"] = _merge_orders(np.asarray(rows["order"], np.int64), groups, n_groups)
+    if "m2" in rows:
+        n = finite_count(rows)
+        mean = _ratio(np.asarray(rows["sum"]), n)
+        group_mean = _ratio(merged["sum"], finite_count(merged))
+        merged["m2"] = np.zeros(n_groups)
+        np.add.at(merged["m2"], groups, rows["m2"] + n * (mean - group_mean[groups]) ** 2)
     return merged
+
+
+def _among(rows: Mapping[str, npt.NDArray[Any]], names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if name in rows]
 
 
 EMPTY_ROW = {"min": np.inf, "max": -np.inf, "order": np.iinfo(np.int64).max}
@@ -106,20 +111,22 @@ def merge_into(
     """Merge rows into those of a table, each into one of its own.
 
     Args:
-        table: columns, which are changed; a row of no elements is 0, but for :data:`EMPTY_ROW`.
+        table: columns as for :func:`merge_rows`, which are changed; a row of no elements is 0, but for
+            :data:`EMPTY_ROW`.
         where: the row of the table for each row; none twice.
-        rows: the same columns.
+        rows: the same columns, or more.
     """
-    n, held = finite_count(rows), {name: table[name][where] for name in ("sum", *COUNTS)}
-    n_held = finite_count(held)
-    apart = np.where((n > 0) & (n_held > 0), _ratio(np.asarray(rows["sum"]), n) - _ratio(held["sum"], n_held), 0.0)
-    table["m2"][where] += rows["m2"] + apart * apart * (n * _ratio(n_held, n + n_held))
-    for name in ADDED:
+    if "m2" in table:
+        n, held = finite_count(rows), {name: table[name][where] for name in _MERGED_WITH_M2}
+        n_held = finite_count(held)
+        apart = np.where((n > 0) & (n_held > 0), _ratio(np.asarray(rows["sum"]), n) - _ratio(held["sum"], n_held), 0.0)
+        table["m2"][where] += rows["m2"] + apart * apart * (n * _ratio(n_held, n + n_held))
+    for name in _among(table, ADDED):
         if not _is_nothing(rows[name]):
             table[name][where] += rows[name]
-    table["min"][where] = np.minimum(table["min"][where], rows["min"])
-    table["max"][where] = np.maximum(table["max"][where], rows["max"])
-    table["order"][where] = np.minimum(table["order"][where], rows["order"])
+    for name in _among(table, ("min", "max", "order")):
+        better = np.maximum if name == "max" else np.minimum
+        table[name][where] = better(table[name][where], rows[name])
 
 
 def _is_nothing(column: npt.NDArray[Any]) -> bool:
@@ -151,6 +158,26 @@ def derive(rows: Mapping[str, npt.NDArray[Any]], statistic: str) -> npt.NDArray[
         KeyError: for a name that is not a statistic.
     """
     return np.asarray(rows[statistic]) if statistic in COUNTS else _DERIVED[statistic](rows)
+
+
+class _Noting(dict[str, npt.NDArray[Any]]):
+    """Columns of no rows, which notes those that are asked for."""
+
+    def __missing__(self, name: str) -> npt.NDArray[Any]:
+        self[name] = np.empty(0, ROW[name])
+        return self[name]
+
+
+@functools.cache
+def list_columns(statistic: str) -> frozenset[str]:
+    """The columns that a statistic is derived from, and those that are merged with them.
+
+    Raises:
+        KeyError: for a name that is not a statistic.
+    """
+    asked = _Noting()
+    derive(asked, statistic)
+    return frozenset(asked) | (_MERGED_WITH_M2 if "m2" in asked else frozenset())
 
 
 def scale_rows(rows: dict[str, npt.NDArray[Any]], factor: npt.NDArray[np.float64]) -> None:

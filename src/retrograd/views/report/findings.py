@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,10 @@ def find_first_nonfinite(scope: Scope, places: Sequence[ModelPlace]) -> dict[str
     Returns:
         ``step``, ``site`` and ``text``, which counts the elements.
     """
-    history, phase = scope.history, scope.phase
+    phase, begin = scope.phase, scope.history.find_first_nonfinite(scope.phase)
+    if begin is None:
+        return None
+    history = scope.history.since(begin)
     ordered = sorted(_rank_sites(places))
     sites = [site for _, _, site in ordered]
     for [matrix] in history.matrices(["nonfinite"], sites, phase):
@@ -75,6 +79,8 @@ def find_first_nonfinite(scope: Scope, places: Sequence[ModelPlace]) -> dict[str
         columns = np.flatnonzero(bad.any(axis=0))
         if len(columns):
             step = int(matrix.steps[columns[0]])
+            history = history.since(step, step)
+            scope = replace(scope, history=history)
             found = [sites[row] for row in np.flatnonzero(bad[:, columns[0]])]
             site = min(found, key=lambda name: _reached(scope, name, step))
             return {"step": step, "site": site, "text": _count(history, site, phase, step)}

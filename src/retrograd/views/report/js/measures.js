@@ -3,7 +3,8 @@
 import { facts, readFloats } from "./payload.js";
 
 const numbers = new Map(); // name of a block → {values, stride, columns, version}: a line each `stride` numbers
-let generation = 0; // what was asked for before all columns became others is of no use
+let generation = 0; // what was asked for before all columns, or all series, became others is of no use
+const coming = new Map(); // name of a block → the answer that is on its way
 const SPARE = 128; // columns that a followed run may gain before its numbers are copied
 const largest = new Map(); // series → largest magnitudes
 
@@ -26,8 +27,7 @@ export function findStatistics() {
     STATISTICS.splice(ends[0], 0, { ...largestMagnitude, series: STATISTICS[ends[1]].series });
   }
   for (const statistic of STATISTICS) statistic.rank = new Map(statistic.series.map((series, i) => [series, i]));
-  numbers.clear();
-  largest.clear();
+  forgetColumns(true);
 }
 findStatistics();
 
@@ -42,23 +42,32 @@ export const statisticOf = (name) => STATISTICS.find((statistic) => statistic.na
 
 export async function loadStatistic(name) {
   if (name === "abs_max") return Promise.all([loadStatistic("min"), loadStatistic("max")]);
-  const statistic = STATISTICS.find((each) => each.name === name);
-  if (statistic) await load(`statistic-${name}`, statistic);
+  await load(`statistic-${name}`, () => STATISTICS.find((each) => each.name === name));
 }
 
-export const loadLoss = async () => facts.loss && load("loss", facts.loss);
+export const loadLoss = () => load("loss", () => facts.loss);
 
-/** Load what is lacking of a block: all of it, or the columns that came since. */
-async function load(block, { bands, series }) {
+/** Load what is lacking of a block, one answer after the other, until it is what the page is about. */
+async function load(block, describe) {
+  while (describe() && !isLoaded(block)) {
+    if (!coming.has(block)) coming.set(block, loadLacking(block, describe()).finally(() => coming.delete(block)));
+    if ((await coming.get(block)) === null) return; // a file that lacks it
+  }
+}
+
+const isLoaded = (block) => numbers.has(block) && (!facts.live || numbers.get(block).version === facts.live.version);
+
+/** Load all of a block, or the columns that came since; null where there is none. */
+async function loadLacking(block, { bands, series }) {
   const columns = facts.columns.first.length;
   const known = numbers.get(block);
-  if (known && (!facts.live || known.version === facts.live.version)) return;
   const begun = generation;
   const [version, from] = [facts.live?.version, known ? Math.max(known.columns - 1, 0) : 0];
   const added = await readFloats(block, from);
-  if (added === null || numbers.get(block) !== known || begun !== generation) return;
+  if (added === null) return null;
+  if (begun !== generation) return false;
   const [lines, width] = [bands.length * series.length, columns - from];
-  if (!known && !facts.live) return numbers.set(block, { values: added, stride: columns, columns });
+  if (!known && !facts.live) return Boolean(numbers.set(block, { values: added, stride: columns, columns }));
   const stride = known && known.stride >= columns ? known.stride : columns + SPARE;
   const values = known?.stride === stride ? known.values : new Float32Array(lines * stride).fill(NaN);
   for (let line = 0; line < lines; line++) {
@@ -67,6 +76,7 @@ async function load(block, { bands, series }) {
     values.set(added.subarray(line * width, (line + 1) * width), line * stride + from);
   }
   numbers.set(block, { values, stride, columns, version });
+  return true;
 }
 
 /** The band that is nearest to the one asked for among those a statistic has. */
