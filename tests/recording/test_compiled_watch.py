@@ -178,6 +178,19 @@ def test_code_that_ran_before_is_compiled_once_more_and_recorded(monkeypatch: py
     assert counters["stats"]["unique_graphs"] == 2
 
 
+def test_inside_a_transform_nothing_is_recorded_and_nothing_fails() -> None:
+    net = nn.Linear(3, 3)
+
+    def watch(row: Tensor) -> Tensor:
+        return rg.watch("row", net(row))
+
+    x = torch.ones(2, 3)
+    with rg.record(net) as recording:
+        found = torch.compile(torch.func.vmap(watch), backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(found, net(x))
+    assert not [site for site in recording.history.sites if ":output" in site or "watch/" in site]
+
+
 def test_a_name_that_cannot_be_one() -> None:
     net = nn.Linear(3, 3)
     call = torch.compile(lambda x: rg.watch("a:b", net(x)), backend="aot_eager", fullgraph=True)

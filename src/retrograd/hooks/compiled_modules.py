@@ -23,6 +23,7 @@ from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import when_loaded
 from retrograd.hooks.compiled_taps import put_tap, trace_tap
+from retrograd.hooks.engine import has_transform
 from retrograd.hooks.listeners import Hook, Patch, Undo, replace
 
 _CALLS, _GUARDS = "torch._dynamo.variables.nn_module", "torch._dynamo.guards"
@@ -137,7 +138,7 @@ def _find_handles(room: Any, variable: Any, translator: Any) -> list[Any]:
 
 def _trace_tap(room: Any, translator: Any, handle: Any, output: Any) -> None:
     output = output.realize() if hasattr(output, "realize") else output
-    if type(output) is room.variables.TensorVariable and output.python_type() is Tensor:
+    if type(output) is room.variables.TensorVariable and output.python_type() is Tensor and not has_transform():
         put_tap(translator.output.create_proxy, output.as_proxy(), handle.as_proxy(), trains=torch.is_grad_enabled())
         return
     room.variables.UserFunctionVariable(trace_tap).call_function(translator, [handle, output], {})

@@ -38,7 +38,7 @@ from retrograd.hooks.compiled_taps import (
     teach_inductor,
     version_of,
 )
-from retrograd.hooks.engine import has_transform, knows_at_once, may_break_graph, uncompiled
+from retrograd.hooks.engine import knows_at_once, may_break_graph, uncompiled
 from retrograd.hooks.gradients import change_gradient as hook_gradient
 from retrograd.hooks.isolation import isolated_autograd
 from retrograd.hooks.nested import Keys
@@ -120,12 +120,6 @@ def tell_of_break(sites: str) -> None:
         reason="compiled code reads a parameter before it calls the module, a transform has no values, and what is "
         "watched by hand is rewritten outside of the graph.",
     )
-
-
-@knows_at_once
-def is_in_transform() -> bool:
-    """While a graph is traced, tell whether this part of it is inside a ``torch.func`` transform."""
-    return has_transform()
 
 
 def trace_forward(handle: Tensor, *, begins: bool) -> None:

@@ -33,7 +33,7 @@ from torch.fx.node import has_side_effect
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
-from retrograd.hooks.engine import dispatch_modes, is_transformed, uncompiled
+from retrograd.hooks.engine import dispatch_modes, has_transform, is_transformed, knows_at_once, uncompiled
 from retrograd.hooks.listeners import Entry, SeeGradient, hooks_on
 from retrograd.hooks.nested import Keys, flatten
 
@@ -104,8 +104,19 @@ NOBODY = make_ticket(())
 """The ticket of a call of which nobody is told more."""
 
 
+@knows_at_once
+def is_in_transform() -> bool:
+    """While a graph is traced, tell whether this part of it is inside a ``torch.func`` transform."""
+    return has_transform()
+
+
 def trace_tap(handle: Tensor, value: Any, keys: Keys = ()) -> None:
-    """Put a tap on a tensor, or on a nest of them that these keys lead to, into the graph that is being traced."""
+    """Put a tap on a tensor, or on a nest of them that these keys lead to, into the graph that is being traced.
+
+    Inside a transform tensors have no values of their own, and there is none.
+    """
+    if is_in_transform():
+        return
     if type(value) is Tensor:  # tracing the search of a nest takes several times as long as all else
         _TAP([value], handle, [BETWEEN.join(keys)], torch.is_grad_enabled())
         return

@@ -20,12 +20,12 @@ from torch import nn
 from retrograd.hooks.compiled_rules import (
     RewrittenCall,
     RewrittenSlot,
-    is_in_transform,
     make_slot_handle,
     tell_of_break,
     trace_forward,
     trace_rules,
 )
+from retrograd.hooks.compiled_taps import is_in_transform
 from retrograd.hooks.engine import break_graph, breaks_graph, is_compiling, uncompiled
 from retrograd.hooks.listeners import Entry, Hook, hidden_hooks
 from retrograd.hooks.module import EndHook, InputWatcher, put_readers_last, set_after, set_before
