@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.facts.exact_watch import OverwriteWatch
-from retrograd.facts.facts import SOURCES, WATCHES
+from retrograd.facts.facts import SOURCES
+from retrograd.facts.watches import WATCHES
 from retrograd.findings.detectors.broken_graphs import OverwrittenTensor
 from retrograd.findings.record import Record
 from retrograd.history.facts import Overwrite, read_facts

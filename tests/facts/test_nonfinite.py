@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from retrograd.facts.facts import SOURCES, WATCHES
+from retrograd.facts.facts import SOURCES
 from retrograd.facts.nonfinite_watch import NonFiniteWatch
+from retrograd.facts.watches import WATCHES
 from retrograd.history.facts import NonFinite, read_facts
 from retrograd.history.history import History
 from retrograd.recording.recorder import Recorder

@@ -20,3 +20,8 @@ except ModuleNotFoundError as error:
 
 def test_pandas_is_not_loaded_but_can_be() -> None:
     subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=120)
+
+
+def test_a_script_that_trains_nothing_loads_no_arrow() -> None:
+    program = "import sys, torch, retrograd.launch.session; assert not {'pyarrow', 'pandas'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -16,8 +16,6 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.facts.calls import CallSource
-from retrograd.facts.exact_watch import ExactWatch
-from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.modes import ModeSource
 from retrograd.facts.nonfinite_look import NonFiniteLook
 from retrograd.facts.operations import ForwardOperations
@@ -37,9 +35,6 @@ SOURCES: tuple[MakeSource, ...] = (
     NonFiniteLook,
 )  # fmt: skip
 """Sources of every recording."""
-
-WATCHES: tuple[MakeSource, ...] = (KinkWatch, ExactWatch)
-"""Sources that are too dear for every recording, for programs that are run to be explained."""
 
 
 class FactTaker(Protocol):

@@ -91,15 +91,18 @@ class History:
             self._copies = copies
             self._rows = choose_rows(parts, self._rows, self._merges, copies)
 
-    def since(self, step: int) -> History:
-        """The record from some step on; parts of it that hold earlier steps too are left whole."""
+    def since(self, step: int, until: int | None = None) -> History:
+        """The record from some step on, or to another; parts of it that hold other steps too are left whole."""
         later = History(rank=self.rank)
         later.manifest = self.manifest
-        kept = [part for part in self.rows.parts if not isinstance(part, StoredPart) or part.step_limits[1] >= step]
-        events = self.event_table
-        later.load(
-            self._names, kept, events.filter(pc.greater_equal(events["step"], step)), lambda site: [], self._copies
-        )
+        last = np.iinfo(np.int64).max if until is None else until
+        kept = [
+            part
+            for part in self.rows.parts
+            if not isinstance(part, StoredPart) or (part.step_limits[0] <= last and part.step_limits[1] >= step)
+        ]
+        events = self.event_table.filter(pc.greater_equal(self.event_table["step"], step))
+        later.load(self._names, kept, events, lambda site: [], self._copies)
         return later
 
     # ---- the sink ----

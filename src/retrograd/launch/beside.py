@@ -16,6 +16,9 @@ from retrograd.serving.server import RunServer, Served
 AFTERWARDS = 10.0
 """Seconds for which a page is still answered when the program is over: it asks for the end, and for the findings."""
 
+_BEGIN = "import os; os.fork() and os._exit(0); from retrograd.launch.beside import main; main()"
+"""It forks before it loads anything: libraries with threads of their own may hang in a fork."""
+
 _LOOK = 0.5  # seconds between two looks whether the program lives
 _POLITENESS = 10  # of a process that gives way to the program
 
@@ -34,7 +37,7 @@ def serve_beside(run: Path) -> str:
     Raises:
         LaunchError: it cannot be served.
     """
-    words = [sys.executable, "-P", "-m", "retrograd.launch.beside", str(run), str(os.getpid())]
+    words = [sys.executable, "-P", "-c", _BEGIN, str(run), str(os.getpid())]
     with subprocess.Popen(
         words,
         env=make_own_environment(os.environ),
@@ -52,8 +55,6 @@ def serve_beside(run: Path) -> str:
 
 def main() -> None:
     """Serve the run of a process: both are the arguments."""
-    if os.fork():
-        os._exit(0)
     os.nice(_POLITENESS)
     run, process = Path(sys.argv[1]), int(sys.argv[2])
     with RunServer(Served(run, is_awaited=True)) as server:
@@ -80,7 +81,3 @@ def is_alive(process: int) -> bool:
     except PermissionError:  # somebody else's
         pass
     return True
-
-
-if __name__ == "__main__":
-    main()

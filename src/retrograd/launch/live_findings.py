@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from retrograd.findings.finding import Evidence, Finding
 from retrograd.foreign.text import show_plainly
 from retrograd.history.facts import NonFinite, read_facts
 from retrograd.history.sink import Event
-from retrograd.notices import say
+from retrograd.notices import say, warnings_kept
+from retrograd.randomness import random_kept
 
 FIRST = 20
 """Losses that later ones are held against."""
@@ -77,6 +77,9 @@ class LiveFindings:
         if detector in self._said:
             return
         self._said.add(detector)
+        with random_kept(), warnings_kept():  # late, for it loads all that reads a record
+            from retrograd.findings.finding import Evidence, Finding
+
         finding = Finding(
             detector=detector,
             severity="critical",

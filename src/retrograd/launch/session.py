@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from retrograd.addresses import call_at_end
 from retrograd.amounts import count_of
 from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
-from retrograd.facts.facts import SOURCES, WATCHES
+from retrograd.facts.facts import SOURCES
 from retrograd.facts.source import FactHost, FactSource, MakeSource
 from retrograd.history.facts import Call
 from retrograd.hooks.backward import backward_listeners
@@ -190,7 +190,12 @@ class Session:
         """Sources of facts: more where the program is run to be explained."""
         limit = self._request.limit
         ending = () if limit is None else (partial(StopAfter, limit, lambda: self._sink.steps),)
-        return (*SOURCES, *(WATCHES if self._request.watch else ()), *ending)
+        if not self._request.watch:
+            return (*SOURCES, *ending)
+        with random_kept(), warnings_kept():
+            from retrograd.facts.watches import WATCHES
+
+        return (*SOURCES, *WATCHES, *ending)
 
     def _open_run(self) -> RunWriter | SharedRun:
         with random_kept(), warnings_kept():

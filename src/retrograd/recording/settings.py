@@ -13,7 +13,6 @@ from torch import nn
 from retrograd.amounts import count_of, show_bytes
 from retrograd.drawings import drawn_by
 from retrograd.errors import StatisticError
-from retrograd.history.table import TAKEN_NAMES
 from retrograd.hooks.names import name_models, walk_modules
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, find_keep, read_limit
 from retrograd.recording.schedule import Schedule, as_schedule
@@ -114,6 +113,8 @@ def _list_local(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _check_custom(given: UserStatistic) -> Statistic:
+    from retrograd.history.table import TAKEN_NAMES  # late, for it loads Arrow
+
     statistic = check_statistic(given)
     if statistic.name in TAKEN_NAMES:
         raise StatisticError(

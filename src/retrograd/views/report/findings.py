@@ -72,7 +72,6 @@ def find_first_nonfinite(scope: Scope, places: Sequence[ModelPlace]) -> dict[str
     if begin is None:
         return None
     history = scope.history.since(begin)
-    scope = replace(scope, history=history)
     ordered = sorted(_rank_sites(places))
     sites = [site for _, _, site in ordered]
     for [matrix] in history.matrices(["nonfinite"], sites, phase):
@@ -80,6 +79,8 @@ def find_first_nonfinite(scope: Scope, places: Sequence[ModelPlace]) -> dict[str
         columns = np.flatnonzero(bad.any(axis=0))
         if len(columns):
             step = int(matrix.steps[columns[0]])
+            history = history.since(step, step)
+            scope = replace(scope, history=history)
             found = [sites[row] for row in np.flatnonzero(bad[:, columns[0]])]
             site = min(found, key=lambda name: _reached(scope, name, step))
             return {"step": step, "site": site, "text": _count(history, site, phase, step)}
