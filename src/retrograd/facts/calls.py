@@ -93,7 +93,7 @@ class CallSource(FactSource):
         self._add("forward", about, sys._getframe(1), (("training", model.training), ("grad", grad_enabled())))
 
     def run_begins(self, run: EngineRun) -> None:
-        """A backward pass is about to run; of another thread's nothing is looked at, for this one may clear gradients."""
+        """A backward pass is about to run; of another thread's nothing is looked at: this one may clear gradients."""
         if run.is_nested or threading.get_ident() != self._thread:
             return
         details: Details = (("retain_graph", run.keeps_graph), ("create_graph", run.creates_graph))
