@@ -19,11 +19,11 @@ from torch import Tensor, nn
 import retrograd as rg
 from retrograd import files
 from retrograd.errors import RunWriteError
+from retrograd.exports.tables import export_csv
 from retrograd.graph.graph import Graph
 from retrograd.history.history import History
 from retrograd.inventory.inventory import Inventory
 from retrograd.launch.requests import TraceRequest
-from retrograd.runs.export import export_csv
 from retrograd.tracing.trace import Trace
 from tests.processes import wait_for_child
 from tests.runs.written import write_run

@@ -85,6 +85,7 @@ MAY_IMPORT = {
         "history",
         "sites",
     },
+    "exports": {"views", "findings", "runs", "history", "sites", "statistics"},
     "integrations": {"launch", "findings", "recording", "runs", "sites"},
     "cli": {"", "launch", "serving", "views", "runs"},
 }
@@ -111,7 +112,6 @@ DEFERRED = {
     "retrograd.recording.settings": "a process that writes nothing need not load pyarrow",
     "retrograd.runs.listing": "pyarrow is loaded only where there is a run, and a wrong path is told before",
     "retrograd.runs.compaction": "rich draws from `random` when it is loaded, and only a bar needs it",
-    "retrograd.runs.export": "tensorboard is an optional dependency",
     "retrograd.views.report.report": "torch takes longer to load than a page takes to make; only inventories need it",
     "retrograd.runs.stored": "torch takes longer to load than findings take to tell; only tensors need it",
     "retrograd.views.terminal": "rich draws from `random` when it is loaded, and neither a page nor a file needs it",

@@ -13,6 +13,7 @@ from retrograd.engine.one_node import rerun as rerun
 from retrograd.engine.replayer import run_from as run_from
 from retrograd.errors import RetrogradError as RetrogradError
 from retrograd.errors import RetrogradWarning as RetrogradWarning
+from retrograd.exports.export import export as export
 from retrograd.features.dataset import extract_dataset as extract_dataset
 from retrograd.features.extractor import extract as extract
 from retrograd.features.stored import open_features as open_features
@@ -45,7 +46,6 @@ from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
 from retrograd.rules.simulation import simulate_rule as simulate_rule
 from retrograd.runs.compaction import compact as compact
-from retrograd.runs.export import export as export
 from retrograd.runs.reader import Run as Run
 from retrograd.runs.reader import open_run as open_run
 from retrograd.saved.keeping import keep_saved as keep_saved

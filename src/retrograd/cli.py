@@ -236,12 +236,20 @@ class View(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Command):
-    """Write a run for other tools."""
+    """Write a run for other tools, or for a tracker of experiments."""
 
     name: ClassVar[str] = "export"
+    examples: ClassVar[str] = """
+examples:
+  retrograd export --to parquet
+  retrograd export runs/train-20250131-120000 --to tensorboard
+  retrograd export runs/train-20250131-120000 --to wandb -o offline && wandb sync offline/wandb/offline-run-*
+
+Nothing is sent anywhere: the folder for W&B is an offline run, that for MLflow holds a database, mlflow.db.
+"""
 
     run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
-    to: Literal["tensorboard", "csv"] = option("--to", MISSING, "what to write")
+    to: Literal["csv", "parquet", "tensorboard", "wandb", "mlflow"] = option("--to", MISSING, "what to write")
     output: Path | None = option("-o --output", None, "where (default: inside RUN)", metavar="PATH")
 
     def check(self) -> None:

@@ -25,8 +25,8 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.errors import DamagedRunError, FeatureError
+from retrograd.exports.export import export
 from retrograd.foreign import tables
-from retrograd.runs.export import export
 from tests.apart import Came, call, call_apart
 from tests.foreign.opened import LOOKS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from retrograd.findings.explain import explain
+from retrograd.history.windows import LongRows, compare_copies
 from retrograd.recording.record import record
+from retrograd.runs.compaction import compact
 from tests.merging.comparing import assert_alike, list_names
 from tests.processes import Work, run_together
 from tests.recording.spread import (
@@ -59,6 +62,39 @@ WAYS: dict[str, Any] = {
     "fsdp2": lambda net: shard(net, RANKS),
     "hsdp": lambda net: shard(net, 2, 2),
 }
+
+
+PASSES = (1, 2, 2, 1)
+
+
+def accumulate(rank: int, folder: Path, name: str, merge: bool) -> None:
+    """Each rank cuts its rows into as many micro-batches as it likes; all reduce in the last one."""
+    model = DistributedDataParallel(make_net())
+    optimizer = make_optimizer(model)
+    with record(model, folder / "runs" / name, sites=SITES, merge_ranks=merge):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            x, slope = data_of(step).chunk(RANKS)[rank], slope_of(step).chunk(RANKS)[rank]
+            for left in reversed(range(PASSES[rank])):
+                part, its = (each.chunk(PASSES[rank])[left] for each in (x, slope))
+                with model.no_sync() if left else nullcontext():
+                    (loss_of(model(part), its) / PASSES[rank]).backward()
+            optimizer.step()
+
+
+def test_ranks_with_different_numbers_of_micro_batches_are_one_process(tmp_path: Path) -> None:
+    works: dict[str, Work] = {
+        name: partial(accumulate, name=name, merge=merge) for name, merge in (("merged", True), ("apart", False))
+    }
+    run_together(works, tmp_path, RANKS)
+    merged, apart = assert_alike(tmp_path / "runs" / "merged", tmp_path / "runs" / "apart", losses=False)
+    assert_merged(merged.history, train_whole(), factor=lambda site: RANKS if site.endswith(":output.grad") else 1.0)
+    assert not merged.history.disagreements
+    assert not apart.history.disagreements
+    long = LongRows(apart.history.rows.parts, None, {}, apart.history.rows.copies)
+    assert not compare_copies(long)
+    compact(tmp_path / "runs" / "apart")
+    assert_alike(tmp_path / "runs" / "merged", tmp_path / "runs" / "apart", losses=False)
 
 
 def test_one_folder_holds_what_the_reader_makes_of_four(tmp_path: Path) -> None:

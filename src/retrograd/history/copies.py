@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.history.sink import PHASES
 from retrograd.notices import warn
 
 IntArray = npt.NDArray[np.int64]
 Table = Mapping[str, npt.NDArray[Any]]
 
 _MOMENT = ("site", "step", "micro", "backward", "phase")
+_TRAIN = PHASES.index("train")
 COMPARED = ("calls", "count", "nan", "zeros", "sum", "m2", "min", "max")
 
 
@@ -33,6 +35,38 @@ class Disagreement(NamedTuple):
     other: int
 
 
+class Lag(NamedTuple):
+    """Steps in which one rank has fewer micro-batches than another.
+
+    Attributes:
+        steps: rising.
+        fewer: by how many.
+    """
+
+    steps: IntArray
+    fewer: IntArray
+
+
+def find_lags(lasts: Mapping[int, tuple[IntArray, IntArray]]) -> dict[int, Lag]:
+    """Find the ranks that have fewer micro-batches in a step than another one.
+
+    Args:
+        lasts: for each rank its steps, rising, and the last micro-batch of each.
+    """
+    if not any(last.any() for _, last in lasts.values()):
+        return {}
+    steps = np.unique(np.concatenate([each for each, _ in lasts.values()]))
+    most = np.zeros(len(steps), np.int64)
+    for of_rank, last in lasts.values():
+        np.maximum.at(most, np.searchsorted(steps, of_rank), last)
+    found = {}
+    for rank, (of_rank, last) in lasts.items():
+        fewer = most[np.searchsorted(steps, of_rank)] - last
+        if fewer.any():
+            found[rank] = Lag(of_rank[fewer > 0], fewer[fewer > 0])
+    return found
+
+
 class _Sorted(NamedTuple):
     """Rows of sites with copies, in the order of site, moment, part and rank.
 
@@ -50,16 +84,25 @@ class _Sorted(NamedTuple):
 class Copies:
     """Groups of ranks that hold copies of one tensor, by site.
 
+    Micro-batches of training are counted from the end of a step: there ranks that had different numbers of them reduce.
+
     Args:
         groups: for each site, by number, groups of ranks that hold the same. A rank in no group holds its own.
         names: the names of those sites, by number.
+        lags: of ranks that have fewer micro-batches in some steps than others.
 
     Attributes:
         warned: sites for which a warning has said that their copies differ.
     """
 
-    def __init__(self, groups: Mapping[int, Sequence[Sequence[int]]], names: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        groups: Mapping[int, Sequence[Sequence[int]]],
+        names: Mapping[int, str],
+        lags: Mapping[int, Lag] | None = None,
+    ) -> None:
         self._names = names
+        self._lags = lags or {}
         self.warned: set[str] = set()
         held = {(code, rank): min(group) for code, found in groups.items() for group in found for rank in group}
         self._has_copies = np.zeros(max((code for code, _ in held), default=-1) + 2, np.bool_)
@@ -109,6 +152,24 @@ class Copies:
         found: IntArray = self._owners_of[rank][np.minimum(sites, len(self._has_copies) - 1)]
         return found
 
+    def align(self, rows: Table) -> Table:
+        """Rows of which the last micro-batches of a step have the same number on all ranks."""
+        return {**rows, "micro": self._align(rows, np.arange(len(rows["step"])))} if self._lags else rows
+
+    def _align(self, rows: Table, index: IntArray) -> npt.NDArray[Any]:
+        """The micro-batches of the rows at ``index``, aligned."""
+        micro: npt.NDArray[Any] = rows["micro"][index]
+        if not self._lags or not len(index):
+            return micro
+        step, rank = rows["step"][index], rows["rank"][index]
+        micro, trains = micro.astype(np.int64), rows["phase"][index] == _TRAIN
+        for each in np.unique(rank).tolist():
+            lag = self._lags.get(each)
+            if lag is not None:
+                place = np.minimum(np.searchsorted(lag.steps, step), len(lag.steps) - 1)
+                micro += np.where((rank == each) & trains & (lag.steps[place] == step), lag.fewer[place], 0)
+        return micro
+
     def warn(self, rows: Table, index: IntArray) -> None:
         """Warn of sites whose copies differ, once for each site."""
         self.tell(self.compare(rows, index))
@@ -144,7 +205,8 @@ class Copies:
         picked = index[shared]
         rank = rows["rank"][picked]
         owner = self._find_owners(rows["site"][picked], rank)
-        keys = [*(rows[name][picked] for name in _MOMENT), owner]
+        moment = {name: rows[name][picked] for name in _MOMENT} | {"micro": self._align(rows, picked)}
+        keys = [*moment.values(), owner]
         order = np.lexsort((rank, *reversed(keys)))
         is_first = _starts([key[order] for key in keys])
         is_own = is_first | _starts([rank[order]])
@@ -161,12 +223,12 @@ class CopyWatch:
 
     It keeps the moments that lower ranks have told of, and a digest of the numbers at each.
 
-    Args:
+    Attributes:
         copies: which ranks hold the same.
     """
 
     def __init__(self, copies: Copies) -> None:
-        self._copies = copies
+        self.copies = copies
         self._rank = -1
         self._new: dict[int, list[_Told]] = {}
         self._told: dict[int, _Told] = {}
@@ -186,7 +248,7 @@ class CopyWatch:
         if rank != self._rank:
             self.settle()
             self._rank = rank
-        owners = self._copies.find_owners(rows["site"], rank)
+        owners = self.copies.find_owners(rows["site"], rank)
         counts = np.ones(len(moments), np.bool_)
         for owner in np.unique(owners[owners >= 0]).tolist():
             mine = np.flatnonzero(owners == owner)

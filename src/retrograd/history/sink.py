@@ -30,6 +30,10 @@ EventKind = Literal[
 """The last two lines are facts, see :mod:`retrograd.history.facts`, and findings reported while the run went on."""
 
 
+UPDATES: tuple[EventKind, ...] = ("update", "skipped")
+"""What ends a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """A moment in training.

@@ -13,8 +13,10 @@ import pyarrow as pa
 
 from retrograd.history.matrix import Curve, number_steps
 from retrograd.history.rows import Columns, Part
-from retrograd.history.sink import PHASES, Event, Moment
+from retrograd.history.sink import PHASES, UPDATES, Event, Moment
 from retrograd.statistics.row import derive
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,16 @@ def read_events(table: pa.Table) -> list[Event]:
     """The events of a table."""
     columns = [table[name].to_pylist() for name in (*_MOMENT, *_OWN)]
     return [Event(Moment(*line[:4]), *line[4:]) for line in zip(*columns, strict=True)]
+
+
+def find_last_micro_batches(table: pa.Table) -> tuple[IntArray, IntArray]:
+    """Steps that have ended in an update, each once and rising, and the last micro-batch of each."""
+    code_of: dict[str, int] = {kind: code for code, kind in enumerate(UPDATES)}
+    updates = _filter(table, np.isin(read_codes(table["kind"], code_of), range(len(UPDATES))))
+    steps, groups = number_steps(read_numbers(updates["step"]))
+    lasts = np.zeros(len(steps), np.int64)
+    np.maximum.at(lasts, groups, read_numbers(updates["micro"]))
+    return steps, lasts
 
 
 def leave_losses_out(table: pa.Table) -> pa.Table:

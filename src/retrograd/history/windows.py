@@ -269,6 +269,10 @@ class Cells(NamedTuple):
         cells = step * len(self.codes) + site
         return mask, cells if mask.all() else cells[mask]
 
+    def number(self, piece: Part, cells: IntArray) -> IntArray:
+        """A number for the site and the moment of each row, of which these are the cells."""
+        return number_moments(piece, cells)
+
 
 def locate(ordered: IntArray, wanted: npt.NDArray[Any]) -> IntArray:
     """Where each number is among rising ones, if it is there; numbers without gaps need no search."""
@@ -303,6 +307,9 @@ class Placing(Protocol):
     def place(self, piece: Part) -> tuple[npt.NDArray[np.bool_], IntArray]:
         """Which rows belong to the table, and the cells of these."""
 
+    def number(self, piece: Part, cells: IntArray) -> IntArray:
+        """A number for the site and the moment of each row, of which these are the cells."""
+
 
 def read_once(
     rows: LongRows, columns: Sequence[str], cells: Placing, watch: CopyWatch | None
@@ -321,7 +328,7 @@ def read_once(
         if watch is not None:
             watch.left_out += len(mask) - len(numbers)
         if watch is not None and len(numbers):
-            counts = watch.count(int(piece["rank"][0]), number_moments(piece, numbers), piece)
+            counts = watch.count(int(piece["rank"][0]), cells.number(watch.copies.align(piece), numbers), piece)
             piece, numbers = pick_columns(piece, counts), numbers[counts]
         if len(numbers):
             yield piece, numbers
@@ -457,17 +464,20 @@ def compare_copies(rows: LongRows) -> list[Disagreement]:
     found: dict[str, Disagreement] = {}
     width = max(MOST_CELLS // max(len(rows.codes), 1), 1)
     steps = rows.outline.all_steps
-    for start in range(0, len(steps) if rows.copies is not None else 0, width):
+    copies = rows.copies
+    if copies is None:
+        return []
+    for start in range(0, len(steps), width):
         cells = Cells(steps[start : start + width], rows.codes, None)
-        watch = CopyWatch(rows.copies)  # type: ignore[arg-type]
+        watch = CopyWatch(copies)
         for piece in rows.pieces((*MOMENT, *COMPARED, "rank"), int(cells.steps[0]), int(cells.steps[-1])):
             all_passes = {**piece, "backward": np.minimum(piece["backward"], 0)}
             mask, numbers = cells.place(all_passes)
             picked = pick_columns(piece, mask)
             if len(numbers):
-                watch.count(int(picked["rank"][0]), number_moments(picked, numbers), picked)
+                watch.count(int(picked["rank"][0]), number_moments(copies.align(picked), numbers), picked)
         watch.settle()
-        for each in list_different(watch, rows.copies, cells):  # type: ignore[arg-type]
+        for each in list_different(watch, copies, cells):
             found.setdefault(each.site, each)
     return list(found.values())
 

@@ -25,13 +25,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from retrograd.history.sink import Moment, Phase, Unit
-from retrograd.merging.rows import LossMeans, RankedRows, RowMerger, When
+from retrograd.merging.rows import LossMeans, RankedRows, RowMerger, When, count_from_end
 from retrograd.merging.sites import SharedSites
 from retrograd.runs.ledger import Ledger
 
 KEEPING_BYTES = 64 << 20
 """So many of its own a rank keeps until they are in a file."""
 _UNIT_BYTES = 300
+_REMEMBERED = 1000
+"""Steps of which it is known how many units and micro-batches they have."""
 
 LossSum = tuple[int, int, int, Phase, int, float]
 """Step, micro-batch, pass and phase; how many losses, and their sum."""
@@ -140,6 +142,8 @@ class OwnUnits:
         self._rows: dict[int, list[RankedRows]] = {}
         self._losses: dict[int, LossMeans] = {}
         self._turns: dict[int, int] = {}
+        self._lasts: dict[int, int] = {}
+        self._last: int | None = None
         self._n_units = 0
         self._kept: deque[Parcel] = deque()
         self._bytes = 0
@@ -154,6 +158,12 @@ class OwnUnits:
         losses = self._losses.setdefault(moment.step, LossMeans())
         losses.add(moment.step, moment.micro, moment.backward, moment.phase, 1, value)
 
+    def add_update(self, step: int, micro: int) -> None:
+        """Note an update, which ends its step: this is the last micro-batch, unless a further update follows."""
+        self._last = self._lasts[step] = max(micro, self._lasts.get(step, 0))
+        if len(self._lasts) > _REMEMBERED:
+            del self._lasts[min(self._lasts)]
+
     def close(self, before: int | None = None) -> list[Parcel]:
         """Make units of earlier steps than this one; of all where it is None. They are kept."""
         steps = sorted(step for step in self._rows.keys() | self._losses.keys() if before is None or step < before)
@@ -162,17 +172,23 @@ class OwnUnits:
     def _make_unit(self, step: int) -> Parcel:
         turn = self._turns.get(step, 0)
         self._turns[step] = turn + 1
-        if len(self._turns) > 1000:
+        if len(self._turns) > _REMEMBERED:
             del self._turns[min(self._turns)]
         unit = Unit(self._rank, self._n_units, step, turn)
         self._n_units += 1
         losses = self._losses.pop(step, LossMeans()).take()
-        parcel = Parcel((step, turn), (unit,), tuple(self._rows.pop(step, ())), tuple(losses))
+        parcel = Parcel((step, turn), (unit,), tuple(self._take_rows(step)), tuple(losses))
         self._kept.append(parcel)
         self._bytes += parcel.size
         while self._bytes > KEEPING_BYTES and len(self._kept) > 1:
             self.unkept += self._drop().n_rows
         return parcel
+
+    def _take_rows(self, step: int) -> Iterator[RankedRows]:
+        """Take the rows of a step; one without an update is taken to be as long as the last one that had one."""
+        last = self._lasts.get(step, self._last)
+        for rows in self._rows.pop(step, ()):
+            yield from [rows] if last is None else count_from_end(rows, last)
 
     def forget(self, written: Ledger) -> None:
         """Keep no more what is in a file."""

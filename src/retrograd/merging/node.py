@@ -79,6 +79,7 @@ class OwnRows:
         queue: rows.
         names: of its sites, in the order of its numbers.
         losses: since they were last taken.
+        updates: when they were made, since they were last taken.
         placements: what it holds at its sites.
         how: how users' statistics merge, by name.
         through: all rows of earlier steps have been added.
@@ -87,6 +88,7 @@ class OwnRows:
     queue: WriteQueue
     names: list[str] = field(default_factory=list)
     losses: deque[tuple[Moment, float]] = field(default_factory=deque)
+    updates: deque[Moment] = field(default_factory=deque)
     placements: Placements = field(default_factory=Placements)
     how: Mapping[str, str] = field(default_factory=dict)
     through: int = 0
@@ -367,6 +369,9 @@ class MergingNode:
             self._units.add_rows(rank_rows(batch, self._codes, self._sites, self.rank))
         for _ in range(len(own.losses)):
             self._units.add_loss(*own.losses.popleft())
+        for _ in range(len(own.updates)):
+            update = own.updates.popleft()
+            self._units.add_update(update.step, update.micro)
         self._through = through
 
     def _place_own(self, placements: Placements) -> None:

@@ -40,7 +40,8 @@ class RankedRows:
     """Rows with what is known of the ranks that they are from.
 
     Attributes:
-        batch: the rows, ``row`` being the code of a site; users' statistics are of places among them.
+        batch: the rows, ``row`` being the code of a site; users' statistics are of places among them. Of copies the
+            micro-batch is counted from the end of the step, see :func:`count_from_end`.
         owners: int32 for each row: the lowest rank that holds the same; ``OWN`` for what adds up.
         sources: int32 for each row: the rank that it is from; of merged ones, any.
     """
@@ -347,6 +348,46 @@ def rank_rows(batch: RowBatch, codes: IntArray, sites: SharedSites, rank: int) -
     sources = np.full(len(table), rank, np.int32)
     ranked = replace(batch, rows=table.tobytes(), custom=custom)
     return RankedRows(ranked, owners.astype(np.int32).tobytes(), sources.tobytes())
+
+
+def count_from_end(rows: RankedRows, last: int) -> list[RankedRows]:
+    """Rows of one rank; for copies in training the micro-batch is counted from the end of the step: −1 is the last.
+
+    There ranks that had different numbers of micro-batches reduce.
+
+    Args:
+        rows: by the numbers of their micro-batches.
+        last: that of the last micro-batch.
+    """
+    moment = rows.batch.moment
+    is_copy = np.frombuffer(rows.owners, np.int32) != OWN
+    if moment.phase != "train" or not is_copy.any():
+        return [rows]
+    copies = replace(rows, batch=replace(rows.batch, moment=replace(moment, micro=moment.micro - last - 1)))
+    return [copies] if is_copy.all() else [_pick(rows, ~is_copy), _pick(copies, is_copy)]
+
+
+def count_from_begin(batches: Sequence[RowBatch], last: int) -> list[RowBatch]:
+    """Batches of one step whose micro-batches are counted from its beginning again, ``last`` being the last one."""
+    found = []
+    for batch in batches:
+        moment = batch.moment
+        micro = moment.micro if moment.micro >= 0 else max(last + 1 + moment.micro, 0)
+        found.append(replace(batch, moment=replace(moment, micro=micro)))
+    return found
+
+
+def _pick(rows: RankedRows, mask: npt.NDArray[np.bool_]) -> RankedRows:
+    table = np.frombuffer(rows.batch.rows, ROW)
+    bins = np.frombuffer(rows.batch.bins, np.int64)[np.repeat(mask, table["bins"])]
+    new_place = np.cumsum(mask) - 1
+    custom: dict[str, Any] = {}
+    for name, (places, values) in rows.batch.custom.items():
+        pairs = [(int(new_place[place]), value) for place, value in zip(places, values, strict=True) if mask[place]]
+        custom[name] = ([place for place, _ in pairs], [value for _, value in pairs])
+    owners, sources = (np.frombuffer(each, np.int32)[mask].tobytes() for each in (rows.owners, rows.sources))
+    batch = replace(rows.batch, rows=table[mask].tobytes(), bins=bins.tobytes(), custom=custom)
+    return RankedRows(batch, owners, sources)
 
 
 def unrank_rows(rows: RankedRows) -> RowBatch:

@@ -20,12 +20,12 @@ from typing import Any, BinaryIO
 from retrograd.addresses import call_at_end, open_folder
 from retrograd.errors import RunError
 from retrograd.history.copies import Disagreement
-from retrograd.history.sink import Event, EventKind, KeptTensor, Moment, RowBatch
+from retrograd.history.sink import UPDATES, Event, EventKind, KeptTensor, Moment, RowBatch
 from retrograd.merging.below import News
 from retrograd.merging.holdings import Parcel
 from retrograd.merging.links import NoteBoard
 from retrograd.merging.node import MergingNode, OwnRows
-from retrograd.merging.rows import unrank_rows
+from retrograd.merging.rows import count_from_begin, unrank_rows
 from retrograd.notices import Notices, warn
 from retrograd.runs.ending import describe_exception, find_exception
 from retrograd.runs.layout import rank_name
@@ -137,6 +137,8 @@ class SharedRun:
         if not self._is_open:
             return
         self._own.through = max(self._own.through, event.moment.step - 1)  # its rows may be still to come
+        if event.kind in UPDATES:
+            self._own.updates.append(event.moment)
         if event.kind == "loss":
             self._own.losses.append((event.moment, event.value))
         elif self.rank == 0 or event.kind in _OWN_EVENTS:
@@ -301,7 +303,9 @@ class FolderTop:
             return
         for step, micro, backward, phase, n, total in parcel.losses:
             writer.add_event(Event(Moment(step, micro, backward, phase), "loss", "", total / n, "", time.time()))
-        batches = [unrank_rows(rows) for rows in parcel.rows] or [RowBatch(Moment(parcel.when[0]), b"")]
+        last = max((rows.batch.moment.micro for rows in parcel.rows), default=0)
+        batches = count_from_begin([unrank_rows(rows) for rows in parcel.rows], max(last, 0))
+        batches = batches or [RowBatch(Moment(parcel.when[0]), b"")]
         batches[-1] = replace(batches[-1], units=parcel.units)
         if not writer.add_merged(batches):
             self._give_up(parcel)

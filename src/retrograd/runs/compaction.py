@@ -192,10 +192,15 @@ class Moments(NamedTuple):
         cells = (step * len(self.kinds) + kind) * len(self.codes) + site
         return mask, cells if mask.all() else cells[mask]
 
-    def find(self, cell: int) -> tuple[int, int]:
-        """Step and site of a cell."""
-        above, site = divmod(cell, len(self.codes))
-        return int(self.steps[above // len(self.kinds)]), int(self.codes[site])
+    def number(self, piece: Part, cells: IntArray) -> IntArray:
+        """A number for the site and the moment of each row, of which these are the cells."""
+        above, site = np.divmod(cells, len(self.codes))
+        return number_moments(piece, above // len(self.kinds) * len(self.codes) + site)
+
+    def find(self, moment: int) -> tuple[int, int]:
+        """Step and site of such a number."""
+        step, site = divmod(cell_of(moment), len(self.codes))
+        return int(self.steps[step]), int(self.codes[site])
 
 
 def number_kinds(piece: Part) -> IntArray:
@@ -230,7 +235,7 @@ def _merge_window(rows: LongRows, cells: Moments, names: Sequence[str], differin
     if watch is not None and rows.copies is not None:
         watch.settle()
         for moment, (shown, other) in sorted(watch.different.items()):
-            step, code = cells.find(cell_of(moment))
+            step, code = cells.find(moment)
             differing.setdefault(rows.copies.name(code), [step, shown, other])
     return build_table(_lay_out(table, histograms, scale, cells), names)
 

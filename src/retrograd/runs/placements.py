@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from retrograd.errors import DamagedRunError
 from retrograd.files import write_json
 from retrograd.foreign.text import check_kinds, read_json
-from retrograd.history.copies import Copies, join_groups
+from retrograd.history.copies import Copies, find_lags, join_groups
+from retrograd.history.table import find_last_micro_batches
 from retrograd.runs.layout import PLACEMENTS
 from retrograd.sites.site import ROOT, WATCH, own_addend, parse_leniently
 
@@ -111,12 +114,15 @@ def name_stages(placements: Mapping[int, Placements]) -> dict[int, Placements]:
     return {rank: replace(each, shared=shared if are_kept else None) for rank, each in placements.items()}
 
 
-def find_copies(placements: Mapping[int, Placements], code_of: Mapping[str, int]) -> Copies | None:
+def find_copies(
+    placements: Mapping[int, Placements], code_of: Mapping[str, int], events: Mapping[int, pa.Table]
+) -> Copies | None:
     """Find which ranks hold the same at which site; None where none do. A rank of which nothing is known holds its own.
 
     Args:
         placements: of each rank.
         code_of: the number of each site in the history.
+        events: of each rank; updates among them tell how many micro-batches it has.
     """
     listed: dict[int, list[list[int]]] = {}
     for each in placements.values():
@@ -127,4 +133,6 @@ def find_copies(placements: Mapping[int, Placements], code_of: Mapping[str, int]
                 listed.setdefault(code, []).append(ranks)
     groups = {code: join_groups(found) for code, found in listed.items()}
     names = {code: name for name, code in code_of.items() if code in groups}
-    return Copies(groups, names) if groups else None
+    if not groups:
+        return None
+    return Copies(groups, names, find_lags({rank: find_last_micro_batches(each) for rank, each in events.items()}))

@@ -142,7 +142,7 @@ class Run:
         shards = {rank: folder / TENSORS for rank, folder in ranks.items()}
         tensors = StoredTensors(shards, placements, lambda: self.history.events_but_losses)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
-        copies = find_copies(placements, self._names.code_of)
+        copies = find_copies(placements, self._names.code_of, self._events)
         self.history.load(self._names, list(self._parts.values()), table, tensors.find, copies)
 
     @property

@@ -7,10 +7,12 @@ import pandas
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from retrograd.errors import RunError, RunWriteError
+from retrograd.errors import LibraryError, RunWriteError
+from retrograd.exports import export as exports
+from retrograd.exports import tables
+from retrograd.exports.export import export
+from retrograd.exports.tables import export_csv
 from retrograd.history.sink import Event, Moment
-from retrograd.runs import export as exports
-from retrograd.runs.export import export, export_csv
 from retrograd.runs.reader import Run, open_run
 from retrograd.runs.writer import RunWriter
 from retrograd.statistics.row import STATISTICS
@@ -27,7 +29,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_csv(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exports, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 7)
     path = export(run, "csv")
     assert path == run.path / "statistics.csv"
     frame = pandas.read_csv(path)
@@ -84,12 +86,13 @@ def test_tensorboard_of_a_long_run_is_thinned(tmp_path: Path, monkeypatch: pytes
 
 def test_tensorboard_that_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(RunError, match=r"pip install 'retrograd\[tensorboard\]'"):
+    monkeypatch.delitem(sys.modules, "retrograd.exports.tensorboard", raising=False)
+    with pytest.raises(LibraryError, match=r"pip install 'retrograd\[tensorboard\]'"):
         export(run, "tensorboard")
 
 
 def test_an_unknown_format(run: Run) -> None:
-    with pytest.raises(ValueError, match=r"'xls'.*\n.*'csv' or 'tensorboard'"):
+    with pytest.raises(ValueError, match=r"'xls'.*\n.*'csv', 'parquet', 'tensorboard'"):
         export(run, "xls")
 
 

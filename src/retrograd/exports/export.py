@@ -1,0 +1,95 @@
+"""``rg.export``: a run for other tools."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from retrograd.addresses import is_remote, local_path
+from retrograd.errors import ExportError, NothingRecordedError, RunWriteError
+from retrograd.exports.numbers import read_histograms, read_numbers
+from retrograd.exports.tables import export_csv, export_parquet
+from retrograd.exports.tracker import TRACKERS, open_tracker
+from retrograd.findings.explain import explain
+from retrograd.runs.reader import Given, Run, read_run
+
+SCALARS = ("rms", "mean", "std", "abs_max", "zero_share", "nonfinite", "update_ratio")
+"""Statistics that go to a tracker, and users' own."""
+
+MOST_SCALARS = 1000
+MOST_HISTOGRAMS = 100
+"""Steps of a run that go to a tracker, none of which shows more of them."""
+
+_TABLES = {"csv": export_csv, "parquet": export_parquet}
+_PLACES = {"csv": "statistics.csv", "parquet": "statistics.parquet"}
+"""Names in the run folder; that of the format where nothing is said."""
+
+
+def export(run: Given, to: str, path: str | os.PathLike[str] | None = None) -> Path:
+    """Write a run for other tools. Nothing is sent anywhere.
+
+    Args:
+        run: a run, its folder, or a recording to a folder.
+        to: ``csv`` or ``parquet``, one file with all rows; or ``tensorboard``, ``wandb`` or ``mlflow``, a folder with
+            the loss, :data:`SCALARS` as ``rms/SITE`` …, exponents as histograms over log2 of the magnitude, and
+            findings. Of long runs, a tracker is given evenly spaced steps.
+        path: the file or folder; inside the run folder when left out.
+
+    Returns:
+        Where it was written.
+
+    Raises:
+        ExportError: there is no such format.
+        LibraryError: the library of a tracker is missing, or too old.
+        NothingRecordedError: it is not a run on disk.
+        NotARunError, DamagedRunError: the folder cannot be read.
+        RunWriteError: it cannot be written there.
+    """
+    opened = read_run(run)
+    if not isinstance(opened, Run):
+        raise NothingRecordedError(
+            "A history in memory is not a run on disk.", repair="record to a folder: rg.record(model, path)."
+        )
+    if to not in (*_TABLES, *TRACKERS):
+        names = ", ".join(map(repr, (*_TABLES, *TRACKERS)))
+        raise ExportError(f"A run is not exported to {to!r}.", repair=f"give one of {names}.")
+    try:
+        if to in _TABLES:
+            return _TABLES[to](opened, path or _find_place(opened, to))
+        return _export_to_tracker(opened, to, Path(path) if path else local_path(_find_place(opened, to)))
+    except (BrokenPipeError, RunWriteError):  # who reads has seen enough, or it is told already
+        raise
+    except OSError as error:
+        raise RunWriteError(
+            f"The export cannot be written: {error.strerror or error}: {str(path or opened.path)!r}.",
+            repair="give a place that exists and can be written: `--to csv -o FILE`.",
+        ) from error
+
+
+def _find_place(run: Run, to: str) -> Path:
+    """A place in the run folder, which somebody else may have made, so that it may be a link to anywhere.
+
+    Raises:
+        RunWriteError: it is a link.
+    """
+    path = run.path / _PLACES.get(to, to)
+    if not is_remote(path) and path.is_symlink():
+        raise RunWriteError(f"{str(path)!r} is a link.", repair="remove it, or say where to write.")
+    return path
+
+
+def _export_to_tracker(run: Run, to: str, folder: Path) -> Path:
+    history, sites = run.history, run.history.sites
+    tracker = open_tracker(to, run.path.name, folder)
+    status = "failed"  # it is closed also where the export fails
+    try:
+        for step, numbers in read_numbers(history, sites, (*SCALARS, *history.rows.custom), MOST_SCALARS):
+            tracker.add_numbers(step, numbers)
+        for step, name, exponents in read_histograms(history, sites, MOST_HISTOGRAMS):
+            tracker.add_histogram(step, name, exponents)
+        for finding in explain(run):
+            tracker.add_finding(finding)
+        status = run.status
+    finally:
+        tracker.close(status)
+    return folder

@@ -1,0 +1,79 @@
+"""MLflow: numbers as metrics, findings as tags; it has no histograms."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+
+from retrograd.exports.tracker import Exponents, write_finding
+from retrograd.findings.finding import Finding
+from retrograd.libraries import library_needed
+
+with library_needed("mlflow-skinny", "3", "trackers"):
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+_MOST_AT_ONCE = 1000
+_LONGEST_NAME = 250
+_LONGEST_TAG = 5000
+"""What the server takes."""
+
+_STRANGE = re.compile(r"[^\w\-. :/]", re.ASCII)
+
+
+class MlflowRun:
+    """A run of a client of its own: the run that the program has active is left alone.
+
+    Args:
+        client: of the store.
+        run: the identity of the run.
+    """
+
+    def __init__(self, client: MlflowClient, run: str) -> None:
+        self._client = client
+        self._run = run
+        self._names: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._tags: dict[str, str] = {}
+
+    def add_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        now = time.time_ns() // 1_000_000
+        metrics = [Metric(self._fit(name), value, now, step) for name, value in numbers.items()]
+        for start in range(0, len(metrics), _MOST_AT_ONCE):
+            self._client.log_batch(self._run, metrics=metrics[start : start + _MOST_AT_ONCE])
+
+    def add_histogram(self, step: int, name: str, exponents: Exponents) -> None:
+        """Do nothing: there is nothing that would take it."""
+
+    def add_finding(self, finding: Finding) -> None:
+        name = f"finding.{finding.detector}"
+        text = f"{finding.severity}: {write_finding(finding)}"
+        self._tags[name] = "\n\n".join(filter(None, (self._tags.get(name), text)))[:_LONGEST_TAG]
+        self._client.set_tag(self._run, name, self._tags[name])
+
+    def close(self, status: str) -> None:
+        self._client.set_terminated(self._run, "FINISHED" if status == "finished" else "FAILED")
+
+    def _fit(self, name: str) -> str:
+        """A name that a server takes, and that no other one has."""
+        if name not in self._names:
+            plain = fitted = _STRANGE.sub("_", name)[:_LONGEST_NAME]
+            for number in count(2):
+                if fitted not in self._taken:
+                    break
+                fitted = f"{plain[: _LONGEST_NAME - 8]}_{number}"
+            self._taken.add(fitted)
+            self._names[name] = fitted
+        return self._names[name]
+
+
+def open_tracker(name: str, folder: Path) -> MlflowRun:
+    """Open one of the experiment ``retrograd``, in a database: ``mlflow.db``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    client = MlflowClient(f"sqlite:///{folder.absolute() / 'mlflow.db'}")
+    found = client.get_experiment_by_name("retrograd")
+    number = client.create_experiment("retrograd") if found is None else found.experiment_id
+    return MlflowRun(client, client.create_run(number, run_name=name).info.run_id)

@@ -1,0 +1,56 @@
+"""TensorBoard: numbers as scalars, exponents as histograms, findings as texts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from retrograd.exports.tracker import Exponents, write_finding
+from retrograd.findings.finding import Finding
+from retrograd.libraries import library_needed
+
+with library_needed("tensorboard", "2.10"):
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class EventFiles:
+    """Event files in a folder.
+
+    Args:
+        folder: where to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = SummaryWriter(log_dir=os.fspath(folder))
+
+    def add_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+
+    def add_histogram(self, step: int, name: str, exponents: Exponents) -> None:
+        limits, counts = exponents.limits, exponents.counts.astype(float)
+        middles = (limits[1:] + limits[:-1]) / 2
+        self._writer.add_histogram_raw(
+            name,
+            min=limits[0],
+            max=limits[-1],
+            num=counts.sum(),
+            sum=(counts * middles).sum(),
+            sum_squares=(counts * middles**2).sum(),
+            bucket_limits=limits[1:].tolist(),
+            bucket_counts=counts.tolist(),
+            global_step=step,
+        )
+
+    def add_finding(self, finding: Finding) -> None:
+        text = f"**{finding.severity}** {write_finding(finding)}"
+        self._writer.add_text(f"findings/{finding.detector}", text, finding.step)
+
+    def close(self, status: str) -> None:
+        self._writer.close()
+
+
+def open_tracker(name: str, folder: Path) -> EventFiles:
+    """Open one; TensorBoard calls a run as its folder."""
+    return EventFiles(folder)
