@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from retrograd.hooks.nodes import IDENTITIES_LAST
-from tests import warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,7 +73,7 @@ def run(depth: int, stack: int, what: str) -> subprocess.CompletedProcess[str]:
     """Make a chain so deep, on a stack of so many KiB (0: the main thread's), and drop it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     arguments = [sys.executable, "-c", SCRIPT, str(depth), str(stack), what]
-    return warm.run(arguments, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment, check=False)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from retrograd.hooks.nodes import IDENTITIES_LAST
-from tests import warm
 
 SCRIPT = """
 import sys, threading
@@ -136,10 +135,13 @@ KINDS = ["outputs", "inputs", "watch", "root", "forward", "stateful"]
 
 
 def run(calls: int, stack: int, kinds: list[str], guard: str = "guarded") -> subprocess.CompletedProcess[str]:
-    """Record so many calls in one graph, on a stack of so many KiB (0: the main thread's), and drop it."""
+    """Record so many calls in one graph, on a stack of so many KiB (0: the main thread's), and drop it.
+
+    In a new process: where a graph overflows the stack in one, it may not in a fork of another.
+    """
     arguments = [sys.executable, "-c", SCRIPT, str(calls), str(stack), guard, *kinds]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    return warm.run(arguments, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment, check=False)
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from retrograd.hooks.rewriters import intervention_listeners
 from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.clipping import ClipNorm
 from retrograd.rules.rule import Rule, SiteState
-from tests import warm
 from tests.rewriting.models import add_one, assert_same, gradients, halve, leave, make_net
 
 EVERYWHERE: dict[str, Any] = {
@@ -175,7 +174,7 @@ thread.join()
 @pytest.mark.slow
 def test_deep_graphs() -> None:
     """In a thread with little stack, for that is where a chain of nodes overflows first."""
-    done = warm.run([sys.executable, "-c", _DEEP], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([sys.executable, "-c", _DEEP], capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.split() == ["alive"] * 6, (done.returncode, done.stderr[-2000:])
 
 
