@@ -166,7 +166,9 @@ class Rewriting:
         slots = {site.slot for site in wanted}
         if not parameters and not slots & {"input", "output"}:
             return
-        needs_input = self._assignments.needs_input
+        needs_input = any(
+            rule.needs_input for each in entry.candidates() for rule in self._assignments.list_possible(each)
+        )
         _check_module(entry, late, parameters)
         if parameters:
             values = ParameterValueRewriter(self._factory, entry.module, entry.path, parameters)
