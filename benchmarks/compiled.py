@@ -258,9 +258,8 @@ def measure_group(group: Group, make_net: Callable[[], Net], backend: str, base:
         found = [2 * turn.found / (turn.before + turn.after) for turn in turns]
         low, middle, high = statistics.quantiles(found, n=4) if len(found) > 1 else 3 * found
         if options.markdown:
-            say(
-                f"| {name} | {middle:.3f} | {longer:.2f} | {made.graphs} ({base.graphs}) | {made.breaks} ({base.breaks}) |"
-            )
+            graphs, breaks = f"{made.graphs} ({base.graphs})", f"{made.breaks} ({base.breaks})"
+            say(f"| {name} | {middle:.3f} | {longer:.2f} | {graphs} | {breaks} |")
             continue
         say(
             f"  {name:42} {middle:.3f} [{low:.3f} {high:.3f}]  compile x{longer:.2f}"
