@@ -81,6 +81,7 @@ PUBLIC = [
     "watch_hangs",
     "write_bundle",
     "write_chrome_trace",
+    "write_comparison",
     "write_inventory",
     "write_report",
 ]

@@ -54,6 +54,7 @@ from retrograd.stepping.stepper import step_through as step_through
 from retrograd.tracing.trace import Trace as Trace
 from retrograd.tracing.tracer import trace as trace
 from retrograd.views.chrome_trace import write_chrome_trace as write_chrome_trace
+from retrograd.views.comparing.comparison_page import write_comparison as write_comparison
 from retrograd.views.graph_picture import draw_graph as draw_graph
 from retrograd.views.graph_text import format_graph as format_graph
 from retrograd.views.graph_text import print_graph as print_graph

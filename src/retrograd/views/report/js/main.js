@@ -12,19 +12,19 @@ import { drawCross, drawMap, drawNames } from "./heatmap.js";
 import { drawLegend } from "./legend.js";
 import { followRun } from "./live.js";
 import { drawLoss, followLoss, resizeLoss } from "./loss.js";
-import { STATISTICS, loadLoss, loadStatistic, statisticOf } from "./measures.js";
+import { STATISTICS, loadLoss, loadStatistics, statisticOf } from "./measures.js";
 import { drawPanels, followPanels, resizePanels, showPins } from "./panels.js";
 import { followPointer } from "./pointer.js";
 import { followKeys } from "./keyboard.js";
 import { openPage } from "./opening.js";
 import { fitColors, listShownRows } from "./rows.js";
-import { QUANTITIES, change, onChange, state } from "./state.js";
+import { QUANTITIES, change, onChange, seriesOf, state } from "./state.js";
 import { followTheme, showTheme } from "./theme.js";
 import { buildToolbar, showCounts, showToolbar } from "./toolbar.js";
 import { drawTooltip } from "./tooltip.js";
 
 async function redrawAll() {
-  await Promise.all([loadStatistic(statisticOf(state.statistic).name), loadStatistic("nonfinite")]);
+  await loadStatistics([statisticOf(state.statistic).name, "nonfinite"], seriesOf(state.quantity));
   listShownRows();
   measureMap();
   fitColors();
@@ -108,7 +108,7 @@ async function start() {
 /** What panels need is made ready while nobody waits for it. */
 async function prepare() {
   if (facts.live) return followRun();
-  for (const { name } of STATISTICS) await loadStatistic(name);
+  await loadStatistics(STATISTICS.map(({ name }) => name));
 }
 
 openPage(start, prepare);
