@@ -139,7 +139,8 @@ class Series:
         if not len(self):
             return f"Series({self.site!r}: {merged}no steps of {self._choice})"
         last = ", ".join(f"{value:.3g}" for value in self.rms[-3:])
-        return f"Series({self.site!r}: {merged}{count_of(len(self), 'step')} {self.steps[0]}…{self.steps[-1]}, rms … {last})"
+        steps = f"{count_of(len(self), 'step')} {self.steps[0]}…{self.steps[-1]}"
+        return f"Series({self.site!r}: {merged}{steps}, rms … {last})"
 
     _repr_html_ = drawn_by("records", "draw_series")
 
