@@ -1,6 +1,5 @@
 # ruff: noqa: INP001  # a folder of pages, not a package
-"""Draws pictures of real runs: docs/images/report.png, the report of `make demo` with one panel open, and
-docs/images/served.png, the served page of the same script while it trains.
+"""Draws docs/images/report.png, the report of `make demo`, and served.png, the page of its script while it trains.
 
 make demo && .venv/bin/python docs/make_picture.py
 """
