@@ -33,10 +33,9 @@ def draw_served(browser: Browser, target: Path) -> None:
     """The page of a run that is recorded meanwhile, in the dark theme."""
     with tempfile.TemporaryDirectory() as home:
         run = Path(home) / "digits"
-        words = [PROGRAM, "run", "--live", "-o", run, ROOT / "examples" / "train_digits.py"]
-        with subprocess.Popen(
-            words, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as training:
+        words = [PROGRAM, "run", "--live", "-o", run, "examples/train_digits.py"]
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(words, cwd=ROOT, stdout=nowhere, stderr=pipe, text=True) as training:
             assert training.stderr is not None
             address = next(word for line in training.stderr for word in line.split() if word.startswith("http://"))
             page = browser.new_page(viewport={"width": 1440, "height": 880}, color_scheme="dark")
