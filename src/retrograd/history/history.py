@@ -114,6 +114,8 @@ class History:
         events = self.event_table  # once: it may grow meanwhile
         events = events.filter(pc.greater_equal(events["step"], step))
         later.load(self._names, kept, events, lambda site: [], self._copies)
+        if len(kept) == len(self.rows.parts):
+            later._rows = self.rows  # with what is known of them already
         return later
 
     # ---- the sink ----
