@@ -14,6 +14,8 @@ from retrograd.engine.replayer import run_from as run_from
 from retrograd.errors import RetrogradError as RetrogradError
 from retrograd.errors import RetrogradWarning as RetrogradWarning
 from retrograd.exports.export import export as export
+from retrograd.exports.mirror import Mirror as Mirror
+from retrograd.exports.mirror import mirror as mirror
 from retrograd.features.dataset import extract_dataset as extract_dataset
 from retrograd.features.extractor import extract as extract
 from retrograd.features.stored import open_features as open_features

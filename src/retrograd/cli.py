@@ -265,12 +265,19 @@ Nothing is sent anywhere: the folder for W&B is an offline run, that for MLflow 
     run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
     to: Literal["csv", "parquet", "tensorboard", "wandb", "mlflow"] = option("--to", MISSING, "what to write")
     output: Path | None = option("-o --output", None, "where (default: inside RUN)", metavar="PATH")
+    sites: tuple[str, ...] | None = option(
+        "--sites", None, "sites that a tracker is given, as in 'blocks.*:output.grad'", metavar="PATTERN"
+    )
+    statistics: tuple[str, ...] | None = option(
+        "--statistics", None, "statistics of them, as in rms abs_max", metavar="NAME"
+    )
 
     def check(self) -> None:
         check_run(self.run)
 
     def carry_out(self) -> None:
-        print(rg.export(rg.open_run(choose_run(self.run)), self.to, self.output))
+        run = rg.open_run(choose_run(self.run))
+        print(rg.export(run, self.to, self.output, sites=self.sites, statistics=self.statistics))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
 /** Puts the page together and says what is redrawn when. */
 
 import { writeAbout } from "./about.js";
+import { scrollToRow } from "./actions.js";
 import { drawAxis } from "./axis.js";
 import { find } from "./dom.js";
-import { measureMap } from "./geometry.js";
+import { geometry, measureMap } from "./geometry.js";
 import { showKept } from "./kept.js";
 import { writeFindings } from "./findings.js";
 import { facts } from "./payload.js";
@@ -22,6 +23,7 @@ import { QUANTITIES, change, onChange, seriesOf, state } from "./state.js";
 import { followTheme, showTheme } from "./theme.js";
 import { buildToolbar, showCounts, showToolbar } from "./toolbar.js";
 import { drawTooltip } from "./tooltip.js";
+import { openWorst } from "./worst.js";
 
 async function redrawAll() {
   await loadStatistics([statisticOf(state.statistic).name, "nonfinite"], seriesOf(state.quantity));
@@ -83,6 +85,11 @@ async function showInventory() {
   await showKept();
 }
 
+function showInMiddle(row) {
+  scrollToRow(row.id);
+  find("viewport").scrollTop += geometry.height / 2;
+}
+
 async function start() {
   writeAbout();
   writeFindings();
@@ -96,8 +103,11 @@ async function start() {
   buildToolbar();
   await loadLoss();
   await redrawAll();
+  const worst = openWorst();
+  if (worst) await redrawAll();
   drawLoss();
   listen();
+  if (worst) showInMiddle(worst);
   followHash();
   followPointer();
   followKeys();

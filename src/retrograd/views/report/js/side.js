@@ -1,7 +1,7 @@
 /** One side of a panel: the curves and the histogram of one site. */
 
 import { fitWidth, makeChart, moveCursor, rescale } from "./chart.js";
-import { formatCount } from "./counts.js";
+import { formatCount, plural } from "./counts.js";
 import { make, sizeCanvas, themeColor } from "./dom.js";
 import { gradientOf } from "./colors.js";
 import { drawExponents, histogramOf, powerOfTwo, sharePalette } from "./exponents.js";
@@ -65,7 +65,7 @@ export function makeSide(part, series) {
 
 function sizeNote(series) {
   const elements = facts.elements[series];
-  return make("span", { class: "note" }, elements ? ` ${formatCount(elements)} elements` : "");
+  return make("span", { class: "note" }, elements ? ` ${plural(elements, "element")}` : "");
 }
 
 function chartsOf(part, series) {
