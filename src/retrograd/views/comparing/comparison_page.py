@@ -86,7 +86,7 @@ def build_page(
     for place, told in zip(places, data["places"], strict=True):
         told["note"] = next((notes[site] for site in place.sites.values() if site in notes), "")
     facts: dict[str, Any] = {
-        "title": " and ".join(names) if len(names) < 4 else f"{len(names)} runs",
+        "title": " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) < 5 else f"{len(names)} runs",
         "runs": [describe_run(*each) for each in zip(runs, names, letters, aligned.scopes, findings, strict=True)],
         "apart": tell_apart(aligned, letters),
         "verdicts": [describe_verdict(each, scope) for each in compared],
