@@ -3,8 +3,8 @@
 
 make demo && .venv/bin/python docs/make_picture.py
 
-draw_picture(compared.html, docs/images/compared.png, …) draws that of `retrograd compare healthy fast deeper --report`, three runs
-of examples/train_digits.py: as it is, with --learning-rate 0.3, and with a seventh block and a fourth of zeros.
+compared.png is the page of `retrograd compare healthy fast deeper --report`, scrolled to its map: three runs of
+examples/train_digits.py, as it is, with --learning-rate 0.3, and with a seventh block and zeros for weights in the fourth.
 """
 
 import shutil
