@@ -4,7 +4,8 @@
 make demo && .venv/bin/python docs/make_picture.py
 
 compared.png is the page of `retrograd compare healthy fast deeper --report`, scrolled to its map: three runs of
-examples/train_digits.py, as it is, with --learning-rate 0.3, and with a seventh block and zeros for weights in the fourth.
+examples/train_digits.py, as it is, with --learning-rate 0.3, and with a seventh block and zeros for weights of the
+fourth.
 """
 
 import shutil
