@@ -2,6 +2,10 @@
 """Draws docs/images/report.png, the report of `make demo`, and served.png, the page of its script while it trains.
 
 make demo && .venv/bin/python docs/make_picture.py
+
+compared.png is the page of `retrograd compare healthy fast deeper --report`, scrolled to its map: three runs of
+examples/train_digits.py, as it is, with --learning-rate 0.3, and with a seventh block and zeros for weights of the
+fourth.
 """
 
 import shutil

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 import retrograd as rg
 from retrograd.errors import CompareError
 from retrograd.history.history import History
+from retrograd.serving import compared_runs
 from retrograd.views.comparing.alignment import align, merge_orders
 from retrograd.views.comparing.comparison_page import name_apart, write_comparison
 from retrograd.views.comparing.numbers import find_ratios
 from tests.runs.written import write_run
+from tests.serving.served import Training, serving, write_runs
 from tests.views.conftest import Visit
 from tests.views.invented import Numbers, invent_training, make_history, name_resnet
 from tests.views.test_page import HOSTILE
@@ -167,3 +169,35 @@ def test_1880_sites_of_three_runs_open(visit: Visit, tmp_path: Path) -> None:
     path = write_comparison(runs, tmp_path / "large.html")
     assert path.stat().st_size < 16e6
     expect(visit.open(path).locator("#runs tr")).to_have_count(3)
+
+
+@pytest.mark.browser
+def test_runs_are_chosen_in_the_list_and_one_that_goes_on_is_followed(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compared_runs, "PAUSE", 0.5)
+    parent = write_runs(tmp_path / "runs")
+    training = Training(parent / "going")  # before there are threads
+    page = browser.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    try:
+        with serving(parent) as server:
+            page.goto(server.address)
+            expect(page.locator("#compare")).to_be_disabled()
+            page.get_by_label("compare done").check()
+            page.get_by_label("compare going").check()
+            page.locator("#compare").click()
+            expect(page.locator("#runs tr")).to_have_count(2)
+            expect(page.locator("#runs tr").nth(0)).to_contain_text("done")
+            page.wait_for_selector("html[data-ready=yes]")
+            before = page.locator("#runs tr").nth(1).inner_text()
+            expect(page.locator("#runs tr").nth(1)).not_to_have_text(before, use_inner_text=True)
+            training.kill()
+            expect(page.locator(".status").nth(1)).to_have_text("stopped")
+            page.goto("about:blank")
+    finally:
+        training.kill()
+        page.close()
+    assert said == []

@@ -10,6 +10,7 @@ from typing import Any
 from retrograd.comparing.comparison import Comparison, compare
 from retrograd.errors import CompareError, RunWriteError
 from retrograd.findings.explain import explain
+from retrograd.findings.finding import Findings
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.runs.reader import Given, Run, read_history, read_run
@@ -72,26 +73,33 @@ def build_page(
     phase: Phase | None = None,
     columns: int = 1000,
     megabytes: float = 8.0,
+    findings: Sequence[Findings] | None = None,
+    again: float = 0.0,
 ) -> str:
-    """Build the page as text; arguments are those of :func:`write_comparison`."""
+    """Build the page as text; further arguments are those of :func:`write_comparison`.
+
+    ``findings`` are those of each run, looked for when left out. After ``again`` seconds, if that is not 0, the page is
+    loaded again.
+    """
     if len(runs) < 2:
         raise CompareError("A comparison needs two runs.", repair="give the run to compare with, too.")
     compared = [_compare(runs[0], each) for each in runs[1:]] if comparisons is None else comparisons
     aligned = align([read_history(each) for each in runs], phase, columns, megabytes)
     names, letters = name_apart([name_run(each) for each in runs]), name_letters(len(runs))
-    findings = [explain(each) for each in runs]
+    known = [explain(each) for each in runs] if findings is None else findings
     blocks, scope, places = make_blocks(aligned, names), aligned.shown, group_places(aligned.names)
     data = describe_data(scope, places, Blocks(blocks, None, None))
     notes = note_places(aligned, find_missing(aligned), letters)
     for place, told in zip(places, data["places"], strict=True):
         told["note"] = next((notes[site] for site in place.sites.values() if site in notes), "")
     facts: dict[str, Any] = {
-        "title": " and ".join(names) if len(names) < 4 else f"{len(names)} runs",
-        "runs": [describe_run(*each) for each in zip(runs, names, letters, aligned.scopes, findings, strict=True)],
+        "title": " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) < 5 else f"{len(names)} runs",
+        "runs": [describe_run(*each) for each in zip(runs, names, letters, aligned.scopes, known, strict=True)],
         "apart": tell_apart(aligned, letters),
         "verdicts": [describe_verdict(each, scope) for each in compared],
-        "findings": describe_all_findings(findings, letters, scope),
+        "findings": describe_all_findings(known, letters, scope),
         "live": None,
+        "again": again,
         **data,
     }
     return frame_page(

@@ -10,6 +10,7 @@ import { drawLegend } from "./legend.js";
 import { drawLosses, followLosses, loadLosses, resizeLosses } from "./losses.js";
 import { STATISTICS, loadStatistics, statisticOf } from "./measures.js";
 import { openPage } from "./opening.js";
+import { facts } from "./payload.js";
 import { drawPanels, followPanels, resizePanels, showPins } from "./panels.js";
 import { followPointer } from "./pointer.js";
 import { fitColors, listShownRows } from "./rows.js";
@@ -85,8 +86,14 @@ async function start() {
   if (state.open.length) change({ open: state.open });
 }
 
+/** Where a run goes on, load the page again, of which the address holds the view; one that nobody looks at waits. */
+function lookAgain() {
+  setTimeout(() => (document.hidden ? lookAgain() : location.reload()), 1000 * facts.again);
+}
+
 /** What panels need is made ready while nobody waits for it. */
 async function prepare() {
+  if (facts.again) lookAgain();
   for (const { name } of STATISTICS) await loadStatistics([name]);
 }
 

@@ -23,8 +23,14 @@ export function writeTold() {
 
 const makeOwn = (finding) => makeFinding({ ...finding, place: [`only ${finding.runs.join(", ")}`, finding.place].filter(Boolean).join(" · ") });
 
+const CAUSES = 2; // of a difference that are seen at once
+
+const listOf = (findings) => make("ol", { class: "findings-list" }, ...findings.map((each) => makeFinding({ ...each, visit: null })));
+
 function makeVerdict({ verdict, said, visit: place, findings = [], context = [], about = "" }, number) {
   const { letter, name } = facts.runs[number + 1];
+  const causes = findings.filter(({ severity }) => severity !== "note");
+  const rest = [...causes.slice(CAUSES), ...findings.filter(({ severity }) => severity === "note")];
   return make(
     "li",
     { class: `finding ${CLASSES[verdict]}` },
@@ -33,7 +39,9 @@ function makeVerdict({ verdict, said, visit: place, findings = [], context = [],
       "div",
       { class: "said" },
       make("p", {}, make("b", {}, name), ": ", said),
-      findings.length ? make("ol", { class: "findings-list" }, ...findings.map((each) => makeFinding({ ...each, visit: null }))) : null,
+      letter !== "B" && findings.length ? make("p", { class: "note" }, `In these lines B is ${name}, and A is ${facts.runs[0].name}.`) : null,
+      listOf(causes.slice(0, CAUSES)),
+      rest.length ? fold("More differences", rest.length, listOf(rest)) : null,
       context.length ? fold("Also different", context.length, make("ul", {}, ...context.map((text) => make("li", {}, text)))) : null,
       about ? make("p", { class: "note" }, `Compared: ${about}.`) : null,
     ),
