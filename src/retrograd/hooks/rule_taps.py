@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from retrograd.hooks.compiled_rules import (
-    RewrittenCall,
+    CallUnderRules,
     RewrittenSlot,
     make_slot_handle,
     tell_of_break,
@@ -140,7 +140,7 @@ class _Rewrites(Hook):
             else:
                 self._rewriter.after_call(module, ())
 
-    def begin_compiled_call(self, trains: bool, training: bool) -> RewrittenCall | None:
+    def begin_compiled_call(self, trains: bool, training: bool) -> CallUnderRules | None:
         """Begin a call that compiled code makes."""
         self.is_compiled = True
         return None if self._rewriter is None else self._rewriter.begin_compiled_call(trains, training)
