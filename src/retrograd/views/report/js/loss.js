@@ -16,8 +16,10 @@ let chart = null;
 export function drawLoss() {
   const host = find("loss");
   const bands = ["low", "mean", "high"].map((band) => lossLine(band));
-  if (!bands[1]) return fill(host, make("p", { class: "note" }, "No loss was seen."));
+  if (!bands[1] && facts.loss) return; // of a run that is followed, it is on its way
   chart?.destroy();
+  chart = null;
+  if (!bands[1]) return fill(host, make("p", { class: "note" }, "No loss was seen."));
   fill(host, make("div", { class: "loss-title" }, "loss ", make("b", { id: "loss-value" })));
   const lines = [
     { line: bands[0], color: "loss", band: true },
@@ -47,14 +49,14 @@ function readLoss() {
   const line = lossLine("mean");
   if (!line) return; // of a run that is followed, it is on its way
   const known = state.cursor ?? line.findLastIndex((value) => !Number.isNaN(value));
-  find("loss-value").textContent = tellLoss(line, known);
+  find("loss-value").textContent = tellLoss(line, lossLine("low"), known);
 }
 
 /** A loss that is not finite is said to be so, and since when. */
-function tellLoss(line, column) {
+export function tellLoss(line, low, column) {
   if (line[column] !== Infinity) return formatNumber(line[column] ?? NaN);
   let since = column;
   while (since > 0 && !Number.isFinite(line[since - 1])) since -= 1;
-  const word = Number.isNaN(lossLine("low")[column]) ? "NaN" : "not finite";
+  const word = Number.isNaN(low[column]) ? "NaN" : "not finite";
   return `${word} since step ${formatCount(facts.columns.first[since])}`;
 }
