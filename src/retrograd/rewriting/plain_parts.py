@@ -2,7 +2,7 @@
 
 ``parallelize_module`` hands local parts on as plain tensors unless it is told not to (``use_local_output=False``). A
 rule that needs all elements gets the whole where the tensor has just left a ``DTensor``. Further on nothing says how
-the parts belong together, and such a rule is refused.
+the parts belong together, nor whether the program has put them together itself: there a warning says so.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class PlainParts:
             known: what this has told of the site before.
             is_placed: whether it has told anything.
 
-        Raises:
-            CannotRewriteError: it is a part, and nothing says of what.
+        Warns:
+            UserWarning: once, where it may be a part and nothing says of what.
         """
         if is_sharded(tensor) or isinstance(tensor, nn.Parameter):
             return None
@@ -82,7 +82,13 @@ class PlainParts:
                 "processes share the forward. A rule there takes it for a whole one.",
             )
         elif placement.holds == "shard":
-            raise refuse_part(site)
+            self._notices.warn_once(
+                "part",
+                f"A rule at {site} needs the whole tensor, and acts on what this process has: that was computed of the "
+                "local part of a DTensor, so it is a part too, unless the program has put the parts together itself. "
+                "To have the whole, hand the tensor on as a DTensor (use_local_output=False in the plan of "
+                "parallelize_module).",
+            )
         return None
 
 
@@ -93,5 +99,5 @@ def refuse_part(site: str) -> CannotRewriteError:
         repair="hand the tensor on as a DTensor (`use_local_output=False` in the plan of parallelize_module); or write "
         "the rule as a class of rg.rules.Rule with `is_elementwise = True`, if each element of its result follows from "
         "that element alone.",
-        reason="it was computed of the local part of a DTensor, and nothing at it says how the parts belong together.",
+        reason="the program says of its gradient (`grad_placements`) that it lies in another way than the tensor does.",
     )
