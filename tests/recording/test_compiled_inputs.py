@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,19 +13,9 @@ from torch._dynamo.utils import counters
 
 import retrograd as rg
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_compiler")]
 
 Compile = Callable[[nn.Module], Any]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of itself while it compiles
-        yield
-    torch._dynamo.reset()
 
 
 class Attention(nn.Module):
