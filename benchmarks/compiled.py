@@ -257,6 +257,10 @@ def measure_group(group: Group, make_net: Callable[[], Net], backend: str, base:
         turns = interleave([name], options.rounds, lambda _, measure=measure: measure(), measure_bare)
         found = [2 * turn.found / (turn.before + turn.after) for turn in turns]
         low, middle, high = statistics.quantiles(found, n=4) if len(found) > 1 else 3 * found
+        if options.markdown:
+            graphs, breaks = f"{made.graphs} ({base.graphs})", f"{made.breaks} ({base.breaks})"
+            say(f"| {name} | {middle:.3f} | {longer:.2f} | {graphs} | {breaks} |")
+            continue
         say(
             f"  {name:42} {middle:.3f} [{low:.3f} {high:.3f}]  compile x{longer:.2f}"
             f"  graphs {made.graphs} ({base.graphs})  breaks {made.breaks} ({base.breaks})"
@@ -269,6 +273,8 @@ def measure_net(name: str, backend: str, options: Any) -> None:
     base = compile_net(NETS[name], do_nothing, lambda model: None, backend)
     bare = base.measure(do_nothing, options.seconds)
     say(f"{name}, {backend}: bare step {1e3 * bare:.2f} ms, compiled in {base.compile_seconds:.1f} s")
+    if options.markdown:
+        say("\n| | a step | compiling | graphs (bare) | breaks (bare) |\n|---|---:|---:|---:|---:|")
     for group in GROUPS:
         measure_group(group, NETS[name], backend, base, options)
 

@@ -101,15 +101,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="rows whose name contains one of these")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the documentation")
     arguments = parser.parse_args()
     steps: int = arguments.steps
-    print(f"{'':34}{'MB at all':>12}{'MB per 100 sites':>18}{'tensors gained':>16}{'kB gained a step':>18}")
+    if arguments.markdown:
+        print("| | MB at all | MB per 100 sites | tensors gained | kB gained a step |\n|---|---:|---:|---:|---:|")
+    else:
+        print(f"{'':34}{'MB at all':>12}{'MB per 100 sites':>18}{'tensors gained':>16}{'kB gained a step':>18}")
     for name in (name for name in CONTENDERS if any(text in name for text in arguments.only)):
         shallow, deep = (measure_apart(name, layers, steps) for layers in (SHALLOW, DEEP))
         per_site = (deep.resident - shallow.resident) / (deep.sites - shallow.sites)
         at_all = shallow.resident - per_site * shallow.sites
         growth = deep.growth / (steps - steps // 2)
-        print(f"{name:34}{at_all / 1e6:12.2f}{per_site / 1e4:18.3f}{deep.tensors:16d}{growth / 1e3:18.1f}")
+        found = f"{at_all / 1e6:.2f}", f"{per_site / 1e4:.3f}", str(deep.tensors), f"{growth / 1e3:.1f}"
+        if arguments.markdown:
+            print("|", " | ".join((name, *found)), "|", flush=True)
+        else:
+            print(f"{name:34}{found[0]:>12}{found[1]:>18}{found[2]:>16}{found[3]:>18}", flush=True)
 
 
 if __name__ == "__main__":

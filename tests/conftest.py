@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import gc
 import shutil
+import signal
 import threading
 import time
 from collections import OrderedDict
@@ -22,6 +23,8 @@ GRACE_SECONDS = 2.0
 
 settings.register_profile("any machine", deadline=None)  # no test depends on how fast the machine is
 settings.load_profile("any machine")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what it runs in the background so
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else programs of tests would inherit that
 torch.set_num_threads(1)  # the tensors of tests are small, and two threads only wait for each other
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -340,3 +341,42 @@ def test_a_deep_graph_of_several_threads_dies() -> None:
         assert sum(table() is not None for table in tables) == 0
     finally:
         gc.enable()
+
+
+def double_and_add(x: Tensor) -> Tensor:
+    return x * 2 + x
+
+
+def test_kinds_without_a_type_of_their_own_have_their_own_names() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is on its way out
+        scripted = torch.jit.script(double_and_add)
+        x = torch.ones(3, requires_grad=True)
+        for _ in range(4):
+            y = scripted(x.exp())
+    other = torch._C._functions.DelayedError("no", 1)(y)
+    graph = walk(other)
+    names = [name_of(graph.live(node)) for node in graph]
+    assert [node.name for node in graph] == names
+    assert type(y.grad_fn).__name__ == "CppFunction"
+
+
+def test_edges_are_those_of_the_nodes_however_they_are_asked() -> None:
+    graph = walk(tangle(7, 60))
+    places = {id(graph.live(node)): node.index for node in graph}
+    expected = [
+        tuple(
+            None if following is None else Edge(places[id(following)], slot)
+            for following, slot in graph.live(node).next_functions
+        )
+        for node in graph
+    ]
+    edges = graph._columns.edges
+    assert list(edges) == expected
+    assert [edges[place] for place in range(len(graph))] == expected
+    assert [edges[place - len(graph)] for place in range(len(graph))] == expected
+    assert edges[3:9:2] == expected[3:9:2]
+    assert any(edge is not None and edge.slot for each in expected for edge in each)
+    assert Graph.from_nodes(list(graph), graph.roots)._columns.edges == edges
+    with pytest.raises(IndexError):
+        edges[len(graph)]

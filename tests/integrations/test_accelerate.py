@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import retrograd as rg
+from tests.integrations.logs import Breaks, offline, read_alerts, read_board
 from tests.integrations.nets import (
     BATCHES,
     SITES,
@@ -206,3 +207,27 @@ def test_the_other_trackers_get_the_findings() -> None:
     loop.accelerator.end_training()
     assert logged[-2:] == [tracker.finding_counts, {"end": 1}]
     assert tracker.finding_counts["retrograd/critical"] >= 1
+
+
+def test_the_other_trackers_are_told_while_it_trains(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with offline(monkeypatch, Path("sent")):
+        tracker = trackers.RetrogradTracker("run")
+        accelerator = accelerate.Accelerator(cpu=True, log_with=["wandb", "tensorboard"], project_dir="board")
+        loop = Loop.__new__(Loop)
+        net = Net()
+        loop.accelerator = accelerator
+        loop.model, loop.optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        net.net.register_forward_pre_hook(Breaks(after=3))
+        accelerator.init_trackers("demo")
+        tracker.watch(accelerator, loop.model)
+        loop.train()
+        accelerator.end_training()
+    numbers, texts = read_board(Path("board"))
+    assert list(numbers) == [3, 7]
+    assert list(texts) == [3, 7]
+    assert numbers[7] == tracker.finding_counts["retrograd/critical"]
+    assert "NaN" in texts[3]
+    assert f"retrograd: {tracker._critical[0].detector}" in read_alerts(Path("sent"))
+    assert capfd.readouterr().err.count("retrograd: critical") == 1

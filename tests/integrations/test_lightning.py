@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import json
 import logging
 import pickle
 import shutil
@@ -17,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import retrograd as rg
+from tests.integrations.logs import Breaks, offline, read_alerts, read_board
 from tests.integrations.nets import SITES, Net, are_equal, check_same, count_hooks, make_data, train_plainly, weights
 
 lightning = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
@@ -282,8 +284,51 @@ def test_findings_are_printed_and_logged(capfd: pytest.CaptureFixture[str]) -> N
 
     events = EventAccumulator(board.log_dir).Reload()
     assert events.Scalars("retrograd/critical")[0].value == callback.finding_counts["retrograd/critical"] >= 1
-    (text,) = events.Tensors("retrograd/findings/text_summary")
+    *_, text = events.Tensors("retrograd/findings/text_summary")
     assert critical.message.removesuffix(".")[:20].encode() in text.tensor_proto.string_val[0]
+
+
+def test_what_is_critical_is_logged_while_it_trains_and_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[dict[int, float]] = []
+
+    class Look(lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
+            if index == 5:
+                trainer.loggers[0].experiment.flush()
+                seen.append(read_board(Path("board"))[0])
+
+    with offline(monkeypatch, Path("sent")):
+        task = Task()
+        task.net.register_forward_pre_hook(Breaks(after=3))
+        callback = callbacks.RetrogradCallback("run")
+        both = [loggers.TensorBoardLogger("board"), loggers.WandbLogger(save_dir="sent", offline=True)]
+        make_trainer(callback, Look(), logger=both).fit(task, loader())
+    numbers, texts = read_board(Path("board"))
+    assert list(seen[0]) == [3]  # before training ends
+    assert list(numbers) == list(texts) == [3, 8]
+    assert numbers[8] == callback.finding_counts["retrograd/critical"]
+    assert "NaN" in texts[3]
+    alerts = read_alerts(Path("sent"))
+    critical = {each.detector for each in callback.findings if each.severity == "critical"}
+    assert sorted(alerts) == sorted(f"retrograd: {each}" for each in critical | {callback._critical[0].detector})
+    assert capfd.readouterr().err.count("retrograd: critical") == 1
+    assert json.loads(next(e for e in read("run").events if e.kind == "finding").text)["step"] == 3
+
+
+def test_a_logger_that_fails_does_not_end_the_training(capfd: pytest.CaptureFixture[str]) -> None:
+    class Fails(loggers.CSVLogger):
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            if "retrograd/critical" in metrics:
+                raise OSError("no space")
+            super().log_metrics(metrics, step)
+
+    task = Task()
+    task.net.register_forward_pre_hook(Breaks(after=3))
+    make_trainer(record_to("run", sites=None), logger=Fails("logs")).fit(task, loader())
+    assert logged_steps("loss") == list(range(8))
+    assert "did not take the findings: OSError('no space')" in capfd.readouterr().err
 
 
 def test_the_command_line_of_lightning_reads_it_from_yaml() -> None:

@@ -20,14 +20,22 @@ SOURCE = str(Path(__file__).parents[2] / "src")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("library", "first"), [("lightning", 0), ("transformers", 1), ("accelerate", 0)], ids=lambda value: str(value)
+    ("library", "strategy", "first"),
+    [
+        ("lightning", "ddp", 0),
+        ("lightning", "ddp_spawn", 0),
+        ("lightning", "fsdp2", 0),
+        ("transformers", "", 1),
+        ("accelerate", "", 0),
+    ],
+    ids=str,
 )
-def test_two_ranks_are_one_run(library: str, first: int, tmp_path: Path) -> None:
+def test_two_ranks_are_one_run(library: str, strategy: str, first: int, tmp_path: Path) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     script = str(SCRIPTS / f"{library}_ddp.py")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = run(tmp_path, *([] if library == "lightning" else torchrun), script)
+    done = run(tmp_path, *([] if strategy else torchrun), script, *strategy.split())
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "runs").iterdir()
     together = rg.open_run(path)

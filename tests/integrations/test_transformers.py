@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import retrograd as rg
+from tests.integrations.logs import Breaks, offline, read_alerts, read_board
 from tests.integrations.nets import SITES, Net, are_equal, check_same, count_hooks, make_data, train_plainly, weights
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
@@ -235,8 +236,44 @@ def test_findings_are_printed_and_in_the_log(capfd: pytest.CaptureFixture[str]) 
     critical = callback.findings[0]
     assert critical.severity == "critical"
     assert critical.message.removesuffix(".")[:40] in capfd.readouterr().err
-    assert trainer.state.log_history[-1] == {**callback.finding_counts, "step": 8}
+    assert trainer.state.log_history[-1] == {**callback.finding_counts, "step": 8, "epoch": 1.0}
     assert callback.finding_counts["retrograd/critical"] >= 1
+
+
+def test_the_reporters_are_told_while_it_trains_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = Net()
+    model.net.register_forward_pre_hook(Breaks(after=3))
+    callback = callbacks.RetrogradCallback("run")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "board")
+    with offline(monkeypatch, Path("sent")):
+        trainer = make_trainer(model, callback, report_to=["tensorboard", "wandb"])
+        trainer.train()
+    numbers, texts = read_board(Path("board"), "train/retrograd/critical")
+    assert list(numbers) == list(texts) == [4, 8]
+    assert "NaN" in texts[4]
+    assert numbers[8] == callback.finding_counts["retrograd/critical"]
+    assert f"retrograd: {callback._critical[0].detector}" in read_alerts(Path("sent"))
+    assert logged_steps(trainer, "retrograd/critical") == [4, 8]
+    assert logged_steps(trainer, "loss") == list(range(1, 9))  # no log that was due is lost
+    assert capfd.readouterr().err.count("retrograd: critical") == 1
+
+
+def test_callbacks_are_called_as_often_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(*others: Any) -> list[str]:
+        calls: list[str] = []
+
+        def make(name: str) -> Any:
+            def begin(self: Any, *_: Any, **__: Any) -> None:
+                calls.append(name)
+
+            return type(name, (transformers.TrainerCallback,), {"on_train_begin": begin})()
+
+        make_trainer(Net(), make("First"), *others, make("Last")).train()
+        return calls
+
+    assert count() == count(record_to("run")) == ["First", "Last"]
 
 
 def test_report_to_takes_it_by_the_table_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ from retrograd.history.facts import NonFinite
 from retrograd.history.sink import Event, Moment
 from retrograd.launch import closing
 from retrograd.launch.explaining import find_verdict
-from retrograd.launch.live_findings import LiveFindings
+from retrograd.launch.live_findings import LiveFindings, say_critical
 from retrograd.launch.start import is_command
+from retrograd.recording.sink_log import EventLog
 from retrograd.runs.layout import find_latest
 from retrograd.runs.reader import open_run
 from tests.launch.conftest import ENVIRONMENT, SCRIPTS, run
@@ -258,11 +259,12 @@ def test_what_cannot_be_explained_keeps_the_end_of_a_run_as_it_is(
 @pytest.fixture
 def hear(capfd: pytest.CaptureFixture[str]) -> Callable[[list[Event]], tuple[list[Event], str]]:
     def listen(events: list[Event]) -> tuple[list[Event], str]:
-        kept: list[Event] = []
-        live = LiveFindings(kept.append, is_quiet=False)
+        history = rg.History()
+        log = EventLog(history)
+        LiveFindings(log, say_critical)
         for event in events:
-            live.hear(event)
-        return kept, capfd.readouterr().err
+            log.note(event.kind, event.name, value=event.value, text=event.text, moment=event.moment)
+        return [event for event in history.events if event.kind == "finding"], capfd.readouterr().err
 
     return listen
 

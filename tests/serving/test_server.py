@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -12,10 +14,11 @@ import numpy as np
 import pytest
 
 from retrograd.errors import LaunchError, NotARunError
+from retrograd.history.sink import Phase
 from retrograd.runs.parts import FAN_IN
 from retrograd.runs.reader import open_run
 from retrograd.serving import followed_run
-from retrograd.serving.followed_run import FollowedRun
+from retrograd.serving.followed_run import Chosen, FollowedRun, Span
 from retrograd.serving.server import RunServer, Served, serve
 from tests.history.made import make_steps
 from tests.runs.written import add_step, open_writer, write_run
@@ -34,6 +37,18 @@ def ask(server: RunServer, path: str, host: str | None = None, token: str | None
     return told
 
 
+def digest_of(sites: list[str]) -> str:
+    return hashlib.sha256(json.dumps(sites).encode()).hexdigest()[:12]
+
+
+def of_all(parent: Path, **other: str | int) -> str:
+    """A question for the rms of all sites and steps, save what is given otherwise."""
+    sites = open_run(parent / "done").history.sites
+    series = ",".join(map(str, range(len(sites))))
+    query = {"names": '["rms"]', "series": series, "sites": digest_of(sites), "step": 0, "until": 4, "width": 1}
+    return urlencode({**query, **other})
+
+
 def test_only_this_machine_and_who_knows_the_token_are_answered(server: RunServer, parent: Path) -> None:
     before = sorted(str(path) for path in parent.rglob("*"))
     assert server.server_address[0] == "127.0.0.1"
@@ -48,12 +63,17 @@ def test_only_this_machine_and_who_knows_the_token_are_answered(server: RunServe
         "run/%2e%2e",
         "run/done%2f..%2fdone",
         "run/nosuch",
-        "run/done/block/nosuch?step=0&until=4&width=1",
-        "run/done/exponents?site=nosuch&step=0&until=4&width=1",
+        "run/done/numbers?" + of_all(parent, names='["nosuch"]'),
+        "run/done/numbers?" + of_all(parent, series="99"),
+        "run/done/exponents?" + of_all(parent, series="-1"),
     ):
         assert ask(server, path)[0] == 404, path
     for query in ("", "step=x&until=4&width=1", "step=0&until=4&width=0", f"step=0&until={10**30}&width=1"):
-        assert ask(server, f"run/done/block/statistic-rms?{query}")[0] == 400, query
+        assert ask(server, f"run/done/loss?{query}")[0] == 400, query
+    for wrong in ({"names": "{"}, {"names": "[1]"}, {"names": '"rms"'}, {"names": "[" * 9999}, {"series": ""}):
+        assert ask(server, f"run/done/numbers?{of_all(parent, **wrong)}")[0] == 400, wrong
+    assert ask(server, f"run/done/numbers?{of_all(parent, sites='others')}")[0] == 412
+    assert ask(server, f"run/done/exponents?{of_all(parent, sites='others')}")[0] == 412
     for have in ("", "[]", "{"):
         assert ask(server, f"run/done/news?column=0&step=0&until=0&width=1&have={have}")[0] == 400, have
     listed = json.loads(ask(server, "runs")[1])
@@ -66,15 +86,19 @@ def test_only_this_machine_and_who_knows_the_token_are_answered(server: RunServe
 
 def test_numbers_are_those_of_the_history_from_any_step_on(server: RunServer, parent: Path) -> None:
     matrix = open_run(parent / "done").history.matrix("rms")
-    query: dict[str, str | int] = {"step": 2, "until": 3, "width": 1}
-    answer = np.frombuffer(ask(server, f"run/done/block/statistic-rms?{urlencode(query)}")[1], "<f4")
+    answer = np.frombuffer(ask(server, f"run/done/numbers?{of_all(parent, step=2, until=3)}")[1], "<f4")
     np.testing.assert_array_equal(answer.reshape(5, 2), matrix.values[:, 2:4].astype(np.float32))
-    query = {"step": 0, "until": 4, "width": 2}
-    answer = np.frombuffer(ask(server, f"run/done/block/statistic-rms?{urlencode(query)}")[1], "<f4").reshape(3, 5, 3)
+    several = of_all(parent, step=2, until=3, names='["zero_share","rms"]', series="3,1")
+    answer = np.frombuffer(ask(server, f"run/done/numbers?{several}")[1], "<f4").reshape(2, 2, 2)
+    zeros = open_run(parent / "done").history.matrix("zero_share")
+    np.testing.assert_array_equal(answer[0], zeros.values[[3, 1], 2:4].astype(np.float32))
+    np.testing.assert_array_equal(answer[1], matrix.values[[3, 1], 2:4].astype(np.float32))
+    query: dict[str, str | int] = {"step": 0, "until": 4, "width": 2}
+    answer = np.frombuffer(ask(server, f"run/done/numbers?{of_all(parent, width=2)}")[1], "<f4").reshape(3, 5, 3)
     np.testing.assert_array_equal(answer[0, :, 1], matrix.values[:, 2:4].min(axis=1).astype(np.float32))
     np.testing.assert_array_equal(answer[2, :, 1], matrix.values[:, 2:4].max(axis=1).astype(np.float32))
     np.testing.assert_array_equal(answer[1, :, 2], matrix.values[:, 4].astype(np.float32))
-    loss = np.frombuffer(ask(server, f"run/done/block/loss?{urlencode(query)}")[1], "<f4").reshape(3, 3)
+    loss = np.frombuffer(ask(server, f"run/done/loss?{urlencode(query)}")[1], "<f4").reshape(3, 3)
     np.testing.assert_array_equal(loss[1], [0.5, 2.5, 4.0])
     query = {"have": "{}", "column": 4, "step": 4, "until": 4, "width": 1}
     news = json.loads(ask(server, f"run/done/news?{urlencode(query)}")[1])
@@ -86,8 +110,9 @@ def test_numbers_are_those_of_the_history_from_any_step_on(server: RunServer, pa
     assert later["columns"]["first"] == [2, 3, 4]
     query |= {"step": 77}  # of a run that was another one
     assert json.loads(ask(server, f"run/done/news?{urlencode(query)}")[1])["columns"]["from"] == 0
-    query = {"site": "a:output", "step": 0, "until": 4, "width": 1}
-    assert json.loads(ask(server, f"run/done/exponents?{urlencode(query)}")[1])["exponents"]["columns"] == 5
+    exponents = json.loads(ask(server, f"run/done/exponents?{of_all(parent, series='0,1')}")[1])["exponents"]
+    assert exponents["columns"] == 5
+    assert list(exponents["stretches"]) == ["0", "1"]
 
 
 def test_a_failure_is_told_once_for_each_place(
@@ -98,7 +123,7 @@ def test_a_failure_is_told_once_for_each_place(
 
     monkeypatch.setattr(followed_run, "reduce_loss", fail)
     for _ in range(2):
-        assert ask(server, "run/done/block/loss?step=0&until=4&width=1") == (500, b"This failed: KeyError.")
+        assert ask(server, "run/done/loss?step=0&until=4&width=1") == (500, b"This failed: KeyError.")
     said = capfd.readouterr().err
     assert said.count("an answer failed: KeyError at test_server.py:") == 1
     assert "\x1b" not in said
@@ -115,9 +140,11 @@ def test_a_part_that_was_merged_meanwhile_is_read_where_it_is_now(tmp_path: Path
                     part._held = None
             add_step(writer, row)
             writer.flush()
-        answer = np.frombuffer(run.read_block("loss", 0, FAN_IN - 2, 1), "<f4").reshape(3, -1)
+        span, sites = Span(0, FAN_IN - 2, 1), run._scoped.sites
+        answer = np.frombuffer(run.read_loss(span), "<f4").reshape(3, -1)
         np.testing.assert_array_equal(answer[1], np.arange(FAN_IN - 1))
-        rms = np.frombuffer(run.read_block("statistic-rms", 0, FAN_IN - 2, 1), "<f4")
+        chosen = Chosen(range(len(sites)), digest_of(sites))
+        rms = np.frombuffer(run.read_numbers(["rms"], chosen, span), "<f4")
         matrix = open_run(tmp_path / "run").history.matrix("rms")
         np.testing.assert_array_equal(rms.reshape(-1, FAN_IN - 1), matrix.values[:, :-1].astype(np.float32))
     finally:
@@ -164,3 +191,23 @@ def test_what_cannot_be_served_is_told(tmp_path: Path, server: RunServer) -> Non
     with RunServer(Served(run)) as single:
         assert single.served.single == "one"
         assert single.address.startswith(f"http://127.0.0.1:{single.server_port}/")
+
+
+@pytest.mark.parametrize("phases", [("train",), ("train", "eval")])
+def test_a_long_run_is_opened_by_its_last_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phases: tuple[Phase, ...]
+) -> None:
+    writer = open_writer(tmp_path / "run")
+    writer.add_sites(["never:output"])
+    for batch in make_steps(range(4)):
+        for phase in phases:
+            add_step(writer, replace(batch, moment=replace(batch.moment, phase=phase)))
+        writer.flush()
+    writer.close()
+    short = FollowedRun(tmp_path / "run")._scoped
+    monkeypatch.setattr(followed_run, "MOST_ROWS", 1)
+    long = FollowedRun(tmp_path / "run")._scoped
+    assert long.sites == short.sites
+    assert long.elements == short.elements
+    assert long.phase == short.phase
+    np.testing.assert_array_equal(long.columns.steps, short.columns.steps)

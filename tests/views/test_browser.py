@@ -333,3 +333,28 @@ def test_what_autograd_keeps_without_any_record(visit: Visit, tmp_path: Path) ->
     page = visit.open(write_report(History(), tmp_path / "report.html", inventory=invent_inventory()))
     expect(page.locator("#nothing")).to_be_visible()
     expect(page.locator("#treemap")).to_be_visible()
+
+
+def test_a_first_view_of_one_folded_row_opens_its_worst_part(visit: Visit, report: Reporter) -> None:
+    sites = [f"blocks.{i}.{name}:output.grad" for i in range(80) for name in ("fc", "act")]
+    rms = np.full((160, 6), 1.0)
+    rms[2 * 57 + 1, 3] = 900.0
+    page = visit.open(report(make_history(Numbers(sites, rms))))
+    expect(page.locator(".label.current")).to_have_attribute("title", "blocks.57.act:output")
+    expect(page.locator(".label.current")).to_be_in_viewport()
+    expect(page.locator("#count")).to_have_text("160 rows")
+    expect(page.locator("#axis-above")).to_be_visible()  # a long map says its steps on both sides
+
+
+def test_a_first_view_goes_where_numbers_were_first_not_finite(visit: Visit, report: Reporter) -> None:
+    sites = [f"blocks.{i}.{name}:output.grad" for i in range(80) for name in ("fc", "act")]
+    nan, rms = np.zeros((160, 6), np.int64), np.full((160, 6), 1.0)
+    rms[0], nan[2 * 11, 4:], nan[2 * 30, 2:] = 900.0, 1, 1
+    page = visit.open(report(make_history(Numbers(sites, rms, nan=nan))))
+    expect(page.locator(".label.current")).to_have_attribute("title", "blocks.30.fc:output")
+
+
+def test_a_short_map_has_one_axis(visit: Visit, report: Reporter) -> None:
+    page = visit.open(report(make_history(Numbers(["a:output.grad"], np.ones((1, 4))))))
+    expect(page.locator("#axis-above")).to_be_hidden()
+    expect(page.locator("#axis")).to_be_visible()

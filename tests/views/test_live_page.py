@@ -57,7 +57,7 @@ def test_it_follows_a_run_that_is_killed_and_resumed(
             first = wait_for_steps(page, last_step(page))
             wait_for_steps(page, max(first, 100))  # more than twice the columns: each holds several steps
             expect(page.locator("#notice")).to_contain_text("extremes kept")
-            blocks = [re.search(r"block/statistic-rms\?step=(\d+)", url) for url in asked]
+            blocks = [re.search(r"numbers\?names=%5B%22rms.*&step=(\d+)", url) for url in asked]
             begins = [int(match[1]) for match in blocks if match]
             assert begins[0] == 0
             assert max(begins) > 0  # later only what came since

@@ -34,6 +34,7 @@ class Arguments:
     Attributes:
         signature: as ``inspect`` gives it.
         names: those of all arguments, in order.
+        takes_as_given: whether a call with all of them by position needs no :meth:`bind`.
 
     Raises:
         FunctionError: there is no ``ctx``, or an auxiliary argument that ``forward`` does not take.
@@ -57,6 +58,7 @@ class Arguments:
         )
         self._defaults = [(parameter.name, parameter.default) for parameter in parameters]
         self._are_plain = all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+        self.takes_as_given = self._are_plain and not self._auxiliary
         if unknown := self._auxiliary - set(self.names):
             raise FunctionError(
                 f"{owner} declares {', '.join(map(repr, sorted(unknown)))} auxiliary, which forward does not take.",
@@ -74,7 +76,6 @@ class Arguments:
 
         Raises:
             TypeError: the call does not fit, as for any Python function.
-            FunctionError: a tensor that requires grad hides in a container.
         """
         names, positions = self.names, len(self.names)
         if not self._are_plain:
@@ -85,14 +86,22 @@ class Arguments:
             values = self._fill(args, kwargs, holder, held)
         if self._auxiliary:
             values = tuple(starmap(self._without_gradient, zip(names, values, strict=True)))
-        for index, value in enumerate(values):
-            if isinstance(value, _CONTAINERS):
-                self._check_container(names[index], value)
         return values, names, positions
 
     def shapes_of(self, names: tuple[str, ...], values: tuple[Any, ...]) -> list[Shape]:
-        """The shapes that gradients of these arguments are to have; None where there is none."""
-        shapes = [value.shape if isinstance(value, Tensor) else None for value in values]
+        """The shapes that gradients of these arguments are to have; None where there is none.
+
+        Raises:
+            FunctionError: a tensor that requires grad hides in a container.
+        """
+        shapes: list[Shape] = []
+        for value in values:
+            if isinstance(value, Tensor):
+                shapes.append(value.shape)
+                continue
+            if isinstance(value, _CONTAINERS):
+                self._check_container(names[len(shapes)], value)
+            shapes.append(None)
         if not self._auxiliary:
             return shapes
         return [None if self._is_auxiliary(name) else shape for name, shape in zip(names, shapes, strict=True)]

@@ -131,17 +131,18 @@ class FunctionCall:
                 gradient of its argument, or has another shape.
         """
         if isinstance(returned, dict):
-            gradients = tuple([returned.get(name) for name in self.names])
+            names = self.names
+            gradients = tuple(map(returned.get, names))
             for name in returned:
-                if name not in self.names:
+                if name not in names:
                     self._refuse_name(name)
         else:
             gradients = returned if isinstance(returned, tuple) else (returned,)
             if len(gradients) != len(self.names):
                 gradients = self._without_extra(gradients)
-        for index, gradient in enumerate(gradients):
-            if gradient is not None and (not isinstance(gradient, Tensor) or gradient.shape != self.shapes[index]):
-                self._check_gradient(self.names[index], gradient, self.shapes[index])
+        for name, gradient, shape in zip(self.names, gradients, self.shapes):  # noqa: B905  # of as many, as seen above
+            if gradient is not None and (not isinstance(gradient, Tensor) or gradient.shape != shape):
+                self._check_gradient(name, gradient, shape)
         return gradients
 
     def _refuse_name(self, name: Any) -> None:

@@ -159,11 +159,16 @@ def _make_called(cls: type[Function]) -> type[Function]:
     settings = {setting: getattr(cls, setting) for setting in _TORCH_SETTINGS}
     apply: Any = make_torch_function(name, methods, {"__module__": cls.__module__, **settings}).apply
 
+    count = len(arguments.names)
+
     @uncompiled
     def forward(self: Function, *args: Any, **kwargs: Any) -> Any:
         inside = current_graph_task() != -1  # torch.compile breaks its graph at this question
         part = part_computed_again() if inside else None
-        values, names, positions = arguments.bind(args, kwargs, self, self._held)
+        if arguments.takes_as_given and len(args) == count and not kwargs:
+            values, names, positions = args, arguments.names, count
+        else:
+            values, names, positions = arguments.bind(args, kwargs, self, self._held)
         call = FunctionCall(self, names, arguments.shapes_of(names, values), positions)
         if part is not None:
             with recalling(self, self._memory, part):

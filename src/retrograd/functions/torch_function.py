@@ -88,7 +88,9 @@ def make_torch_function(
         inner, decorators = undecorate(owner, method)
         make = _make_forward_without_ctx if name == "forward" and "setup_context" in methods else MAKERS[name]
         body[name] = staticmethod(redecorate(make(inner), decorators))
-    return types.new_class(owner, (torch.autograd.Function,), exec_body=lambda namespace: namespace.update(body))
+    made: Any = types.new_class(owner, (torch.autograd.Function,), exec_body=lambda namespace: namespace.update(body))
+    made._backward_cls.needs_grad = property(_needs_by_name)  # made when it is asked for
+    return made  # type: ignore[no-any-return]
 
 
 def _make_forward(method: Method) -> Method:
@@ -96,12 +98,17 @@ def _make_forward(method: Method) -> Method:
     def forward(ctx: Any, *values: Any) -> Any:
         call: FunctionCall = values[-1]
         _begin(ctx, call)
-        args, kwargs = call.split(values[:-1])
         try:
-            output = method(call.function, ctx, *args, **kwargs)
+            if call.positions == len(values) - 1:
+                output = method(call.function, ctx, *values[:-1])
+            else:
+                args, kwargs = call.split(values[:-1])
+                output = method(call.function, ctx, *args, **kwargs)
         except Exception as error:
             _note(error, "forward", call)
             raise
+        if isinstance(output, Tensor):
+            return output
         plain = call.uncover(output)
         if call.hidden:
             _mark_auxiliary(ctx, call, plain)
@@ -146,7 +153,7 @@ def _make_backward(method: Method) -> Method:
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         call: FunctionCall = ctx.retrograd_call
         try:
-            returned = method(call.function, ctx, *call.of_outputs(grad_outputs))
+            returned = method(call.function, ctx, *(call.of_outputs(grad_outputs) if call.hidden else grad_outputs))
         except Exception as error:
             _note(error, "backward", call)
             raise
@@ -192,8 +199,13 @@ MAKERS: dict[str, Callable[[Method], Method]] = {
 def _begin(ctx: Any, call: FunctionCall) -> None:
     """Let ``ctx`` know its call, and tell by position and by name which arguments need a gradient."""
     ctx.retrograd_call = call
-    ctx.needs_input_grad = needs = ctx.needs_input_grad[:-1]
-    ctx.needs_grad = dict(zip(call.names, needs))  # noqa: B905  # both are of every call
+    ctx.needs_input_grad = ctx.needs_input_grad[:-1]
+    if not hasattr(type(ctx), "needs_grad"):  # torch.func has a class of its own
+        ctx.needs_grad = _needs_by_name(ctx)
+
+
+def _needs_by_name(ctx: Any) -> dict[str, bool]:
+    return dict(zip(ctx.retrograd_call.names, ctx.needs_input_grad))  # noqa: B905  # both are of every call
 
 
 def _mark_auxiliary(ctx: Any, call: FunctionCall, output: Any) -> None:

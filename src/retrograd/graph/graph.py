@@ -1,4 +1,4 @@
-"""A backward graph as plain data, in columns: it saves, loads and compares, and a million nodes fit into memory.
+"""A backward graph as plain data: it saves, loads and compares.
 
 The order in which the engine runs its nodes follows from it.
 """
@@ -21,6 +21,7 @@ from retrograd.errors import DetachedGraphError, GraphError, NoSuchNodeError
 from retrograd.files import make_all_storable, write_file
 from retrograd.foreign.tables import read_table
 from retrograd.foreign.text import check_fields, fits, parse_json
+from retrograd.graph.columns import Columns
 from retrograd.graph.node import Edge, Line, Node, SavedValue, TensorInfo, matches
 from retrograd.hooks.nodes import LEAF_NUMBER
 
@@ -48,8 +49,6 @@ _SCHEMA = pa.schema(
         ("parameter", pa.string()),
     ]
 )
-
-Infos = tuple[TensorInfo | None, ...]
 
 
 class Graph:
@@ -168,89 +167,10 @@ class Graph:
         return cls(columns, roots)
 
 
-class Columns:
-    """Facts about the nodes, one list a field; equal values are one object."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.numbers: list[int | None] = []
-        self.incoming: list[Infos] = []
-        self.edges: list[tuple[Edge | None, ...]] = []
-        self.saved: list[tuple[SavedValue, ...]] = []
-        self.places: list[tuple[str | None, int, Line | None]] = []
-        self.parameters: dict[int, str] = {}
-
-    def add(self, node: Node) -> None:
-        """Append a node; what goes out of it is told by where it goes."""
-        if node.parameter is not None:
-            self.parameters[len(self.names)] = node.parameter
-        self.names.append(node.name)
-        self.numbers.append(node.number)
-        self.incoming.append(node.incoming)
-        self.edges.append(node.edges)
-        self.saved.append(node.saved)
-        self.places.append((node.module, node.call, node.line))
-
-    def node(self, index: int) -> Node:
-        """The node at this index."""
-        module, call, line = self.places[index]
-        return Node(
-            index=index,
-            name=self.names[index],
-            number=self.numbers[index],
-            incoming=self.incoming[index],
-            edges=self.edges[index],
-            outgoing=tuple(map(self._info, self.edges[index])),
-            saved=self.saved[index],
-            module=module,
-            call=call,
-            line=line,
-            parameter=self.parameters.get(index),
-        )
-
-    def contents(self) -> tuple[object, ...]:
-        """All that tells one graph from another."""
-        return self.names, self.incoming, self.edges, self.saved, self.places, self.parameters
-
-    def stored(self) -> dict[str, Iterator[Any]]:
-        """The columns of a file."""
-        lines = [line for _, _, line in self.places]
-        return {
-            "name": iter(self.names),
-            "number": iter(self.numbers),
-            "incoming": map(_write_infos, self.incoming),
-            "edges": ([edge and {"node": edge.node, "slot": edge.slot} for edge in edges] for edges in self.edges),
-            "outgoing": (_write_infos(tuple(map(self._info, edges))) for edges in self.edges),
-            "saved": ([_write_saved(each) for each in saved] for saved in self.saved),
-            "module": (module for module, _, _ in self.places),
-            "call": (call for _, call, _ in self.places),
-            "file": (line and line.file for line in lines),
-            "line": (line and line.line for line in lines),
-            "function": (line and line.function for line in lines),
-            "operation": (line and line.operation for line in lines),
-            "parameter": (self.parameters.get(index) for index in range(len(self.names))),
-        }
-
-    def _info(self, edge: Edge | None) -> TensorInfo | None:
-        if edge is None:
-            return None
-        incoming = self.incoming[edge.node]
-        return incoming[edge.slot] if edge.slot < len(incoming) else None
-
-
 def _nearest(pattern: str, graph: Graph) -> str:
     places = sorted({name for node in graph for name in (node.place, node.name, node.module) if name is not None})
     near = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4)
     return f"the nearest are {', '.join(near)}." if near else f"the first ones are {', '.join(places[:3])}."
-
-
-def _write_infos(infos: Infos) -> list[str | None]:
-    return [None if info is None else str(info) for info in infos]
-
-
-def _write_saved(saved: SavedValue) -> dict[str, Any]:
-    tensor = saved.tensor and str(saved.tensor)
-    return {"name": saved.name, "tensor": tensor, "value": saved.value, "version": saved.version}
 
 
 def _read_row(index: int, row: dict[str, Any]) -> Node:

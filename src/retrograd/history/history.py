@@ -103,6 +103,8 @@ class History:
         ]
         events = self.event_table.filter(pc.greater_equal(self.event_table["step"], step))
         later.load(self._names, kept, events, lambda site: [], self._copies)
+        if len(kept) == len(self.rows.parts):
+            later._rows = self.rows  # with what is known of them already
         return later
 
     # ---- the sink ----

@@ -15,14 +15,13 @@ import functools
 from collections.abc import Callable
 from inspect import getattr_static
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import when_loaded
-from retrograd.hooks.compiled_taps import put_tap, trace_tap
 from retrograd.hooks.engine import has_transform
 from retrograd.hooks.listeners import Hook, Patch, Undo, replace
 
@@ -38,8 +37,8 @@ _OF_ALL = (
 )
 
 
-class TracedTap(Hook):
-    """A hook after forwards which is one operation where it is traced.
+class TracedHook(Hook):
+    """A hook on a module which is one operation where it is traced.
 
     Attributes:
         handle: by which graphs know it.
@@ -50,13 +49,51 @@ class TracedTap(Hook):
     handle: Tensor
 
 
+class TracedTap(TracedHook):
+    """A traced hook after forwards.
+
+    Attributes:
+        trace: puts its operation into the graph: called with the handle and what the forward returned.
+        put: puts it there without being traced, for a single tensor: called with what makes a node, the handle, the
+            tensor, and whether grad is enabled.
+    """
+
+    __slots__ = ()
+
+    trace: Callable[..., None]
+    put: Callable[..., None]
+
+
+class BindsArguments(Protocol):
+    """Knows the names of arguments."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by their names."""
+
+
+class TracedEntry(TracedHook):
+    """A traced hook before forwards.
+
+    Attributes:
+        names: of the arguments.
+        trace: puts its operation into the graph: called with the handle and the arguments by their names.
+        put: as that of a :class:`TracedTap`, for tensors by their names.
+    """
+
+    __slots__ = ("names",)
+
+    names: BindsArguments
+    trace: Callable[..., None]
+    put: Callable[..., None]
+
+
 class UntracedHook(Hook):
     """A hook on a module that does nothing where it is traced."""
 
     __slots__ = ()
 
 
-_OURS = (TracedTap, UntracedHook)
+_OURS = (TracedHook, UntracedHook)
 
 
 def has_taps_alone(module: nn.Module) -> bool:
@@ -65,7 +102,7 @@ def has_taps_alone(module: nn.Module) -> bool:
     return (
         kind.__call__ is nn.Module.__call__
         and kind._call_impl is nn.Module._call_impl
-        and any(isinstance(hook, TracedTap) for hook in module._forward_hooks.values())
+        and any(isinstance(hook, TracedHook) for hook in module._forward_hooks.values())
         and all(isinstance(hook, _OURS) for table in _HOOKS for hook in getattr(module, table).values())
         and not any(getattr(module, table) for table in _OF_BACKWARD)
         and not any(getattr(modules, table) for table in _OF_ALL)
@@ -93,14 +130,18 @@ def _shorten_calls(room: ModuleType) -> Undo:
 
 
 def _trace_call(room: Any, variable: Any, translator: Any, args: Any, kwargs: Any) -> Any:
-    """Trace a call: the forward, and each tap after it."""
+    """Trace a call: the forward, and each tap before and after it."""
     module = variable.value
-    handles = _find_handles(room, variable, translator)
+    hooks = _find_hooks(room, variable, translator)
     room.guard_to_detect_forward_monkeypatching(variable.source, module)
     with room.record_nn_module_stack(str(id(module)), variable.get_nn_module_stack_source(), translator, module):
+        for hook, handle in hooks:
+            if isinstance(hook, TracedEntry):
+                _trace_entry(room, translator, hook, handle, hook.names.bind(tuple(args), kwargs))
         output = variable.call_method(translator, "forward", args, kwargs)
-        for handle in handles:
-            _trace_tap(room, translator, handle, output)
+        for hook, handle in hooks:
+            if isinstance(hook, TracedTap):
+                _trace_after(room, translator, hook, handle, output)
     return output
 
 
@@ -116,32 +157,56 @@ def _guards_tables(variable: Any, translator: Any) -> bool:
 def _read_length(variable: Any, translator: Any, name: str) -> int:
     """Have the compiler read a table of hooks. From torch 2.15 on the method that does it has another name."""
     read: Callable[..., Any] = getattr(variable, "tp_getattro_impl", None) or variable.var_getattr
-    table = read(translator, name)
-    length: int = (table.realize() if hasattr(table, "realize") else table).len()
+    length: int = _realize(read(translator, name)).len()
     return length
 
 
-def _find_handles(room: Any, variable: Any, translator: Any) -> list[Any]:
-    """The handle of each tap, and a guard on the class of each hook."""
-    handles = []
+def _find_hooks(room: Any, variable: Any, translator: Any) -> list[tuple[TracedHook, Any]]:
+    """The hooks that are traced, each with its handle in the graph, and a guard on the class of each hook."""
+    found = []
     for name in _HOOKS:
         table = room.AttrSource(variable.source, name)
         hooks = dict.values(getattr(variable.value, name))  # in the order of the keys that are guarded
         for place, hook in enumerate(hooks):
             source = room.DictGetItemSource(table, room.ConstDictKeySource(table, place))
             room.VariableTracker.build(translator, hook, source=source, realize=True)
-            if isinstance(hook, TracedTap):
+            if isinstance(hook, TracedHook):
                 handle = room.AttrSource(source, "handle")
-                handles.append(room.VariableTracker.build(translator, hook.handle, source=handle, realize=True))
-    return handles
+                found.append((hook, room.VariableTracker.build(translator, hook.handle, source=handle, realize=True)))
+    return found
 
 
-def _trace_tap(room: Any, translator: Any, handle: Any, output: Any) -> None:
-    output = output.realize() if hasattr(output, "realize") else output
-    if type(output) is room.variables.TensorVariable and output.python_type() is Tensor and not has_transform():
-        put_tap(translator.output.create_proxy, output.as_proxy(), handle.as_proxy(), trains=torch.is_grad_enabled())
+def _trace_after(room: Any, translator: Any, hook: TracedTap, handle: Any, output: Any) -> None:
+    output = _realize(output)
+    if _is_plain_tensor(room, output):
+        hook.put(translator.output.create_proxy, handle.as_proxy(), output.as_proxy(), torch.is_grad_enabled())
         return
-    room.variables.UserFunctionVariable(trace_tap).call_function(translator, [handle, output], {})
+    room.variables.UserFunctionVariable(hook.trace).call_function(translator, [handle, output], {})
+
+
+def _trace_entry(room: Any, translator: Any, hook: TracedEntry, handle: Any, arguments: dict[str, Any]) -> None:
+    variables = room.variables
+    found = {name: _realize(value) for name, value in arguments.items() if type(value) is not tuple}
+    tensors = {name: value for name, value in found.items() if not isinstance(value, variables.ConstantVariable)}
+    if len(found) == len(arguments) and all(_is_plain_tensor(room, value) for value in tensors.values()):
+        proxies = {name: value.as_proxy() for name, value in tensors.items()}
+        hook.put(translator.output.create_proxy, handle.as_proxy(), proxies, torch.is_grad_enabled())
+        return
+    nest = {
+        variables.ConstantVariable.create(name): variables.TupleVariable(list(value)) if type(value) is tuple else value
+        for name, value in arguments.items()
+    }
+    trace = variables.UserFunctionVariable(hook.trace)
+    trace.call_function(translator, [handle, variables.ConstDictVariable(nest)], {})
+
+
+def _realize(variable: Any) -> Any:
+    return variable.realize() if hasattr(variable, "realize") else variable
+
+
+def _is_plain_tensor(room: Any, variable: Any) -> bool:
+    is_tensor = type(variable) is room.variables.TensorVariable and variable.python_type() is Tensor
+    return is_tensor and not has_transform()
 
 
 def _guard_missing_taps(room: ModuleType) -> Undo:

@@ -126,7 +126,7 @@ def trace_tap(handle: Tensor, value: Any, keys: Keys = ()) -> None:
         _TAP([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
 
 
-def put_tap(create: Callable[..., Any], output: Any, handle: Any, *, trains: bool) -> None:
+def put_tap(create: Callable[..., Any], handle: Any, output: Any, trains: bool) -> None:
     """Put a tap on one tensor into a graph, without tracing that: ``create`` makes a node of a tracer's."""
     create("call_function", _TAP, ([output], handle, [""], trains), {})
 
@@ -192,16 +192,23 @@ def _tap(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains
     """What ``retrograd::tap`` is made of, wherever a graph with it is traced or run."""
     if is_rehearsed(tensors) or any(map(is_transformed, tensors)):
         return
-    ticket = _SEE(tensors, handle, names, trains)
-    save_last_traced(_SEE)
-    teach_inductor()
+    ticket = put_sight(tensors, handle, names, trains)
     for index, tensor in enumerate(tensors):
         if tensor.requires_grad:
-            Entry(partial(_tell, ticket=ticket, index=index), hooks_on(tensor))
+            Entry(partial(hand_gradient, ticket=ticket, index=index), hooks_on(tensor))
+
+
+def put_sight(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> Tensor:
+    """Put into the graph, where one is traced, that the tensors of a call are seen; returns the ticket of the call."""
+    ticket: Tensor = _SEE(tensors, handle, names, trains)
+    save_last_traced(_SEE)
+    teach_inductor()
+    return ticket
 
 
 @uncompiled
-def _tell(gradient: Tensor | None, ticket: Tensor, index: int) -> None:
+def hand_gradient(gradient: Tensor | None, ticket: Tensor, index: int) -> None:
+    """Put into the graph, where one is traced, that the gradient of a tensor of a call is seen."""
     if gradient is not None:
         _SEE_GRADIENT(gradient, ticket, index)
 

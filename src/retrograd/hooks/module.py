@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import has_been_compiled, keep_compiled_modules_quiet, tables_of
-from retrograd.hooks.compiled_modules import TracedTap, UntracedHook, tapped_calls
-from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, name_tensors, trace_tap
+from retrograd.hooks.compiled_modules import TracedEntry, TracedHook, TracedTap, UntracedHook, tapped_calls
+from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, name_tensors, put_tap, trace_tap
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.listeners import Entry, Hook, SeeGradient, hidden_hooks
 from retrograd.hooks.nested import Keys
@@ -105,7 +105,7 @@ class InputWatcher(Protocol):
 Watcher = TypeVar("Watcher", bound=CompiledWatcher)
 
 
-class Tap(TracedTap, Generic[Watcher]):
+class Tap(TracedHook, Generic[Watcher]):
     """What compiled code hands tensors to, for all who watch them.
 
     Attributes:
@@ -145,15 +145,53 @@ class Tap(TracedTap, Generic[Watcher]):
         self._tickets.clear()
 
 
-class _ForwardTap(Tap[ForwardWatcher]):
-    __slots__ = ("_is_hidden", "entry")
+class ModuleTap(Tap[Watcher]):
+    """The tap behind the hooks on one module.
+
+    Attributes:
+        entries: its hooks.
+    """
+
+    __slots__ = ("_is_hidden", "entries")
+
+    entries: tuple[Entry, ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_hidden = False
+        tapped_calls.hold()
+        weakref.finalize(self, tapped_calls.release).atexit = False
+
+    def leave(self, watcher: Watcher) -> bool:
+        """Take a watcher away, and the hooks with the last one; returns whether they stay.
+
+        Hooks that are part of a compiled graph stay, with nobody to tell: without them it would be compiled anew.
+        """
+        self.watch(tuple(other for other in self.watchers if other is not watcher))
+        if not self.watchers and self.is_compiled:
+            self._hide()
+        elif not self.watchers:
+            for entry in self.entries:
+                entry.remove()
+            return False
+        return True
+
+    def _hide(self) -> None:
+        """Stay for as long as the module does, unseen by whoever copies it."""
+        if not self._is_hidden:
+            self._is_hidden = True
+            hidden_hooks.hold()
+            weakref.finalize(self, hidden_hooks.release).atexit = False
+
+
+class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
+    __slots__ = ()
+
+    trace, put = staticmethod(trace_tap), staticmethod(put_tap)
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._is_hidden = False
-        self.entry = set_after(module, self)
-        tapped_calls.hold()
-        weakref.finalize(self, tapped_calls.release).atexit = False
+        self.entries = (set_after(module, self),)
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -163,13 +201,6 @@ class _ForwardTap(Tap[ForwardWatcher]):
         for watcher in self.watchers:
             if watcher.switch.awake:
                 watcher.after_forward(module, args, output)
-
-    def stay(self) -> None:
-        """Stay for as long as the module does, unseen by whoever copies it."""
-        if not self._is_hidden:
-            self._is_hidden = True
-            hidden_hooks.hold()
-            weakref.finalize(self, hidden_hooks.release).atexit = False
 
 
 _lock = threading.Lock()
@@ -186,19 +217,10 @@ def watch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
 
 
 def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
-    """Take a watcher away, and the hook with the last one.
-
-    A hook that is part of a compiled graph stays, with nobody to tell: without it the graph would be compiled anew.
-    """
+    """Take a watcher away, and the hook with the last one."""
     with _lock:
         tap = _taps.get(module)
-        if tap is None:
-            return
-        tap.watch(tuple(other for other in tap.watchers if other is not watcher))
-        if not tap.watchers and tap.is_compiled:
-            tap.stay()
-        elif not tap.watchers:
-            tap.entry.remove()
+        if tap is not None and not tap.leave(watcher):
             del _taps[module]
 
 
@@ -270,7 +292,8 @@ def put_readers_last(module: nn.Module) -> None:
 
 
 def _only_reads(hook: object) -> bool:
-    return isinstance(hook, (_ForwardTap, EndHook)) or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
+    reads = isinstance(hook, (_ForwardTap, EndHook, TracedEntry))
+    return reads or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
 
 
 class ModuleHooks:

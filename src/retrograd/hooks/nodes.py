@@ -11,7 +11,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any, Protocol
 
 import torch
@@ -28,11 +28,17 @@ number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 LEAF_NUMBER = 2**64 - 1
 """The sequence number of the nodes of leaves: they run as soon as they can."""
 
+SAVED_TENSOR: type = torch._C._autograd.SavedTensor
+"""The type of torch's own holders of saved tensors."""
+
 _SAVED = "_saved_"
 _RAW = "_raw_saved_"
 
 LEAF_KIND: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 """The type of a leaf's node."""
+
+SHARED_KIND = "CppFunction"
+"""Name of the type of nodes of those kinds that torch has no type of their own for."""
 
 IDENTITIES_LAST = TORCH >= (2, 13)
 """True if torch hands out one and the same Python object for a node as long as it lives."""
@@ -43,8 +49,7 @@ _REFUSED = re.compile(r"is at version (?P<now>\d+); expected version (?P<then>\d
 _KEY = "retrograd.identity"
 _identities = itertools.count()
 
-_saved_names: dict[type, tuple[tuple[str, str], ...]] = {}
-"""Kind of node → what its operation saved: our name, and the attribute to read."""
+_saved: dict[type, tuple[tuple[str, ...], tuple[str, ...], Callable[[Any], tuple[Any, ...]]]] = {}
 
 
 class Metadata(Protocol):
@@ -59,6 +64,15 @@ class Metadata(Protocol):
 def name_of(node: Any) -> str:
     """The kind of a node, as in ``"AddmmBackward0"``."""
     return str(node.name()).rpartition("::")[2]
+
+
+def names_of(nodes: Sequence[Any]) -> list[str]:
+    """The kinds of nodes; each kind is asked once, but for the type that torch has for all that have none."""
+    kinds = list(map(type, nodes))
+    names = {kind: name_of(node) for kind, node in dict(zip(kinds, nodes, strict=True)).items()}
+    if any(kind.__name__ == SHARED_KIND for kind in names):
+        return list(map(name_of, nodes))
+    return list(map(names.__getitem__, kinds))
 
 
 def is_leaf(node: Any) -> bool:
@@ -103,15 +117,61 @@ def saved_of(node: Any) -> dict[str, Any]:
         are under ``"tensors"``.
     """
     kind = type(node)
-    names = _saved_names.get(kind)
-    if names is None:
-        names = _saved_names[kind] = tuple(_find_saved(kind))
-    return {name: _read_saved(node, attribute) for name, attribute in names}
+    return dict(zip(names_of_saved(kind), read_saved(kind, node), strict=True))
+
+
+def names_of_saved(kind: type) -> tuple[str, ...]:
+    """The names of what operations of this kind save."""
+    return _how_saved(kind)[0]
+
+
+def read_saved(kind: type, node: Any) -> tuple[Any, ...]:
+    """What a node of this kind has saved, as :func:`saved_of` tells, by the order of its names."""
+    known = _saved.get(kind) or _how_saved(kind)
+    try:
+        return known[2](node)
+    except RuntimeError:  # freed: torch raises for some kinds of node, and says None for others
+        return tuple([_read_one(node, attribute) for attribute in known[1]])
+
+
+def _how_saved(kind: type) -> tuple[tuple[str, ...], tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Names of what nodes of a kind have saved, the attributes to read, and what reads all of them."""
+    known = _saved.get(kind)
+    if known is None:
+        found = tuple(_find_saved(kind))
+        attributes = tuple(attribute for _, attribute in found)
+        known = _saved[kind] = tuple(name for name, _ in found), attributes, _reader(attributes)
+    return known
+
+
+def _reader(attributes: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if not attributes:
+        return lambda node: ()
+    read = attrgetter(*attributes)
+    return read if len(attributes) > 1 else lambda node: (read(node),)
+
+
+def _read_one(node: Any, attribute: str) -> Any:
+    try:
+        return getattr(node, attribute)
+    except RuntimeError:
+        return None
 
 
 def is_saved_tensor(value: Any) -> bool:
     """Tell whether this is torch's own holder of a tensor that a node has saved."""
-    return type(value).__name__ == "SavedTensor"
+    return type(value) is SAVED_TENSOR
+
+
+def holds(raw: Any) -> Any:
+    """What is in a ``SavedTensor``, as torch or a hook that packs has it; None where it is freed.
+
+    A tensor may be the program's own, or be part of a graph: it is looked at, and let go of.
+    """
+    try:
+        return raw.data
+    except RuntimeError:
+        return None
 
 
 def peek(raw: Any) -> Tensor | None:
@@ -119,10 +179,7 @@ def peek(raw: Any) -> Tensor | None:
 
     It shares memory with what was saved and is not part of any graph.
     """
-    try:
-        held = raw.data
-    except RuntimeError:  # freed
-        return None
+    held = holds(raw)
     return detach(held) if isinstance(held, Tensor) else None
 
 
@@ -139,9 +196,9 @@ def detach(held: Tensor) -> Tensor:
 
 def is_freed(node: Any) -> bool:
     """Tell whether a backward pass has freed what this node had saved."""
-    saved_of(node)
+    names, attributes, _ = _how_saved(type(node))
     try:
-        for name, attribute in _saved_names[type(node)]:
+        for name, attribute in zip(names, attributes, strict=True):
             raw = getattr(node, attribute)  # of several, and of a Python Function's, it raises
             if is_saved_tensor(raw) and raw.data is None:
                 getattr(node, _SAVED + name)  # nothing is there to be unpacked: None was saved, or it raises
@@ -276,13 +333,6 @@ def _find_saved(kind: type) -> Iterator[tuple[str, str]]:
         if attribute.startswith(_SAVED):
             name = attribute.removeprefix(_SAVED)
             yield name, _RAW + name if _RAW + name in names else attribute
-
-
-def _read_saved(node: Any, attribute: str) -> Any:
-    try:
-        return getattr(node, attribute)
-    except RuntimeError:  # freed: torch raises for some kinds of node, and says None for others
-        return None
 
 
 def run_python(node: Any, incoming: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

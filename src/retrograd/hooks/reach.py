@@ -85,6 +85,24 @@ def read_links(links: Sequence[int]) -> Iterator[tuple[tuple[int, int] | None, .
             slot = _END - link
 
 
+def link_to(targets: Iterable[tuple[int, int] | None]) -> list[int]:
+    """The links of one node, of which :func:`read_links` makes these edges."""
+    links = []
+    for target in targets:
+        if target is None:
+            links.append(_NOWHERE)
+            continue
+        place, slot = target
+        links += [_END - slot, place] if slot else [place]
+    links.append(_END)
+    return links
+
+
+def find_ends(links: Iterable[int]) -> list[int]:
+    """For each node the place behind the last of its links."""
+    return [place for place, link in enumerate(links, 1) if link == _END]
+
+
 class PassNodes:
     """The nodes of one run of the engine, to be released by whoever has found them.
 

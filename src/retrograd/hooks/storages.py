@@ -25,7 +25,7 @@ from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.dispatch import sparse_parts
 from retrograd.hooks.engine import is_compiling, is_transformed, uncompiled
 from retrograd.hooks.module import ModuleHooks
-from retrograd.hooks.nodes import is_leaf, is_python, is_saved_tensor, saved_of
+from retrograd.hooks.nodes import SHARED_KIND, is_leaf, is_python, is_saved_tensor, saved_of
 from retrograd.hooks.saved import base_of, is_cast_of_parameter
 
 _SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc})
@@ -172,7 +172,7 @@ def is_held_elsewhere(values: Tensor) -> bool:
     return bool(torch._C._storage_Use_Count(storage._cdata) > _OWN)
 
 
-_BLIND = frozenset({"CopySlices", "CppFunction"})
+_BLIND = frozenset({"CopySlices", SHARED_KIND})
 """Kinds of nodes that keep tensors which torch shows to nobody: a write into a view, and Functions written in C++."""
 
 

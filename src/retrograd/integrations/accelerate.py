@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from retrograd.errors import RecordingError
+from retrograd.integrations.boards import Board
 from retrograd.integrations.processes import share_from_first, wait_for_all
 from retrograd.integrations.trained_run import Status, TrainedRun
 from retrograd.libraries import library_needed
@@ -23,7 +25,7 @@ class RetrogradTracker(TrainedRun, GeneralTracker):
     """Records a loop of Accelerate's from :meth:`watch` to ``accelerator.end_training()``; a step is an update.
 
     See :class:`retrograd.integrations.trained_run.TrainedRun` for its arguments. What is logged with
-    ``accelerator.log`` is for the other trackers, and not recorded.
+    ``accelerator.log`` is for the other trackers, and not recorded; with it they are given what is critical.
     """
 
     name = "retrograd"
@@ -31,6 +33,7 @@ class RetrogradTracker(TrainedRun, GeneralTracker):
     main_process_only = False
     _abandoned: Status = "finished"
     _accelerator: weakref.ref[Accelerator] | None = None
+    _step: int | None = None
 
     @property
     def tracker(self) -> Recording | None:
@@ -45,7 +48,7 @@ class RetrogradTracker(TrainedRun, GeneralTracker):
         """
         plain = accelerator.unwrap_model(model)
         self._begin(plain, None, share_from_first(), is_new=self._state is None)
-        self._accelerator = weakref.ref(accelerator)
+        self._accelerator, self._step = weakref.ref(accelerator), None
         others = [each for each in accelerator.trackers if each is not self]
         accelerator.trackers[:] = [self, *others]  # to end in all processes, and before those that take the findings
 
@@ -56,14 +59,29 @@ class RetrogradTracker(TrainedRun, GeneralTracker):
             wait_for_all()
             if ask_rank() == 0:
                 self._tell()
-                self._tell_others()
+                self._log_findings(self._log_numbers, self._list_boards, self._find_step())
 
-    def _tell_others(self) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **more: Any) -> None:
+        """Give the other trackers what was found to be critical since the last call."""
+        self._step = step
+        self._log_critical(self._log_numbers, self._list_boards, self._find_step())
+
+    def _log_numbers(self, numbers: dict[str, float]) -> None:
+        for tracker in self._list_others():
+            tracker.log(numbers, step=self._step)
+
+    def _list_boards(self) -> list[Board]:
+        return [tracker.tracker for tracker in self._list_others()]
+
+    def _list_others(self) -> Iterator[GeneralTracker]:
         accelerator = self._accelerator and self._accelerator()
-        if accelerator and self.findings is not None:
-            for tracker in accelerator.trackers:
-                if tracker is not self:
-                    tracker.log(self.finding_counts)
+        return (each for each in (accelerator.trackers if accelerator else ()) if each is not self)
+
+    def _find_step(self) -> int:
+        """The step for the log: the one that the loop has given, or of the recording."""
+        if self._step is not None:
+            return self._step
+        return 0 if self.recording is None else self.recording.step
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, after ``accelerator.register_for_checkpointing(tracker)``."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from retrograd.findings.finding import Findings
+from retrograd.integrations.boards import Board
 from retrograd.integrations.trained_run import Share, TrainedRun, keep_own
 from retrograd.libraries import library_needed
 
 with library_needed("lightning", "2.5"):
     from lightning.pytorch import Callback, LightningModule, Trainer
-
-if TYPE_CHECKING:
-    from lightning.pytorch.loggers import Logger
 
 
 class RetrogradCallback(TrainedRun, Callback):
@@ -36,6 +34,14 @@ class RetrogradCallback(TrainedRun, Callback):
         """Begin a step, or go on with it where gradients are accumulated."""
         if self.recording is not None and self.is_recording:
             self.recording.begin_step(_read_step(trainer))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log what is critical, as soon as it is found."""
+        if trainer.is_global_zero:
+            step = _read_step(trainer)
+            self._log_critical(partial(_log_numbers, trainer, step), partial(_list_boards, trainer), step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the recording, and say what is wrong."""
@@ -66,10 +72,8 @@ class RetrogradCallback(TrainedRun, Callback):
         if not trainer.is_global_zero:
             return
         self._tell()
-        if self.findings is not None:
-            for logger in trainer.loggers:
-                logger.log_metrics(self.finding_counts, step=_read_step(trainer))
-                _log_text(logger, self.findings, _read_step(trainer))
+        step = _read_step(trainer)
+        self._log_findings(partial(_log_numbers, trainer, step), partial(_list_boards, trainer), step)
 
 
 def _read_step(trainer: Trainer) -> int:
@@ -81,8 +85,10 @@ def _find_share(trainer: Trainer) -> Share:
     return trainer.strategy.broadcast if trainer.world_size > 1 else keep_own
 
 
-def _log_text(logger: Logger, findings: Findings, step: int) -> None:
-    """Log the findings as text, where the logger has a place for it, as TensorBoard's has."""
-    add_text = getattr(getattr(logger, "experiment", None), "add_text", None)
-    if add_text is not None:
-        add_text("retrograd/findings", "\n".join(f"- {line}" for line in str(findings).splitlines()), step)
+def _log_numbers(trainer: Trainer, step: int, numbers: dict[str, float]) -> None:
+    for logger in trainer.loggers:
+        logger.log_metrics(numbers, step=step)
+
+
+def _list_boards(trainer: Trainer) -> list[Board]:
+    return [getattr(logger, "experiment", None) for logger in trainer.loggers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +15,10 @@ from torch import nn
 
 from retrograd.addresses import open_folder
 from retrograd.amounts import count_of
-from retrograd.findings.finding import SEVERITIES, Findings
+from retrograd.findings.finding import SEVERITIES, Finding, Findings
+from retrograd.integrations.boards import Board, send_alert, write_text
 from retrograd.launch.explaining import MOST_ROWS, find_and_store, tell_verdict
+from retrograd.launch.live_findings import LiveFindings, say_critical
 from retrograd.launch.start import name_folder
 from retrograd.notices import say
 from retrograd.randomness import random_kept
@@ -34,6 +36,9 @@ T = TypeVar("T")
 
 Share = Callable[[Any], Any]
 """Gives all processes what the first one has."""
+
+Log = Callable[[dict[str, float]], Any]
+"""Takes numbers by their names."""
 
 Status = Literal["finished", "failed"]
 
@@ -101,6 +106,8 @@ class TrainedRun:
         self._used: set[str] = set()
         self._state: Mapping[str, Any] | None = None
         self._ending: weakref.finalize[[Recording, Status], TrainedRun] | None = None
+        self._critical: list[Finding] = []
+        self._alerted: set[str] = set()
         self.recording: Recording | None = None
         self.findings: Findings | None = None
 
@@ -133,10 +140,13 @@ class TrainedRun:
             recording.begin_step(step)
         self._used.add(str(recording.path))
         self.findings = None
+        self._critical, self._alerted = [], set()
+        is_said = not self._quiet and ask_rank() == 0
+        LiveFindings(recording.events, partial(_take, self._critical, is_said=is_said))
         self._ending = weakref.finalize(self, _leave, recording, self._abandoned)
         self._ending.atexit = False  # which may come too late, behind that of the writer
         atexit.register(self._ending)
-        if not self._quiet and ask_rank() == 0:
+        if is_said:
             say(f"recording to {path}")
 
     def _find_place(self, name: str, *, is_new: bool) -> tuple[str, bool]:
@@ -179,6 +189,43 @@ class TrainedRun:
             done = f"{count_of(len(history.loss.steps), 'step')} at {count_of(len(history.sites), 'site')}"
             say(f"recorded {done}{tell_verdict(self.findings, os.path.relpath(path))}")
 
+    def _log_critical(self, log: Log, boards: Callable[[], Iterable[Board]], step: int) -> None:
+        """Log what was found to be critical since the last call. To be called in the first process, between steps.
+
+        Args:
+            log: the trainer's own way to log numbers.
+            boards: gives what its loggers write to.
+            step: the step for the log.
+        """
+        if len(self._critical) > len(self._alerted):
+            new = [each for each in self._critical if each.detector not in self._alerted]
+            self._log(log, {"retrograd/critical": float(len(self._critical))}, boards, new, step)
+
+    def _log_findings(self, log: Log, boards: Callable[[], Iterable[Board]], step: int) -> None:
+        """Log what was found at the end, which has been told; as :meth:`_log_critical`."""
+        if self.findings is not None:
+            self._log(log, self.finding_counts, boards, self.findings, step)
+
+    def _log(
+        self,
+        log: Log,
+        numbers: dict[str, float],
+        boards: Callable[[], Iterable[Board]],
+        findings: Sequence[Finding],
+        step: int,
+    ) -> None:
+        alerts = [each for each in findings if each.severity == "critical" and each.detector not in self._alerted]
+        self._alerted.update(each.detector for each in alerts)
+        try:
+            with random_kept():
+                log(numbers)
+                for board in boards():
+                    write_text(board, findings, step)
+                    for each in alerts:
+                        send_alert(board, each)
+        except Exception as error:  # training goes on, whatever becomes of what we have to say
+            say(f"the trainer's log did not take the findings: {error!r}")
+
     def _make_state(self) -> dict[str, Any]:
         """State for the trainer's checkpoint; empty before anything was recorded."""
         if self._ending is not None and self.recording is not None:
@@ -189,7 +236,7 @@ class TrainedRun:
         self._state = dict(state) if "path" in state and "step" in state else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"recording": None, "_ending": None}
+        return self.__dict__ | {"recording": None, "_ending": None, "_critical": [], "_alerted": set()}
 
     def __enter__(self) -> Self:
         return self
@@ -198,6 +245,12 @@ class TrainedRun:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._end("finished" if error is None else "failed", error)
+
+
+def _take(found: list[Finding], finding: Finding, *, is_said: bool) -> None:
+    found.append(finding)
+    if is_said:
+        say_critical(finding)
 
 
 def _keep(given: T) -> T | tuple[Any, ...]:

@@ -33,13 +33,6 @@ class FolderSink(Sink, Protocol):
         """Write such a file."""
 
 
-class Listener(Protocol):
-    """Hears of events as they come."""
-
-    def hear(self, event: Event) -> None:
-        """An event was noted."""
-
-
 class LateSink:
     """Holds back what it is told until a backward pass is among it, then opens the real sink and passes all on.
 
@@ -52,7 +45,6 @@ class LateSink:
 
     Attributes:
         steps: how many steps have been trained and recorded.
-        listener: who hears of events as they come; None for nobody.
     """
 
     def __init__(
@@ -63,7 +55,6 @@ class LateSink:
         self._failed = failed
         self._facts: dict[str, Any] = {}
         self._names: list[str] = []
-        self.listener: Listener | None = None
         self.start_over()
 
     def start_over(self) -> None:
@@ -125,8 +116,6 @@ class LateSink:
         self._pass_on(lambda sink: sink.add_event(event), event.moment.step if trained else None)
         if event.kind == "error" and self._means_to_train and not self.is_open and not self._is_lost:
             self._open()
-        if self.listener is not None:
-            self.listener.hear(event)
 
     def add_tensor(self, kept: KeptTensor) -> None:
         self._pass_on(lambda sink: sink.add_tensor(kept), None)

@@ -1,15 +1,20 @@
-"""Critical findings, said at once: it may be long until the end."""
+"""Critical findings, told at once: it may be long until the end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from retrograd.foreign.text import show_plainly
 from retrograd.history.facts import NonFinite, read_facts
 from retrograd.history.sink import Event
 from retrograd.notices import say, warnings_kept
 from retrograd.randomness import random_kept
+from retrograd.recording.sink_log import EventLog
+
+if TYPE_CHECKING:
+    from retrograd.findings.finding import Finding
 
 FIRST = 20
 """Losses that later ones are held against."""
@@ -23,16 +28,17 @@ LASTING = 5
 
 
 class LiveFindings:
-    """Hears of events, says what is critical, and keeps it as an event of kind ``finding``; of each detector once.
+    """Hears of events, tells what is critical, and notes it as an event of kind ``finding``; of each detector once.
 
     Args:
-        keep: takes that event.
-        is_quiet: say nothing.
+        events: of which it hears from now on, and where it notes that.
+        tell: takes what is found, in the thread in which it happens; None for nobody.
     """
 
-    def __init__(self, keep: Callable[[Event], None], *, is_quiet: bool) -> None:
-        self._keep = keep
-        self._is_quiet = is_quiet
+    def __init__(self, events: EventLog, tell: Callable[[Finding], None] | None) -> None:
+        self._events = events
+        self._tell = tell
+        events.listener = self
         self._said: set[str] = set()
         self._is_scaled = False
         self._largest = 0.0
@@ -54,14 +60,15 @@ class LiveFindings:
                 where = f" in {fact.name}" if fact.name else ""
                 reason = fact.reason or fact.operation
                 message = f"NaN or infinity is made{where}, step {fact.step}{f': {reason}' if reason else ''}"
-                self._say(event, f"nan-{fact.born}", message, fact.line)
+                self._report(event, f"nan-{fact.born}", message, fact.line)
                 self._said.add("diverged")  # the loss follows
 
     def _hear_loss(self, event: Event) -> None:
         size, step = abs(event.value), event.moment.step
         if not math.isfinite(size):
             if not self._is_scaled:
-                self._say(event, "diverged", f"The loss is {'NaN' if math.isnan(size) else 'infinite'} at step {step}.")
+                what = "NaN" if math.isnan(size) else "infinite"
+                self._report(event, "diverged", f"The loss is {what} at step {step}.")
             return
         self._count += 1
         if self._count <= FIRST:
@@ -71,9 +78,9 @@ class LiveFindings:
         if self._high == LASTING:
             times = f"{size / self._largest:.0f} times the largest of the first {FIRST}"
             what = f"has been above {DIVERGED * self._largest:g} for {LASTING} losses: {event.value:g} at step {step}"
-            self._say(event, "diverged", f"The loss {what}, {times}.")
+            self._report(event, "diverged", f"The loss {what}, {times}.")
 
-    def _say(self, event: Event, detector: str, message: str, line: str = "") -> None:
+    def _report(self, event: Event, detector: str, message: str, line: str = "") -> None:
         if detector in self._said:
             return
         self._said.add(detector)
@@ -89,6 +96,11 @@ class LiveFindings:
             line=line,
             evidence=(Evidence("value", event.value),),
         )
-        self._keep(Event(event.moment, "finding", event.name, event.value, finding.as_json(), event.time))
-        if not self._is_quiet:
-            say(f"critical  {show_plainly(str(finding), keep='')}")
+        self._events.note("finding", event.name, value=event.value, text=finding.as_json(), moment=event.moment)
+        if self._tell is not None:
+            self._tell(finding)
+
+
+def say_critical(finding: Finding) -> None:
+    """Say it on stderr."""
+    say(f"critical  {show_plainly(str(finding), keep='')}")

@@ -309,7 +309,7 @@ def _name_by_variables(models: Sequence[nn.Module]) -> dict[int, str]:
 def _variables() -> Iterator[tuple[str, object]]:
     """Variables of all frames, the outermost first, and the attributes of each ``self`` (a trainer's models)."""
     for frame in reversed(list(_frames())):
-        local = _read_locals(frame)
+        local = read_locals(frame)
         owner = local.get("self")
         yield from ((name, value) for name, value in local.items() if name != "self")
         if owner is not None and not isinstance(owner, nn.Module):
@@ -325,7 +325,7 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _read_locals(frame: FrameType) -> dict[str, object]:
+def read_locals(frame: FrameType) -> dict[str, object]:
     """The variables of a frame; it holds no more of them than before.
 
     Up to Python 3.12 a function's frame that is asked for its variables keeps a dict of them until it ends, and with

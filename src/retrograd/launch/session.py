@@ -32,7 +32,7 @@ from retrograd.hooks.backward import backward_listeners
 from retrograd.hooks.discovery import construction_watch
 from retrograd.launch.closing import say_end
 from retrograd.launch.late_sink import LateSink
-from retrograd.launch.live_findings import LiveFindings
+from retrograd.launch.live_findings import LiveFindings, say_critical
 from retrograd.launch.models import Search, name_models
 from retrograd.launch.requests import RunRequest
 from retrograd.launch.tracebacks import hide_our_frames
@@ -81,7 +81,6 @@ class Session:
         backward_listeners.add(self)
         construction_watch.hold()
         self._sink = LateSink(self._open_run, self._make_step, self._give_up)
-        self._sink.listener = LiveFindings(self._sink.add_event, is_quiet=request.quiet)
 
     def close(self) -> None:
         """End the recording and say so, once."""
@@ -184,7 +183,9 @@ class Session:
         settings = Settings(
             sites=request.sites, schedule=request.make_schedule(), tensors=request.tensors, histogram=request.histogram
         )
-        return Recorder(models or None, self._sink, settings, step=step, loose=True, sources=self._sources())
+        recorder = Recorder(models or None, self._sink, settings, step=step, loose=True, sources=self._sources())
+        LiveFindings(recorder.events, None if request.quiet else say_critical)
+        return recorder
 
     def _sources(self) -> Sequence[MakeSource]:
         """Sources of facts: more where the program is run to be explained."""

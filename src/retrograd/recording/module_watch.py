@@ -264,6 +264,16 @@ class SlotWatch:
             self._factory.events.fault(Site(self.path, keys, call + 1), error)
         return recorder.see_gradient if recorder.wants_gradient else None
 
+    def see_in_compiled_code(
+        self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
+    ) -> Sequence[SeeGradient | None]:
+        """Record a call inside compiled code."""
+        try:
+            return self.see_compiled(tensors, trains)
+        except Exception as error:
+            self._factory.events.fault(Site(self.path, self._keys), error)
+            return ()
+
     @property
     def was_called(self) -> bool:
         """True if anything was ever seen here."""
@@ -286,16 +296,6 @@ class OutputWatch(SlotWatch):
             self.see(output)
         except Exception as error:
             self._factory.events.fault(Site(self.path, self._keys), error)
-
-    def see_in_compiled_code(
-        self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
-    ) -> Sequence[SeeGradient | None]:
-        """Record a call inside compiled code."""
-        try:
-            return self.see_compiled(tensors, trains)
-        except Exception as error:
-            self._factory.events.fault(Site(self.path, self._keys), error)
-            return ()
 
 
 class ArgumentWatch(SlotWatch):

@@ -146,7 +146,6 @@ _ADDENDS = "each rank has an addend of it, and the sum was not formed there; in 
 _UNREDUCED = "no pass that was recorded has reduced it between ranks; a rank's own is recorded as '….local.grad'"
 _NEVER_CALLED = "the module was never called while a step was recorded"
 _COMPILED = "the module lies inside a region that was compiled before the recording: call torch.compiler.reset() then"
-_COMPILED_INPUT = "the module lies inside a compiled region, where outputs are recorded, and no inputs"
 
 
 @dataclass(frozen=True)
@@ -217,8 +216,6 @@ def _explain_call(module: RequestedModule, site: Site, coverage: Coverage) -> st
     is_compiled = bool(coverage.compiled) and module.path.startswith(coverage.compiled)
     if module.path not in coverage.called:
         return _COMPILED if is_compiled else _NEVER_CALLED
-    if is_compiled and site.slot == "input":
-        return _COMPILED_INPUT
     if site.quantity == "grad":
         return _NO_GRADIENT
     return "no tensor was returned" if site.slot == "output" else "no tensor was passed"

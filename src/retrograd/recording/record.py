@@ -23,6 +23,7 @@ from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
 from retrograd.recording.settings import Settings, UserStatistic
+from retrograd.recording.sink_log import EventLog
 from retrograd.runs.ending import describe_exception, is_failure
 from retrograd.runs.reader import Run, open_run
 from retrograd.runs.writer import RunWriter
@@ -74,6 +75,11 @@ class Recording:
         else:
             self._run.refresh()
         return self._run
+
+    @property
+    def events(self) -> EventLog:
+        """Takes what happens once; its ``listener`` hears of that at once."""
+        return self._recorder.events
 
     def flush(self) -> None:
         """Wait until all that is complete can be read."""

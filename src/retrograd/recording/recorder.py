@@ -20,7 +20,6 @@ from retrograd.hooks.listeners import SeeGradient, hidden_hooks, never_raise
 from retrograd.hooks.module import is_late, put_readers_last
 from retrograd.hooks.names import (
     NamedModule,
-    compiled_regions,
     describe_model,
     name_models,
     walk_modules,
@@ -45,7 +44,7 @@ from retrograd.recording.settings import Settings
 from retrograd.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.recording.site_recorder import RecorderFactory
 from retrograd.recording.taps import Taps, warn_of_compiled_code
-from retrograd.sites.site import ROOT, WATCH, Site
+from retrograd.sites.site import WATCH, Site
 
 
 class Recorder:
@@ -153,14 +152,12 @@ class Recorder:
         self._factory.placements.add_model(model)
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
-        compiled = compiled_regions(entries)
         late = [entry.path for entry in entries if is_late(entry.module, entry.tapped)]
         if late:
             warn_of_compiled_code(late)
         for entry in entries:
             self._taps.tap_outputs(entry)
-            if not entry.path.startswith(compiled) or entry.path == ROOT:
-                self._taps.tap_inputs(entry)
+            self._taps.tap_inputs(entry)
             self._taps.release_loose(entry)
             self._taps.tap_parameters(entry)
         if not late:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,13 @@ from retrograd.statistics.slab import UnreadableTensorError
 _MOST_WARNINGS = 5
 
 
+class EventListener(Protocol):
+    """Hears of events as they come."""
+
+    def hear(self, event: Event) -> None:
+        """An event was noted."""
+
+
 class EventLog:
     """Hands events to a sink. A fault never stops a training step.
 
@@ -51,6 +58,7 @@ class EventLog:
 
     Attributes:
         clock: says when it is.
+        listener: who hears of events as they come, in the thread in which they do; None for nobody.
         faults: how often something went wrong, by site, or by what was being done where no one site is to blame.
         unreadable: sites that could not be read, and why.
     """
@@ -59,6 +67,7 @@ class EventLog:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
+        self.listener: EventListener | None = None
         self.faults: Counter[str] = Counter()
         self.unreadable: dict[str, str] = {}
         self._said: set[str] = set()
@@ -74,7 +83,10 @@ class EventLog:
     ) -> None:
         """Note something that happened once."""
         try:
-            self._sink.add_event(Event(moment or self.clock.moment, kind, name, value, text, time.time()))
+            event = Event(moment or self.clock.moment, kind, name, value, text, time.time())
+            self._sink.add_event(event)
+            if self.listener is not None:
+                self.listener.hear(event)
         except Exception as error:
             self._count("events", error)  # counted, but no event of its own
 

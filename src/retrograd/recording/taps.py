@@ -12,10 +12,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
+from retrograd.hooks.argument_taps import unwatch_arguments, watch_arguments
 from retrograd.hooks.backward import runs_in_another_thread
 from retrograd.hooks.compiled import has_compiled_code
 from retrograd.hooks.distributed import has_other_processes
-from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
+from retrograd.hooks.module import unwatch_forward, watch_forward
 from retrograd.hooks.names import NamedModule, parameter_site
 from retrograd.notices import warn
 from retrograd.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
@@ -45,7 +46,7 @@ class Taps:
         self._reductions = reductions
         self._settings = factory.settings
         self._grad = factory.buffers.grad
-        self._calls: list[CallTap] = []
+        self._inputs: WeakKeyDictionary[nn.Module, ArgumentWatch] = WeakKeyDictionary()
         self._outputs: WeakKeyDictionary[nn.Module, OutputWatch] = WeakKeyDictionary()
         self.unseen: list[WeakSet[nn.Module]] = []
         self._watched: dict[str, SlotWatch] = {}
@@ -85,7 +86,8 @@ class Taps:
         """Record what a module is called with, where that is wanted."""
         if entry.is_called and self._may_reach(entry, "input"):
             arguments = ArgumentWatch(self._factory, entry.module, entry.path)
-            self._calls.append(CallTap(entry.tapped, arguments))
+            self._inputs[entry.tapped] = arguments
+            watch_arguments(entry.tapped, arguments)
             self._add_slot(arguments)
 
     def tap_parameters(self, entry: NamedModule) -> None:
@@ -129,8 +131,8 @@ class Taps:
 
     def remove(self) -> None:
         """Take every hook back."""
-        for tap in self._calls:
-            tap.remove()
+        for module, arguments in self._inputs.items():
+            unwatch_arguments(module, arguments)
         for module, watch in self._outputs.items():
             unwatch_forward(module, watch)
         for parameter in list(self.parameters.values()):

@@ -10,10 +10,10 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from retrograd.errors import DamagedRunError, RunError
 from retrograd.findings.explain import explain
 from retrograd.findings.finding import Finding, Findings
 from retrograd.foreign.text import parse_object
+from retrograd.history.history import History
 from retrograd.runs.layout import FINDINGS
 from retrograd.runs.reader import Run, open_run
 from retrograd.sites.site import parse_leniently
@@ -67,6 +68,36 @@ Answer = TypeVar("Answer")
 
 class NotServedError(LookupError):
     """What was asked for is not there."""
+
+
+class OtherSitesError(LookupError):
+    """Numbers of sites that were asked for mean others by now; the page learns of them with the next news."""
+
+
+class Span(NamedTuple):
+    """Columns that are asked for.
+
+    Attributes:
+        step: the first step.
+        until: the last one.
+        width: how many steps share a column.
+    """
+
+    step: int
+    until: int
+    width: int
+
+
+class Chosen(NamedTuple):
+    """Sites that are asked for.
+
+    Attributes:
+        series: their numbers.
+        sites: the digest of the sites that the page knows, by which it numbers them.
+    """
+
+    series: Sequence[int]
+    sites: str
 
 
 class FollowedRun:
@@ -138,34 +169,43 @@ class FollowedRun:
             "columns": None if is_same or not len(steps) else told,
         }
 
-    def read_block(self, name: str, step: int, until: int, width: int) -> bytes:
-        """Numbers of a block from a step to another, as float32 of shape (bands, series, columns).
+    def read_loss(self, span: Span) -> bytes:
+        """The loss of some columns, as float32 of shape (3, columns).
 
         Raises:
-            NotServedError: there is no such block.
             DamagedRunError: a file cannot be read.
         """
-        return self._read(lambda scope: _pack_block(name, scope), step, until, width)
+        return self._read(_pack_loss, span)
 
-    def read_exponents(self, site: str, step: int, until: int, width: int) -> dict[str, Any]:
-        """The histogram of one site, as the page reads it.
+    def read_numbers(self, names: Sequence[str], chosen: Chosen, span: Span) -> bytes:
+        """Statistics of some series, read together: for each of them float32 of shape (bands, series, columns).
 
         Raises:
-            NotServedError: there is no such site.
+            NotServedError: there is no such statistic.
+            OtherSitesError: the run has other sites by now.
             DamagedRunError: a file cannot be read.
         """
-        return self._read(lambda scope: _describe_exponents(site, scope), step, until, width)
+        return self._read(lambda scope: _pack_numbers(names, _choose(scope, chosen)), span)
 
-    def _read(self, read: Callable[[Scope], Answer], step: int, until: int, width: int) -> Answer:
+    def read_exponents(self, chosen: Chosen, span: Span) -> dict[str, Any]:
+        """The histograms of some series, as the page reads them: numbered as they are asked for.
+
+        Raises:
+            OtherSitesError: the run has other sites by now.
+            DamagedRunError: a file cannot be read.
+        """
+        return self._read(lambda scope: _describe_exponents(_choose(scope, chosen)), span)
+
+    def _read(self, read: Callable[[Scope], Answer], span: Span) -> Answer:
         """Read numbers of some steps, while others may take in new files; what is merged meanwhile is read there."""
         with self._lock:
-            scope = self._cut(step, until, width)
+            scope = self._cut(span)
         try:
             return read(scope)
         except DamagedRunError:
             with self._lock:
                 self._take_in()
-                scope = self._cut(step, until, width)
+                scope = self._cut(span)
             return read(scope)
 
     # ---- what there is ----
@@ -195,7 +235,7 @@ class FollowedRun:
         known, resumed = self._scope, history.manifest.get("resumed")
         if known is None or len(known.columns.steps) == 0 or resumed != self._resumed:
             self._resumed = resumed
-            self._scope = choose_scope(history, None, 1 << 62, float("inf"))
+            self._scope = _open_scope(history)
             self._nonfinite = find_first_nonfinite(self._scope, group_places(self._scope.sites))
             return
         last = int(known.columns.steps[-1])
@@ -214,12 +254,12 @@ class FollowedRun:
         if self._nonfinite is None and later.sites:
             self._nonfinite = find_first_nonfinite(later, group_places(later.sites))
 
-    def _cut(self, step: int, until: int, width: int) -> Scope:
+    def _cut(self, span: Span) -> Scope:
         """The scope from one step to another."""
         steps = self._scoped.columns.steps
-        begin, end = np.searchsorted(steps, step), np.searchsorted(steps, until, side="right")
-        history = self._run.history.since(step)
-        return replace(self._scoped, history=history, columns=StepColumns(steps[begin:end], max(width, 1)))
+        begin, end = np.searchsorted(steps, span.step), np.searchsorted(steps, span.until, side="right")
+        history = self._run.history.since(span.step)
+        return replace(self._scoped, history=history, columns=StepColumns(steps[begin:end], max(span.width, 1)))
 
     def _describe(self, scope: Scope) -> dict[str, Any]:
         """All that the page tells, besides numbers."""
@@ -297,34 +337,57 @@ def _series_of(measure: Measure, sites: list[str]) -> list[int]:
     return [number for number, site in enumerate(sites) if parse_leniently(site).quantity == "update"]
 
 
-def _reduce(measure: Measure, scope: Scope) -> FloatArray:
-    """Numbers of shape (bands, series, columns)."""
-    series = _series_of(measure, scope.sites)
+def _open_scope(history: History) -> Scope:
+    """All of a record; of a long one the elements are those of its last steps, for all others would have to be read."""
+    phases = history.outline.steps
+    if history.rows.count <= MOST_ROWS or len(phases) > 1:
+        return choose_scope(history, None, 1 << 62, float("inf"))
+    [steps] = phases.values()
+    last = choose_scope(history.since(int(steps[-1])), None, 1 << 62, float("inf"))
+    elements = dict(zip(last.sites, last.elements, strict=True))
+    listed, names = history.sites, history.site_names
+    seen = {names[code] for code in history.rows.codes}
+    sites = [site for site in listed if site in seen]
+    unseen = [site for site in listed if site not in seen]
+    counts = [elements.get(site, 0) for site in sites]
+    return replace(last, history=history, sites=sites, unseen=unseen, elements=counts, columns=StepColumns(steps, 1))
+
+
+def _choose(scope: Scope, chosen: Chosen) -> Scope:
+    """The scope of some of its sites."""
+    if chosen.sites != _digest({"sites": scope.sites})["sites"]:
+        raise OtherSitesError
+    if not all(0 <= number < len(scope.sites) for number in chosen.series):
+        raise NotServedError
+    return replace(scope, sites=[scope.sites[number] for number in chosen.series])
+
+
+def _pack_loss(scope: Scope) -> bytes:
+    numbers = reduce_loss(scope)
+    return np.full((3, len(scope.columns)), np.nan, "<f4").tobytes() if numbers is None else _pack(numbers)
+
+
+def _pack_numbers(names: Sequence[str], scope: Scope) -> bytes:
+    known = {each.name: each for each in list_measures(scope.history.manifest)}
+    if not known.keys() >= set(names):
+        raise NotServedError
+    measures = [known[name] for name in names]
     steps = scope.columns.steps
-    found = ColumnBands(len(series), len(steps), scope.columns.width)
-    sites = [scope.sites[number] for number in series]
-    is_there = not measure.is_custom or measure.name in scope.history.rows.custom
-    for [matrix] in scope.history.matrices([measure.name], sites, scope.phase) if is_there and len(steps) else ():
-        at = np.flatnonzero((matrix.steps >= steps[0]) & (matrix.steps <= steps[-1]))
-        if len(at):
-            found.add(matrix.values[:, at], int(np.searchsorted(steps, matrix.steps[at[0]])))
-    return np.stack([getattr(found.bands, band) for band in choose_bands(measure, scope.columns)])
+    found = {name: ColumnBands(len(scope.sites), len(steps), scope.columns.width) for name in names}
+    custom = scope.history.rows.custom  # one that was announced may never come
+    there = [each.name for each in measures if not each.is_custom or each.name in custom]
+    for matrices in scope.history.matrices(there, scope.sites, scope.phase) if there and len(steps) else ():
+        for name, matrix in zip(there, matrices, strict=True):
+            at = np.flatnonzero((matrix.steps >= steps[0]) & (matrix.steps <= steps[-1]))
+            if len(at):
+                found[name].add(matrix.values[:, at], int(np.searchsorted(steps, matrix.steps[at[0]])))
+    return b"".join(
+        _pack(getattr(found[each.name].bands, band)) for each in measures for band in choose_bands(each, scope.columns)
+    )
 
 
-def _pack_block(name: str, scope: Scope) -> bytes:
-    if name == "loss":
-        numbers = reduce_loss(scope)
-        return np.full((3, len(scope.columns)), np.nan, "<f4").tobytes() if numbers is None else _pack(numbers)
-    measures = {f"statistic-{each.name}": each for each in list_measures(scope.history.manifest)}
-    if name not in measures:
-        raise NotServedError(name)
-    return _pack(_reduce(measures[name], scope))
-
-
-def _describe_exponents(site: str, scope: Scope) -> dict[str, Any]:
-    if site not in scope.sites:
-        raise NotServedError(site)
-    block = make_exponent_block(replace(scope, sites=[site]))
+def _describe_exponents(scope: Scope) -> dict[str, Any]:
+    block = make_exponent_block(scope)
     return {"exponents": block and block.facts, "text": block.text if block else ""}
 
 

@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from retrograd.errors import LaunchError, RunError
-from retrograd.foreign.text import parse_object, show_plainly
+from retrograd.foreign.text import parse_json, parse_object, show_plainly
 from retrograd.notices import say
 from retrograd.runs.layout import find_rank_folders, is_run
 from retrograd.runs.listing import list_runs, read_line
-from retrograd.serving.followed_run import FollowedRun, NotServedError
+from retrograd.serving.followed_run import Chosen, FollowedRun, NotServedError, OtherSitesError, Span
 from retrograd.views.page.frame import frame_page
 
 HOST = "127.0.0.1"
@@ -176,6 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "page", b"There is nothing here.")
         except _QueryError as error:
             self._answer(HTTPStatus.BAD_REQUEST, "page", f"This cannot be asked: {error}.".encode())
+        except OtherSitesError:
+            self._answer(HTTPStatus.PRECONDITION_FAILED, "page", b"The run has other sites by now.")
         except RunError as error:
             self._answer(HTTPStatus.CONFLICT, "page", f"This run cannot be read: {type(error).__name__}.".encode())
         except Exception as error:
@@ -203,11 +205,14 @@ class _Handler(BaseHTTPRequestHandler):
             case ["run", name, "news"]:
                 have, numbers = _read_digests(query), _read_numbers(query, "column", "step", "until", "width")
                 return "json", json.dumps(served.find(name).find_news(have, **numbers)).encode()
-            case ["run", name, "block", block]:
-                return "bytes", served.find(name).read_block(block, **_read_numbers(query, *_SPAN))
+            case ["run", name, "loss"]:
+                return "bytes", served.find(name).read_loss(_read_span(query))
+            case ["run", name, "numbers"]:
+                names, chosen, span = _read_names(query), _read_chosen(query), _read_span(query)
+                return "bytes", served.find(name).read_numbers(names, chosen, span)
             case ["run", name, "exponents"]:
-                site, numbers = query.get("site", ""), _read_numbers(query, *_SPAN)
-                return "json", json.dumps(served.find(name).read_exponents(site, **numbers)).encode()
+                chosen, span = _read_chosen(query), _read_span(query)
+                return "json", json.dumps(served.find(name).read_exponents(chosen, span)).encode()
         raise NotServedError(self.path)
 
     def _make_page(self, name: str) -> bytes:
@@ -231,17 +236,35 @@ class _QueryError(ValueError):
     """A query that no page of ours makes."""
 
 
-_SPAN = ("step", "until", "width")
-
-
 def _read_numbers(query: dict[str, str], *names: str) -> dict[str, int]:
     try:
         numbers = {name: int(query[name]) for name in names}
     except (KeyError, ValueError) as error:
         raise _QueryError(f"{', '.join(names)} are whole numbers") from error
-    if numbers["width"] < 1 or any(abs(number) > _LARGEST for number in numbers.values()):
+    if numbers.get("width", 1) < 1 or any(abs(number) > _LARGEST for number in numbers.values()):
         raise _QueryError(f"a number of {', '.join(names)} is out of range")
     return numbers
+
+
+def _read_span(query: dict[str, str]) -> Span:
+    return Span(**_read_numbers(query, *Span._fields))
+
+
+def _read_chosen(query: dict[str, str]) -> Chosen:
+    try:
+        return Chosen([int(number) for number in query["series"].split(",")], query["sites"])
+    except (KeyError, ValueError) as error:
+        raise _QueryError("series are whole numbers, and sites a digest") from error
+
+
+def _read_names(query: dict[str, str]) -> list[str]:
+    try:
+        names = parse_json(query["names"])
+    except (KeyError, ValueError) as error:
+        raise _QueryError("names are a list") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _QueryError("names are a list of texts")
+    return names
 
 
 def _read_digests(query: dict[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from retrograd.graph.node import Line, TensorInfo
 from retrograd.graph.origins import Origins
 from retrograd.graph.walker import describe_tensor, shape_of
 from retrograd.hooks.engine import count_function_modes, current_node, uncompiled
-from retrograd.hooks.nodes import LEAF_NUMBER, inputs_of, name_of, number_of, variable_of
+from retrograd.hooks.nodes import LEAF_NUMBER, inputs_of, names_of, number_of, variable_of
 from retrograd.hooks.reach import Reach, read_links
 from retrograd.tracing.trace import BackwardPass, NodeEvent
 
@@ -72,8 +72,7 @@ class PassLog:
         self.end = 0
         self._meter: Callable[[], int] | None = None
         self._marks: list[Any] = []
-        self._kinds: list[type] = []
-        self._names: dict[type, str] = {}
+        self._names: list[str] = []
         self._numbers: list[int] = []
         self._identities: list[int] = []
         self._links: list[int] = []
@@ -127,10 +126,9 @@ class PassLog:
             return
         nodes = reach.nodes
         self._links = reach.links
-        self._kinds = list(map(type, nodes))
         self._identities = list(map(id, nodes))
         self._numbers = list(map(number_of, nodes))
-        self._names = {kind: name_of(node) for kind, node in dict(zip(self._kinds, nodes, strict=True)).items()}
+        self._names = names_of(nodes)
         for node, number in zip(nodes, self._numbers, strict=True):
             leaf = variable_of(node) if number == LEAF_NUMBER else None
             name = name_leaf(leaf) if leaf is not None else None
@@ -214,7 +212,7 @@ class EventDescriber:
         norms = log.norms.get(node)
         raised = log.failed and index == len(log) - 1
         return NodeEvent(
-            name=log._names[log._kinds[place]],
+            name=log._names[place],
             number=None if is_leaf else number,
             module=module,
             call=call,

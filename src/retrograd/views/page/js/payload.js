@@ -23,14 +23,18 @@ export const readJson = async (name) => JSON.parse(new TextDecoder().decode(awai
 /** A page that is served asks for what a file holds. */
 export const ask = (what, query) => askServer(facts.live.base, what, query);
 
-/** Numbers of a block, put together again from their byte planes; of a page that is served, from a column on. */
-export async function readFloats(name, from = 0) {
-  if (facts.live) {
-    const { first, last, width } = facts.columns;
-    if (first.length === 0) return new Float32Array(0); // nothing was recorded yet
-    const query = { step: first[from], until: last.at(-1), width };
-    return new Float32Array(await (await ask(`block/${name}`, query)).arrayBuffer());
-  }
+/** Numbers of some statistics and series from a column on; null where the run has other sites by now. */
+export async function askNumbers(names, series, from) {
+  const { first, last, width } = facts.columns;
+  if (first.length === 0) return new Float32Array(0); // nothing was recorded yet
+  const span = { step: first[from], until: last.at(-1), width };
+  const chosen = { names: JSON.stringify(names), series, sites: facts.live.digests.sites };
+  const answer = await (names[0] === "loss" ? ask("loss", span) : ask("numbers", { ...chosen, ...span }));
+  return answer && new Float32Array(await answer.arrayBuffer());
+}
+
+/** Numbers of a block, put together again from their byte planes. */
+export async function readFloats(name) {
   const planes = await readBytes(name);
   if (planes === null) return null;
   const n = planes.length / 4;

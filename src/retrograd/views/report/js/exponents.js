@@ -8,31 +8,41 @@ import { isDark } from "./theme.js";
 
 const FEWEST_BINS = 8;
 
-const OLD = 30_000; // milliseconds after which the histogram of a followed run is asked for again
+const OLD = 30_000; // milliseconds after which the histograms of a followed run are asked for again, or
+const SHARE = 0.05; // of the time that asking may take, where that is later
 
 let codes = null;
-const asked = new Map(); // series of a page that is served → when it was asked for, and its histogram
+let due = 0; // when histograms are old
+const asked = new Map(); // series of a page that is served → its histogram
 
-/** Make histograms of some series ready. */
+/** Make histograms of some series ready; tells whether there are others than before. */
 export async function loadExponents(wanted) {
-  if (!facts.live) codes ??= await readBytes("exponents");
-  else if (facts.columns.first.length) await Promise.all(wanted.filter((series) => !(performance.now() - asked.get(series)?.when < OLD)).map(askFor));
-}
-
-async function askFor(series) {
+  if (!facts.live) return void (codes ??= await readBytes("exponents"));
+  const begun = performance.now();
+  if (begun > due) forgetExponents();
+  const lacking = wanted.filter((series) => !asked.has(series));
+  if (!lacking.length || !facts.columns.first.length) return false;
+  for (const series of lacking) asked.set(series, null); // nobody else needs to ask
   const { first, last, width } = facts.columns;
-  const query = { site: facts.sites[series], step: first[0], until: last.at(-1), width };
-  const { exponents, text } = await (await ask("exponents", query)).json();
+  const chosen = { series: lacking, sites: facts.live.digests.sites };
+  const answer = await ask("exponents", { ...chosen, step: first[0], until: last.at(-1), width });
+  if (answer === null) return false; // the run has other sites by now, of which the next news tell
+  const { exponents, text } = await answer.json();
+  const bytes = exponents && (await unpack(text));
   facts.exponents = exponents ?? facts.exponents;
-  const histogram = exponents && cutOut(exponents, 0, await unpack(text));
-  asked.set(series, { when: performance.now(), histogram });
+  lacking.forEach((series, i) => asked.set(series, exponents?.stretches[i] ? cutOut(exponents, i, bytes) : null));
+  due = performance.now() + Math.max(OLD, (performance.now() - begun) / SHARE);
+  return true;
 }
 
-export const forgetExponents = () => asked.clear();
+export function forgetExponents() {
+  asked.clear();
+  due = Infinity;
+}
 
 /** {first, bins, cells} of a series: exponent of the lowest bin, how many bins, codes by bin and column. */
 export function histogramOf(series) {
-  if (facts.live) return asked.get(series)?.histogram ?? null;
+  if (facts.live) return asked.get(series) ?? null;
   return facts.exponents?.stretches[series] && codes ? cutOut(facts.exponents, series, codes) : null;
 }
 

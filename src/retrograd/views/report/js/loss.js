@@ -16,8 +16,10 @@ let chart = null;
 export function drawLoss() {
   const host = find("loss");
   const bands = ["low", "mean", "high"].map((band) => lossLine(band));
-  if (!bands[1]) return fill(host, make("p", { class: "note" }, "No loss was seen."));
+  if (!bands[1] && facts.loss) return; // of a run that is followed, it is on its way
   chart?.destroy();
+  chart = null;
+  if (!bands[1]) return fill(host, make("p", { class: "note" }, "No loss was seen."));
   fill(host, make("div", { class: "loss-title" }, "loss ", make("b", { id: "loss-value" })));
   const lines = [
     { line: bands[0], color: "loss", band: true },

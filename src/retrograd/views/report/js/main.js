@@ -1,9 +1,10 @@
 /** Puts the page together and says what is redrawn when. */
 
 import { writeAbout } from "./about.js";
+import { scrollToRow } from "./actions.js";
 import { drawAxis } from "./axis.js";
 import { find } from "./dom.js";
-import { measureMap } from "./geometry.js";
+import { geometry, measureMap } from "./geometry.js";
 import { showKept } from "./kept.js";
 import { writeFindings } from "./findings.js";
 import { facts } from "./payload.js";
@@ -12,19 +13,20 @@ import { drawCross, drawMap, drawNames } from "./heatmap.js";
 import { drawLegend } from "./legend.js";
 import { followRun } from "./live.js";
 import { drawLoss, followLoss, resizeLoss } from "./loss.js";
-import { STATISTICS, loadLoss, loadStatistic, statisticOf } from "./measures.js";
+import { STATISTICS, loadLoss, loadStatistics, statisticOf } from "./measures.js";
 import { drawPanels, followPanels, resizePanels, showPins } from "./panels.js";
 import { followPointer } from "./pointer.js";
 import { followKeys } from "./keyboard.js";
 import { openPage } from "./opening.js";
 import { fitColors, listShownRows } from "./rows.js";
-import { QUANTITIES, change, onChange, state } from "./state.js";
+import { QUANTITIES, change, onChange, seriesOf, state } from "./state.js";
 import { followTheme, showTheme } from "./theme.js";
 import { buildToolbar, showCounts, showToolbar } from "./toolbar.js";
 import { drawTooltip } from "./tooltip.js";
+import { openWorst } from "./worst.js";
 
 async function redrawAll() {
-  await Promise.all([loadStatistic(statisticOf(state.statistic).name), loadStatistic("nonfinite")]);
+  await loadStatistics([statisticOf(state.statistic).name, "nonfinite"], seriesOf(state.quantity));
   listShownRows();
   measureMap();
   fitColors();
@@ -83,6 +85,11 @@ async function showInventory() {
   await showKept();
 }
 
+function showInMiddle(row) {
+  scrollToRow(row.id);
+  find("viewport").scrollTop += geometry.height / 2;
+}
+
 async function start() {
   writeAbout();
   writeFindings();
@@ -96,8 +103,11 @@ async function start() {
   buildToolbar();
   await loadLoss();
   await redrawAll();
+  const worst = openWorst();
+  if (worst) await redrawAll();
   drawLoss();
   listen();
+  if (worst) showInMiddle(worst);
   followHash();
   followPointer();
   followKeys();
@@ -108,7 +118,7 @@ async function start() {
 /** What panels need is made ready while nobody waits for it. */
 async function prepare() {
   if (facts.live) return followRun();
-  for (const { name } of STATISTICS) await loadStatistic(name);
+  await loadStatistics(STATISTICS.map(({ name }) => name));
 }
 
 openPage(start, prepare);

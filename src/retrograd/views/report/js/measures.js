@@ -1,11 +1,12 @@
 /** Numbers by statistic, series and column. */
 
-import { facts, readFloats } from "./payload.js";
+import { askNumbers, facts, readFloats } from "./payload.js";
 
-const numbers = new Map(); // name of a block → {values, stride, columns, version}: a line each `stride` numbers
+const lines = new Map(); // block → its series → {values, first, apart, columns, version}: a line each `apart` numbers
 let generation = 0; // what was asked for before all columns, or all series, became others is of no use
-const coming = new Map(); // name of a block → the answer that is on its way
+let coming = null; // the answer that is on its way
 const SPARE = 128; // columns that a followed run may gain before its numbers are copied
+const MOST_SERIES = 4000; // of one question, which is an address
 const largest = new Map(); // series → largest magnitudes
 
 /** Statistics that can be chosen; the largest magnitude is made of the smallest and the largest element. */
@@ -33,50 +34,98 @@ findStatistics();
 
 /** There are more columns, or other numbers in the last one; `anew` where all of them are others. */
 export function forgetColumns(anew) {
-  if (anew) numbers.clear();
+  if (anew) lines.clear();
   if (anew) generation += 1;
   largest.clear();
 }
 
 export const statisticOf = (name) => STATISTICS.find((statistic) => statistic.name === name) ?? STATISTICS[0];
 
-export async function loadStatistic(name) {
-  if (name === "abs_max") return Promise.all([loadStatistic("min"), loadStatistic("max")]);
-  await load(`statistic-${name}`, () => STATISTICS.find((each) => each.name === name));
-}
-
-export const loadLoss = () => load("loss", () => facts.loss);
-
-/** Load what is lacking of a block, one answer after the other, until it is what the page is about. */
-async function load(block, describe) {
-  while (describe() && !isLoaded(block)) {
-    if (!coming.has(block)) coming.set(block, loadLacking(block, describe()).finally(() => coming.delete(block)));
-    if ((await coming.get(block)) === null) return; // a file that lacks it
+/** Make statistics of some series ready; a page in a file has all series of a statistic in one piece. */
+export async function loadStatistics(names, wanted) {
+  const all = names.flatMap((name) => (name === "abs_max" ? ["min", "max"] : name));
+  if (!facts.live) return void (await Promise.all(all.map(unpackStatistic)));
+  for (let lacking = listLacking(all, wanted); lacking; lacking = listLacking(all, wanted)) {
+    coming ??= loadLacking(lacking).finally(() => (coming = null));
+    if ((await coming) === null) return; // the run has other sites by now, of which the next news tell
   }
 }
 
-const isLoaded = (block) => numbers.has(block) && (!facts.live || numbers.get(block).version === facts.live.version);
+export async function loadLoss() {
+  if (!facts.loss) return;
+  if (!facts.live) return unpack("loss", facts.loss);
+  while (listLacking(["loss"], [0])) {
+    coming ??= loadLacking(listLacking(["loss"], [0])).finally(() => (coming = null));
+    if ((await coming) === null) return;
+  }
+}
 
-/** Load all of a block, or the columns that came since; null where there is none. */
-async function loadLacking(block, { bands, series }) {
+const describe = (name) => (name === "loss" ? facts.loss : STATISTICS.find((each) => each.name === name));
+
+const blockOf = (name) => (name === "loss" ? "loss" : `statistic-${name}`);
+
+const linesOf = (name) => lines.get(name) ?? lines.set(name, new Map()).get(name);
+
+const unpackStatistic = (name) => describe(name) && unpack(name, describe(name));
+
+async function unpack(name, { bands, series }) {
+  if (lines.has(name)) return;
+  const values = await readFloats(blockOf(name));
+  if (values === null) return;
   const columns = facts.columns.first.length;
-  const known = numbers.get(block);
-  const begun = generation;
-  const [version, from] = [facts.live?.version, known ? Math.max(known.columns - 1, 0) : 0];
-  const added = await readFloats(block, from);
+  const known = linesOf(name);
+  series.forEach((each, i) => known.set(each, { values, first: i * columns, apart: series.length * columns, columns }));
+}
+
+/** What to ask for next: statistics that lack the same series from the same column on; null where nothing is lacking. */
+function listLacking(names, wanted) {
+  let found = null;
+  for (const name of names) {
+    const [known, described] = [linesOf(name), describe(name)];
+    const has = (series) => (name === "loss" ? series === 0 : described.rank.has(series));
+    const lacking = described ? wanted.filter((series) => has(series) && known.get(series)?.version !== facts.live.version) : [];
+    if (!lacking.length) continue;
+    const fromOf = (series) => Math.max((known.get(series)?.columns ?? 0) - 1, 0);
+    const from = found?.from ?? fromOf(lacking[0]);
+    const series = lacking.filter((each) => fromOf(each) === from).slice(0, MOST_SERIES);
+    if (!found) found = { names: [name], series, from };
+    else if (String(series) === String(found.series)) found.names.push(name);
+  }
+  return found;
+}
+
+/** Load columns that came since; null where the run has other sites than this page knows. */
+async function loadLacking({ names, series, from }) {
+  const columns = facts.columns.first.length;
+  const [begun, version] = [generation, facts.live.version];
+  const added = await askNumbers(names, series, from);
   if (added === null) return null;
   if (begun !== generation) return false;
-  const [lines, width] = [bands.length * series.length, columns - from];
-  if (!known && !facts.live) return Boolean(numbers.set(block, { values: added, stride: columns, columns }));
-  const stride = known && known.stride >= columns ? known.stride : columns + SPARE;
-  const values = known?.stride === stride ? known.values : new Float32Array(lines * stride).fill(NaN);
-  for (let line = 0; line < lines; line++) {
-    if (known && values !== known.values)
-      values.set(known.values.subarray(line * known.stride, line * known.stride + from), line * stride);
-    values.set(added.subarray(line * width, (line + 1) * width), line * stride + from);
+  const width = columns - from;
+  let at = 0;
+  for (const name of names) {
+    const [known, { bands }] = [linesOf(name), describe(name)];
+    for (const [i, each] of series.entries()) {
+      const line = makeRoom(known.get(each), bands.length, columns, from);
+      for (let band = 0; band < bands.length; band++) {
+        const start = at + (band * series.length + i) * width;
+        line.values.set(added.subarray(start, start + width), band * line.apart + from);
+      }
+      known.set(each, { ...line, columns, version });
+    }
+    at += bands.length * series.length * width;
   }
-  numbers.set(block, { values, stride, columns, version });
   return true;
+}
+
+/** The lines of a series with room for so many columns, those before `from` kept. */
+function makeRoom(known, bands, columns, from) {
+  if (known && known.apart >= columns) return known;
+  const apart = columns + SPARE;
+  const values = new Float32Array(bands * apart).fill(NaN);
+  for (let band = 0; known && band < bands; band++)
+    values.set(known.values.subarray(band * known.apart, band * known.apart + from), band * apart);
+  return { values, first: 0, apart };
 }
 
 /** The band that is nearest to the one asked for among those a statistic has. */
@@ -87,19 +136,17 @@ export function bandOf(statistic, band) {
 /** The numbers of one series, a column each; null where the series lacks the statistic. */
 export function lineOf(name, band, series) {
   if (name === "abs_max") return magnitudes(series);
-  const statistic = STATISTICS.find((each) => each.name === name);
-  const rank = statistic?.rank.get(series);
-  return rank === undefined ? null : lineIn(`statistic-${name}`, statistic, band, rank);
+  return lineIn(name, band, series);
 }
 
 /** The loss; null where none was seen. */
-export const lossLine = (band) => facts.loss && lineIn("loss", facts.loss, band, 0);
+export const lossLine = (band) => facts.loss && lineIn("loss", band, 0);
 
-function lineIn(block, { bands, series }, band, rank) {
-  const found = numbers.get(block);
+function lineIn(name, band, series) {
+  const found = lines.get(name)?.get(series);
   if (!found) return null;
-  const start = (bands.indexOf(bandOf({ bands }, band)) * series.length + rank) * found.stride;
-  return found.values.subarray(start, start + Math.min(facts.columns.first.length, found.stride)); // NaN until they come
+  const start = found.first + describe(name).bands.indexOf(bandOf(describe(name), band)) * found.apart;
+  return found.values.subarray(start, start + Math.min(facts.columns.first.length, found.apart)); // NaN until they come
 }
 
 function magnitudes(series) {

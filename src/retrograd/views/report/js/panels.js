@@ -4,7 +4,7 @@ import { closePlace, togglePin } from "./actions.js";
 import { plural } from "./counts.js";
 import { find, make } from "./dom.js";
 import { loadExponents } from "./exponents.js";
-import { STATISTICS, badOf, loadStatistic } from "./measures.js";
+import { STATISTICS, badOf, loadStatistics } from "./measures.js";
 import { facts } from "./payload.js";
 import { makeSide } from "./side.js";
 import { state } from "./state.js";
@@ -14,7 +14,9 @@ const panels = new Map(); // name of the place → {element, sides}
 /** Make the page's panels those of `state.open`; called again after anything that needs new curves. */
 export async function drawPanels(renew = false) {
   const series = facts.places.filter(({ name }) => state.open.includes(name)).flatMap((place) => Object.values(place.series));
-  if (state.open.length) await Promise.all([...STATISTICS.map(({ name }) => loadStatistic(name)), loadExponents(series)]);
+  if (state.open.length) await loadStatistics(STATISTICS.map(({ name }) => name), series);
+  const histograms = loadExponents(series);
+  if (!facts.live) await histograms; // of a long run that is followed, they come later
   const wanted = state.open.filter((name) => facts.places.some((place) => place.name === name));
   for (const [name, panel] of panels) {
     if (renew || !wanted.includes(name)) removePanel(name, panel);
@@ -26,6 +28,7 @@ export async function drawPanels(renew = false) {
   find("panel-list").replaceChildren(...wanted.map((name) => panels.get(name).element));
   for (const name of fresh) panels.get(name).sides.forEach((side) => side.mount());
   showPins();
+  if (await histograms) await drawPanels(true);
 }
 
 function removePanel(name, panel) {

@@ -22,6 +22,12 @@ findQuantities();
 
 export const quantityOf = (key) => QUANTITIES.find((quantity) => quantity.key === key) ?? QUANTITIES[0];
 
+/** Numbers of the sites that are shown for a quantity, in the order of their places. */
+export function seriesOf(key) {
+  const { of, site } = quantityOf(key);
+  return facts.places.filter((place) => place.kind === of && site in place.series).map((place) => place.series[site]);
+}
+
 export const DEFAULTS = {
   quantity: QUANTITIES[0]?.key ?? "grad",
   statistic: facts.measures[0]?.name ?? "rms", // the difference where two runs are compared

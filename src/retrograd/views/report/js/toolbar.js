@@ -8,7 +8,7 @@ import { exportPng } from "./png.js";
 import { STATISTICS, bandOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
 import { shown } from "./rows.js";
-import { QUANTITIES, change, quantityOf, state } from "./state.js";
+import { QUANTITIES, change, quantityOf, seriesOf, state } from "./state.js";
 import { nameColumns, shownColumns } from "./steps.js";
 
 const BANDS = { high: "largest", mean: "mean", low: "smallest" };
@@ -48,10 +48,7 @@ function chooseQuantity(key) {
 }
 
 export function statisticsOf(key) {
-  const { of, site } = quantityOf(key);
-  const series = new Set(
-    facts.places.filter((place) => place.kind === of && site in place.series).map((place) => place.series[site]),
-  );
+  const series = new Set(seriesOf(key));
   return STATISTICS.filter((statistic) => statistic.series.some((number) => series.has(number)));
 }
 

@@ -1,0 +1,136 @@
+"""Arguments of modules inside compiled code: a pair of operations around each call, which eager hooks stand for.
+
+``retrograd::enter`` hands what a module is called with to its tap, as ``retrograd::tap`` does with what it returns.
+``retrograd::leave`` finds the gradients of the arguments through this module alone. When the graph is traced with its
+backward there is an autograd graph, the same as in eager code, so the same search is made in it, and the parts of a
+gradient are added by operations of the graph: what runs afterwards is one ``see_gradient`` an argument.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.node import has_side_effect
+
+from retrograd.hooks.compiled_taps import (
+    BETWEEN,
+    define,
+    hand_gradient,
+    is_in_transform,
+    is_rehearsed,
+    library,
+    put_sight,
+    version_of,
+)
+from retrograd.hooks.engine import at_end_of_backward, is_transformed, next_sequence_number, uncompiled
+from retrograd.hooks.gradients import InputGradient, edge_of, hook_input_gradients
+from retrograd.hooks.nested import flatten
+from retrograd.hooks.reach import DeepGraphGuard
+
+
+def trace_entry(handle: Tensor, arguments: Any) -> None:
+    """Put into the graph that is being traced that a module is called with these, by their names."""
+    if is_in_transform():
+        return
+    found = list(flatten(arguments, ()))
+    names = [BETWEEN.join(keys) for keys, _ in found]
+    _ENTER([tensor for _, tensor in found], handle, names, torch.is_grad_enabled())
+
+
+def trace_exit(handle: Tensor, output: Any) -> None:
+    """Put into the graph that is being traced that the call returns this."""
+    if not is_in_transform():
+        _LEAVE([tensor for _, tensor in flatten(output, ())], handle)
+
+
+def put_entry(create: Callable[..., Any], handle: Any, tensors: dict[str, Any], trains: bool) -> None:
+    """Put it there without tracing that: ``create`` makes a node of a tracer's."""
+    create("call_function", _ENTER, (list(tensors.values()), handle, list(tensors), trains), {})
+
+
+def put_exit(create: Callable[..., Any], handle: Any, output: Any, trains: bool) -> None:
+    """Put it there without tracing that."""
+    create("call_function", _LEAVE, ([output], handle), {})
+
+
+_VERSION = version_of(__spec__)
+_ENTER = define("enter", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()", _VERSION)
+_LEAVE = define("leave", "(Tensor[] outputs, Tensor handle) -> ()", _VERSION)
+
+
+class _TracedGradient(InputGradient):
+    """Adds the parts of a gradient while a backward is traced; those of branches that it does not have never come."""
+
+    __slots__ = ()
+
+    @uncompiled
+    def add(self, part: Tensor | None) -> None:
+        if not self.unfinished:
+            at_end_of_backward(self._end)
+        super().add(part)
+
+    def _end(self) -> None:
+        if self.unfinished:
+            self.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """A call that has begun, where a graph is traced with its backward or run by torch's own operations.
+
+    Attributes:
+        handle: of its tap.
+        first_number: sequence number of the first node that it could make.
+        gradients: of its arguments.
+    """
+
+    handle: Tensor
+    first_number: int
+    gradients: list[InputGradient]
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.entered: list[_Entered] = []
+
+
+_here = _Here()
+
+
+@uncompiled
+def _enter(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> None:
+    """What ``retrograd::enter`` is made of, wherever a graph with it is traced or run."""
+    if is_rehearsed([handle]):
+        return
+    gradients: list[InputGradient] = []
+    if not any(map(is_transformed, tensors)):
+        ticket = put_sight(tensors, handle, names, trains)
+        for index, tensor in enumerate(tensors):
+            found = edge_of(tensor) if trains else None
+            if found is not None:
+                gradients.append(_TracedGradient(partial(hand_gradient, ticket=ticket, index=index), *found))
+    _here.entered.append(_Entered(handle, next_sequence_number(), gradients))
+
+
+@uncompiled
+def _leave(outputs: Sequence[Tensor], handle: Tensor) -> None:
+    """What ``retrograd::leave`` is made of."""
+    if is_rehearsed([handle]):
+        return
+    while _here.entered:  # calls further in have raised
+        entered = _here.entered.pop()
+        if entered.handle is handle:
+            ends = [tensor for tensor in outputs if tensor.requires_grad]
+            hook_input_gradients(entered.gradients, ends, entered.first_number, DeepGraphGuard(), [])
+            return
+
+
+for _operation, _run in ((_ENTER, _enter), (_LEAVE, _leave)):
+    library.impl(_operation._schema.name.partition("::")[2], _run, "CompositeImplicitAutograd")
+    has_side_effect(_operation)
