@@ -233,7 +233,7 @@ def _add_missing(read: Callable[[], Part], missing: Sequence[str]) -> Part:
 
 
 _READERS = 2
-"""Threads that read. pyarrow unpacks beside Python, which merges on one core; more would wait for that, and hold more."""
+"""Threads that read: pyarrow unpacks beside Python, which merges on one core. More would hold more, and wait."""
 
 
 def _read_ahead(calls: Iterable[Callable[[], Part]]) -> Iterator[Part]:

@@ -44,14 +44,14 @@ _PHASE_CODES = {str(phase): code for code, phase in enumerate(PHASES)}
 _OFTEN_CONSTANT = frozenset({"phase", "micro", "backward", "calls", "nan", "pos_inf", "neg_inf"})
 """Columns whose rows are mostly all the same, which the footer then tells; what it tells of floats leaves NaN out."""
 
-_MOST_GROUPS = 2048
-"""Row groups of all files that are kept open; the footer of each takes some ten kilobytes."""
+_MOST_GROUPS = 512
+"""Row groups of all files that are kept open; the footer of each takes some twenty kilobytes."""
 
 _GROUPS_OF_A_FILE = 3
-"""What an open file counts for besides, so that there are some 500 at most, of the 1024 that a process may have."""
+"""What an open file counts for besides, so that there are 128 at most, of the 1024 that a process may have."""
 
 _BYTES_OF_A_GROUP = 1 << 15
-"""What is held of files that were fetched from a store counts as so many row groups; that is 64 MB at most."""
+"""What is held of files that were fetched from a store makes a row group more; so that is 16 MB, or one file."""
 
 
 class OpenFiles:
