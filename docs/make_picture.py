@@ -1,32 +1,63 @@
 # ruff: noqa: INP001  # a folder of pages, not a package
-"""Draws docs/images/report.png, the README's picture: the report of `make demo` with one panel open.
+"""Draws docs/images/report.png, the report of `make demo`, and served.png, the page of its script while it trains.
 
 make demo && .venv/bin/python docs/make_picture.py
+
+compared.png is the page of `retrograd compare healthy fast deeper --report`, scrolled to its map: three runs of
+examples/train_digits.py, as it is, with --learning-rate 0.3, and with a seventh block and zeros for weights of the
+fourth.
 """
 
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).parents[1]
-VIEW = "#open=blocks.4.relu%3Aoutput"
+PROGRAM = Path(sys.executable).with_name("retrograd")
+VIEW = "#open=blocks.4.conv1%3Aoutput"
 SETTLED = 800  # milliseconds until curves are drawn
 
 
-def draw_picture(report: Path, target: Path) -> None:
+def draw_picture(browser: Browser, address: str, target: Path) -> None:
     """A screenshot of a report, as a PNG file."""
-    program = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1440, "height": 880})
-        page.goto(report.resolve().as_uri() + VIEW)
-        page.wait_for_selector(".panel .uplot")
-        page.wait_for_timeout(SETTLED)
-        target.parent.mkdir(exist_ok=True)
-        page.screenshot(path=target)
-        browser.close()
+    page = browser.new_page(viewport={"width": 1440, "height": 880})
+    page.goto(address + VIEW)
+    page.wait_for_selector(".panel .uplot")
+    page.wait_for_timeout(SETTLED)
+    target.parent.mkdir(exist_ok=True)
+    page.screenshot(path=target)
+    page.close()
+
+
+def draw_served(browser: Browser, target: Path) -> None:
+    """The page of a run that is recorded meanwhile, in the dark theme."""
+    with tempfile.TemporaryDirectory() as home:
+        run = Path(home) / "digits"
+        words = [PROGRAM, "run", "--live", "-o", run, "examples/train_digits.py"]
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(words, cwd=ROOT, stdout=nowhere, stderr=pipe, text=True) as training:
+            assert training.stderr is not None
+            address = next(word for line in training.stderr for word in line.split() if word.startswith("http://"))
+            page = browser.new_page(viewport={"width": 1440, "height": 880}, color_scheme="dark")
+            page.goto(address)
+            page.wait_for_selector("html[data-ready=yes] .label", timeout=60_000)
+            page.locator(".label", has_text="relu").first.click()
+            page.wait_for_selector(".panel .uplot")
+            page.wait_for_timeout(10 * SETTLED)
+            page.screenshot(path=target)
+            page.close()
+            training.terminate()
 
 
 if __name__ == "__main__":
-    draw_picture(ROOT / "runs" / "demo" / "report.html", ROOT / "docs" / "images" / "report.png")
+    program = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        images = ROOT / "docs" / "images"
+        draw_picture(browser, (ROOT / "runs" / "demo" / "report.html").resolve().as_uri(), images / "report.png")
+        draw_served(browser, images / "served.png")
+        browser.close()

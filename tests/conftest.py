@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -60,6 +61,18 @@ def nothing_is_left_behind() -> Iterator[None]:
     while (running := our_threads() - earlier) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not running, f"still running: {running}"
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Torch has compiled nothing when a test begins, has counted nothing, and does not warn of itself."""
+    torch._dynamo.reset()  # loads slowly, so not before it is needed
+    torch._dynamo.utils.counters.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
+    gc.collect()  # hooks stay on modules that compiled code knows
 
 
 def torch_state() -> dict[str, Any]:

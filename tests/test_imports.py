@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "stepping": {"graph", "hooks"},
     "hangs": {"graph", "hooks", "runs"},
     "views": {
+        "comparing",
         "findings",
         "runs",
         "graph",

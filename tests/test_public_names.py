@@ -28,6 +28,7 @@ PUBLIC = [
     "Keep",
     "Kinks",
     "LiveLines",
+    "Mirror",
     "Recording",
     "RetrogradError",
     "RetrogradWarning",
@@ -53,6 +54,7 @@ PUBLIC = [
     "format_trace",
     "keep_saved",
     "log_schedule",
+    "mirror",
     "on_jump",
     "on_nonfinite",
     "open_features",
@@ -81,6 +83,7 @@ PUBLIC = [
     "watch_hangs",
     "write_bundle",
     "write_chrome_trace",
+    "write_comparison",
     "write_inventory",
     "write_report",
 ]

@@ -14,6 +14,8 @@ from retrograd.engine.replayer import run_from as run_from
 from retrograd.errors import RetrogradError as RetrogradError
 from retrograd.errors import RetrogradWarning as RetrogradWarning
 from retrograd.exports.export import export as export
+from retrograd.exports.mirror import Mirror as Mirror
+from retrograd.exports.mirror import mirror as mirror
 from retrograd.features.dataset import extract_dataset as extract_dataset
 from retrograd.features.extractor import extract as extract
 from retrograd.features.stored import open_features as open_features
@@ -54,6 +56,7 @@ from retrograd.stepping.stepper import step_through as step_through
 from retrograd.tracing.trace import Trace as Trace
 from retrograd.tracing.tracer import trace as trace
 from retrograd.views.chrome_trace import write_chrome_trace as write_chrome_trace
+from retrograd.views.comparing.comparison_page import write_comparison as write_comparison
 from retrograd.views.graph_picture import draw_graph as draw_graph
 from retrograd.views.graph_text import format_graph as format_graph
 from retrograd.views.graph_text import print_graph as print_graph

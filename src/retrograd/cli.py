@@ -95,7 +95,7 @@ class Explain(ExplainOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Command):
-    """Say where two runs first diverge, and why."""
+    """Say where runs first diverge from the first of them, and why."""
 
     name: ClassVar[str] = "compare"
     reads: ClassVar[bool] = True
@@ -105,24 +105,38 @@ examples:
   retrograd compare runs/first runs/second --noise runs/first-again
   retrograd compare runs/first/rank00000 runs/first/rank00001
   retrograd compare runs/first runs/second --json
+  retrograd compare runs/first runs/second runs/third --open
 
-Runs are compared in the order in which training reached each site. The exit code is 0 if they are
-the same, but for noise, 1 if they are not, and 2 if they cannot be compared.
+Runs are compared in the order in which training reached each site; --report lays them over each other in one HTML file.
+The exit code is 0 if they are the same, but for noise, 1 if they are not, and 2 if they cannot be compared.
 """
 
     a: Path = option("A", MISSING, "the folder of a run, or of one of its ranks")
-    b: Path = option("B", MISSING, "another one")
+    others: tuple[Path, ...] = option("B", MISSING, "another one, or several, each of which is compared with A")
     noise: tuple[Path, ...] = option("--noise", (), "runs of the same program as A, of the same seed", metavar="RUN")
     json: bool = option("--json", False, "the verdict and each difference, as lines of JSON")
+    report: bool = option("--report", False, "write a page that shows the runs over each other")
+    output: Path | None = option("-o --output", None, "its file (default: compared.html, here)", metavar="FILE")
+    open: bool = option("--open", False, "write it, and show it in the browser")
 
     def check(self) -> None:
-        for each in (self.a, self.b, *self.noise):
+        for each in (self.a, *self.others, *self.noise):
             check_run(each)
 
     def carry_out(self) -> int:
-        comparison = rg.compare(self.a, self.b, noise=self.noise)
-        print(comparison.as_json_lines() if self.json else show_plainly(f"{comparison}\n"), end="")
-        return 0 if comparison else 1
+        runs = [rg.open_run(each) for each in (self.a, *self.others)]
+        noise = [rg.open_run(each) for each in self.noise]
+        comparisons = [rg.compare(runs[0], other, noise=noise) for other in runs[1:]]
+        for path, comparison in zip(self.others, comparisons, strict=True):
+            which = str(path) if len(self.others) > 1 else ""
+            text = f"B = {which}: {comparison}\n" if which else f"{comparison}\n"
+            print(comparison.as_json_lines(which) if self.json else show_plainly(text), end="")
+        if self.report or self.output or self.open:
+            written = rg.write_comparison(runs, self.output, comparisons=comparisons)
+            print(written, file=sys.stderr if self.json else sys.stdout)
+            if self.open:
+                show_in_browser(written.absolute().as_uri())
+        return 0 if all(comparisons) else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,12 +265,19 @@ Nothing is sent anywhere: the folder for W&B is an offline run, that for MLflow 
     run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
     to: Literal["csv", "parquet", "tensorboard", "wandb", "mlflow"] = option("--to", MISSING, "what to write")
     output: Path | None = option("-o --output", None, "where (default: inside RUN)", metavar="PATH")
+    sites: tuple[str, ...] | None = option(
+        "--sites", None, "sites that a tracker is given, as in 'blocks.*:output.grad'", metavar="PATTERN"
+    )
+    statistics: tuple[str, ...] | None = option(
+        "--statistics", None, "statistics of them, as in rms abs_max", metavar="NAME"
+    )
 
     def check(self) -> None:
         check_run(self.run)
 
     def carry_out(self) -> None:
-        print(rg.export(rg.open_run(choose_run(self.run)), self.to, self.output))
+        run = rg.open_run(choose_run(self.run))
+        print(rg.export(run, self.to, self.output, sites=self.sites, statistics=self.statistics))
 
 
 @dataclass(frozen=True, kw_only=True)

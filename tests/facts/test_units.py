@@ -42,13 +42,20 @@ class Convolved(nn.Module):
         return self.last(F.relu(self.line(x.flatten(2))).mean(2))
 
 
-def train(net: nn.Module, steps: int, columns: int, change: Callable[[int], None] = lambda step: None) -> list[Units]:
+def train(
+    net: nn.Module,
+    steps: int,
+    columns: int,
+    change: Callable[[int], None] = lambda step: None,
+    compile_: Callable[[nn.Module], Any] = lambda net: net,
+) -> list[Units]:
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    call = compile_(net)
     recording = rg.record(net)
     for step in range(steps):
         change(step)
-        net(torch.randn(10, columns)).square().mean().backward()
+        call(torch.randn(10, columns)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     recording.close()
@@ -154,3 +161,42 @@ def test_nothing_changes() -> None:
         return [each.detach() for each in net.parameters()]
 
     assert all(torch.equal(one, other) for one, other in zip(run(False), run(True), strict=True))
+
+
+class Bounded(Plain):
+    """A tanh beside a ReLU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.relu(self.tanh(self.first(x))))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tanh = nn.Tanh()
+
+
+def in_place(net: nn.Module) -> nn.Module:
+    net.compile(backend="aot_eager")
+    return net
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of the compiler's own
+@pytest.mark.parametrize("compile_", [lambda net: torch.compile(net, backend="aot_eager", fullgraph=True), in_place])
+def test_inside_compiled_code_modules_are_looked_at_as_in_eager_code(compile_: Callable[[nn.Module], Any]) -> None:
+    def find(compile_: Callable[[nn.Module], Any]) -> list[Units]:
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        net = Bounded()
+
+        def kill(step: int) -> None:
+            with torch.no_grad():
+                net.first.bias[:3] = -100.0
+                net.first.bias[3:5] = 100.0
+
+        return train(net, 6, 4, kill, compile_)
+
+    expected = find(lambda net: net)
+    found = find(compile_)
+    torch._dynamo.reset()
+    assert {each.name for each in expected if each.zero or each.saturated} == {"relu:output", "tanh:output"}
+    assert found == expected

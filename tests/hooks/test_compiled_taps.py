@@ -63,7 +63,7 @@ def test_a_tap_that_is_gone_is_told_nothing() -> None:
     tap = Tap()
     handle = make_handle(tap)
     del tap
-    assert see([torch.ones(2)], handle, [""], True) is NOBODY
+    assert see([torch.ones(2)], handle, [""], True, 0) is NOBODY
     see_gradient(torch.ones(2), NOBODY, 0)
 
 

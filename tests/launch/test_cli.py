@@ -172,7 +172,7 @@ def test_the_recorded_script_may_be_anything(tmp_path: Path) -> None:
     [
         (["rnu"], "usage: retrograd run"),
         (["view", "--site", "x"], "the nearest is '--sites'"),
-        (["report", "--site", "x"], "run and view have '--sites'"),
+        (["report", "--site", "x"], "run, view and export have '--sites'"),
     ],
 )
 def test_the_nearest_is_told_with_its_usage(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

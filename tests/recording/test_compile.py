@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from shutil import which
@@ -21,17 +21,7 @@ from tests.recording.nets import Trial, bits, build, train
 
 STEPS = 3
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of itself while it compiles
-        yield
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_compiler")]
 
 
 class Block(nn.Module):
@@ -253,7 +243,7 @@ def recorded_rows(history: Any) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("net", [{}, {"saved": True}, {"broken": True}], ids=["plain", "checkpoints", "graph break"])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("sites", [None, "*:inputs*"], ids=["default", "inputs"])
+@pytest.mark.parametrize("sites", [None, "*"], ids=["default", "all"])
 def test_what_is_recorded_inside_is_what_eager_records(way: Any, net: dict[str, bool], sites: Any) -> None:
     if way is as_one_graph and "broken" in net:
         pytest.skip("a break is an error there")

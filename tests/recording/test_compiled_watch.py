@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,18 +18,9 @@ from retrograd.hooks import watched
 from tests.recording.nets import bits
 from tests.rewriting.models import add_one, halve
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 KINDS = ("stats", "graph_break", "recompiles")
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of itself while it compiles
-        yield
-    torch._dynamo.reset()
-    gc.collect()
 
 
 class Block(nn.Module):

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
 
-from retrograd.errors import CannotRewriteError
+from retrograd.errors import CannotRewriteError, RetrogradWarning
 from retrograd.recording.record import record
 from retrograd.rewriting.rewriting import rewrite
 from retrograd.rules.clipping import ClipNorm, SkipStep, ZClip
 from retrograd.rules.elements import Centralise, ClipValue, Grokfast, Scale
-from retrograd.rules.rule import SiteState
+from retrograd.rules.rule import Rule, SiteState
 from retrograd.runs.reader import open_run
 from tests.processes import Work, run_in_two
 from tests.rewriting.models import make_net
@@ -67,6 +68,91 @@ def split(net: nn.Sequential, *, local: bool) -> nn.Module:
 
 def train_split(rank: int, folder: Path, rules: str) -> dict[str, Tensor]:
     return train(split(make_net(), local=False), SPREAD_RULES[rules])
+
+
+# ---- tensor parallelism that hands on plain tensors, torch's default ----
+
+
+class Besides(Rule):
+    """Needs the whole of all that it is shown."""
+
+    needs_value = True
+    needs_input = True
+
+    def __call__(self, value: Tensor, state: SiteState) -> Tensor:
+        assert state.value is not None
+        return value * (1 + state.value.norm() / 5) + state.input.norm() * value.mean() / 7
+
+
+PLAIN_RULES: dict[str, dict[str, Any]] = {
+    "output": {"0:output": divide, "1:output": Scale(0.5), "2:output": ClipNorm(0.5)},
+    "output.grad": {"0:output.grad": [damp, ClipNorm(0.02)], "1:output.grad": ClipValue(0.01), "2:output.grad": damp},
+    "both": {"0:output": [Scale(0.7), ClipNorm(0.5)], "0:output.grad": [ClipValue(0.02), damp]},
+    "scaled-before": {"0:output": Scale(0.7), "0:output.grad": damp},
+    "beside": {"0:output.grad": Besides(), "4:output.grad": Besides()},
+    "input": {"0:input.input": ClipNorm(0.5), "4:input.input": divide, "4:input.input.grad": damp},
+}
+PART_RULES: dict[str, dict[str, Any]] = {
+    "value": {"1:output": ClipNorm(0.5)},
+    "grad": {"1:output.grad": damp},
+    "input": {"1:output.grad": Besides()},
+}
+
+
+def train_plain(rank: int, folder: Path, rules: str) -> dict[str, Tensor]:
+    return train(split(make_net(), local=True), PLAIN_RULES[rules])
+
+
+def train_scaled(model: nn.Module, rules: Any) -> dict[str, Tensor]:
+    """Under loss scaling by a power of two, which changes no bit of what the optimizer sees."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with rewrite(model, rules):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model(batch(step, 0)), step)).backward()
+            for each in model.parameters():  # torch's own takes no mixture of plain tensors and others
+                assert each.grad is not None
+                each.grad /= 1024
+            optimizer.step()
+    return whole(model)
+
+
+def train_plain_scaled(rank: int, folder: Path) -> dict[str, Tensor]:
+    return train_scaled(split(make_net(), local=True), PLAIN_RULES["output.grad"])
+
+
+def recompute(model: nn.Module) -> dict[str, Tensor]:
+    """The first layers are computed again in the backward pass."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    layers: Any = model
+    with rewrite(model, {"0:output": divide, "0:output.grad": damp}):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(layers[2:](checkpoint(layers[:2], batch(step, 0), use_reentrant=False)), step).backward()
+            optimizer.step()
+    return whole(model)
+
+
+def recompute_plain(rank: int, folder: Path) -> dict[str, Tensor]:
+    return recompute(split(make_net(), local=True))
+
+
+def warn_of_parts(rank: int, folder: Path, rules: str) -> list[str]:
+    with pytest.warns(RetrogradWarning) as told:
+        train(split(make_net(), local=True), PART_RULES[rules])
+    return [str(each.message) for each in told]
+
+
+def evaluate_plain(rank: int, folder: Path) -> list[Tensor]:
+    """A forward without grad: after one with grad a rule gets the whole, and before that a warning says otherwise."""
+    model = split(make_net(), local=True)
+    with rewrite(model, {"0:output": divide}):
+        with torch.no_grad(), pytest.warns(RetrogradWarning, match="not known whether the tensor at 0:output"):
+            model(batch(0, 0))
+        model(batch(0, 0))
+        with torch.no_grad():
+            return [model(batch(0, 0)), model(batch(1, 0, 5))]
 
 
 class Sequence(nn.Module):
@@ -274,6 +360,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_two(folder: Path) -> dict[str, list[Any]]:
     works: dict[str, Work] = {
         **{f"split-{rules}": partial(train_split, rules=rules) for rules in SPREAD_RULES},
+        **{f"plain-{rules}": partial(train_plain, rules=rules) for rules in PLAIN_RULES},
+        **{f"plain-part-{rules}": partial(warn_of_parts, rules=rules) for rules in PART_RULES},
+        "plain-scaled": train_plain_scaled,
+        "plain-recomputed": recompute_plain,
+        "plain-evaluated": evaluate_plain,
         "sequence": train_sequence,
         **{
             f"older-{keeps}-{first}": partial(train_older, keeps_names=keeps, first=first)
@@ -305,6 +396,36 @@ def assert_all(found: list[dict[str, Tensor]], expected: dict[str, Tensor]) -> N
 @pytest.mark.parametrize("rules", SPREAD_RULES)
 def test_activations_and_values_under_tensor_parallelism(in_two: dict[str, list[Any]], rules: str) -> None:
     assert_all(in_two[f"split-{rules}"], train(make_net(), SPREAD_RULES[rules]))
+
+
+@pytest.mark.parametrize("rules", PLAIN_RULES)
+def test_plain_tensors_right_behind_a_layer_that_is_split(in_two: dict[str, list[Any]], rules: str) -> None:
+    assert_all(in_two[f"plain-{rules}"], train(make_net(), PLAIN_RULES[rules]))
+
+
+@pytest.mark.parametrize("rules", PART_RULES)
+def test_plain_parts_of_which_nothing_tells_the_whole_are_told_once(in_two: dict[str, list[Any]], rules: str) -> None:
+    for told in in_two[f"plain-part-{rules}"]:
+        assert len(told) == 1
+        assert "at 1:" in told[0]
+        assert "use_local_output=False" in told[0]
+
+
+def test_plain_tensors_under_loss_scaling(in_two: dict[str, list[Any]]) -> None:
+    assert_all(in_two["plain-scaled"], train_scaled(make_net(), PLAIN_RULES["output.grad"]))
+
+
+def test_plain_tensors_that_are_computed_again(in_two: dict[str, list[Any]]) -> None:
+    assert_all(in_two["plain-recomputed"], recompute(make_net()))
+
+
+def test_plain_tensors_without_grad(in_two: dict[str, list[Any]]) -> None:
+    net = make_net()
+    with rewrite(net, {"0:output": divide}), torch.no_grad():
+        expected = [net(batch(0, 0)), net(batch(1, 0, 5))]
+    for found in in_two["plain-evaluated"]:
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_gradients_that_are_still_to_be_summed(in_two: dict[str, list[Any]]) -> None:

@@ -211,3 +211,17 @@ def test_a_long_run_is_opened_by_its_last_steps(
     assert long.elements == short.elements
     assert long.phase == short.phase
     np.testing.assert_array_equal(long.columns.steps, short.columns.steps)
+
+
+def test_runs_of_the_folder_are_compared(server: RunServer, parent: Path) -> None:
+    before = sorted(str(path) for path in parent.rglob("*"))
+    hostile = "<img src=x onerror=alert(1)>"
+    code, page = ask(server, f"compare?{urlencode([('run', 'done'), ('run', hostile)])}")
+    assert code == 200
+    assert b"<img" not in page
+    assert b"connect-src" not in page
+    assert b'"verdict":"identical"' in page
+    assert ask(server, "compare?run=done")[0] == 400
+    assert ask(server, "compare?run=done&run=done")[0] == 400
+    assert ask(server, "compare?run=done&run=..")[0] == 404
+    assert sorted(str(path) for path in parent.rglob("*")) == before

@@ -17,6 +17,7 @@ TEXT = [
     ("good", "surface"), ("warn", "surface"),
 ]  # fmt: skip
 MARKS = [("value", "surface"), ("grad", "surface"), ("update", "surface"), ("loss", "surface"), ("bad", "surface")]
+MARKS += [(f"run-{number}", "surface") for number in range(8)]
 
 
 def read_colors(theme: str) -> dict[str, str]:

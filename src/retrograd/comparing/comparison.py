@@ -75,10 +75,11 @@ class Comparison:
 
     __repr__ = __str__
 
-    def as_json_lines(self) -> str:
-        """Write the verdict as a line of JSON, and each finding as another."""
+    def as_json_lines(self, run: str = "") -> str:
+        """Write the verdict as a line of JSON, and each finding as another; ``run`` names B where there are several."""
         place = self.parting or self.first
         head = {
+            **({"run": run} if run else {}),
             "verdict": self.verdict,
             "noise": self.noise,
             "site": place.site if place else "",

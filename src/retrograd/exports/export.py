@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from retrograd.addresses import is_remote, local_path
 from retrograd.errors import ExportError, NothingRecordedError, RunWriteError
-from retrograd.exports.numbers import read_histograms, read_numbers
+from retrograd.exports.numbers import list_row_steps, list_steps, read_histograms, read_numbers, spread_steps
 from retrograd.exports.tables import export_csv, export_parquet
 from retrograd.exports.tracker import TRACKERS, open_tracker
 from retrograd.findings.explain import explain
+from retrograd.history.matrix import check_name
 from retrograd.runs.reader import Given, Run, read_run
+from retrograd.sites.pattern import Pattern
+from retrograd.views.shown import find_phase
 
 SCALARS = ("rms", "mean", "std", "abs_max", "zero_share", "nonfinite", "update_ratio")
 """Statistics that go to a tracker, and users' own."""
@@ -25,7 +29,14 @@ _PLACES = {"csv": "statistics.csv", "parquet": "statistics.parquet"}
 """Names in the run folder; that of the format where nothing is said."""
 
 
-def export(run: Given, to: str, path: str | os.PathLike[str] | None = None) -> Path:
+def export(
+    run: Given,
+    to: str,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    sites: Pattern | Iterable[Pattern] | None = None,
+    statistics: Sequence[str] | None = None,
+) -> Path:
     """Write a run for other tools. Nothing is sent anywhere.
 
     Args:
@@ -34,12 +45,15 @@ def export(run: Given, to: str, path: str | os.PathLike[str] | None = None) -> P
             the loss, :data:`SCALARS` as ``rms/SITE`` …, exponents as histograms over log2 of the magnitude, and
             findings. Of long runs, a tracker is given evenly spaced steps.
         path: the file or folder; inside the run folder when left out.
+        sites: which sites a tracker is given, as for :func:`retrograd.record`; all when left out.
+        statistics: which statistics of them a tracker is given; :data:`SCALARS` and users' own when left out.
 
     Returns:
         Where it was written.
 
     Raises:
-        ExportError: there is no such format.
+        ExportError: there is no such format, or a table is to hold a part of the run.
+        NoSuchSiteError, PatternError, StatisticError: for what cannot be chosen.
         LibraryError: the library of a tracker is missing, or too old.
         NothingRecordedError: it is not a run on disk.
         NotARunError, DamagedRunError: the folder cannot be read.
@@ -53,10 +67,22 @@ def export(run: Given, to: str, path: str | os.PathLike[str] | None = None) -> P
     if to not in (*_TABLES, *TRACKERS):
         names = ", ".join(map(repr, (*_TABLES, *TRACKERS)))
         raise ExportError(f"A run is not exported to {to!r}.", repair=f"give one of {names}.")
+    if to in _TABLES and not (sites is None and statistics is None):
+        raise ExportError(
+            f"Sites and statistics are not chosen for {to!r}.",
+            repair="leave them out, and choose rows and columns where the table is read.",
+            reason="a table holds the whole run, as the run folder does.",
+        )
+    history = opened.history
+    chosen = history.sites if sites is None else history.select(sites)
+    shown = (*SCALARS, *history.rows.custom) if statistics is None else tuple(statistics)
+    for name in shown:
+        check_name(name, history.rows.custom)
     try:
         if to in _TABLES:
             return _TABLES[to](opened, path or _find_place(opened, to))
-        return _export_to_tracker(opened, to, Path(path) if path else local_path(_find_place(opened, to)))
+        place = Path(path) if path else local_path(_find_place(opened, to))
+        return _export_to_tracker(opened, to, place, chosen, shown)
     except (BrokenPipeError, RunWriteError):  # who reads has seen enough, or it is told already
         raise
     except OSError as error:
@@ -78,14 +104,17 @@ def _find_place(run: Run, to: str) -> Path:
     return path
 
 
-def _export_to_tracker(run: Run, to: str, folder: Path) -> Path:
-    history, sites = run.history, run.history.sites
+def _export_to_tracker(run: Run, to: str, folder: Path, sites: Sequence[str], statistics: Sequence[str]) -> Path:
+    history = run.history
+    phase = find_phase(history)
     tracker = open_tracker(to, run.path.name, folder)
     status = "failed"  # it is closed also where the export fails
     try:
-        for step, numbers in read_numbers(history, sites, (*SCALARS, *history.rows.custom), MOST_SCALARS):
+        steps = spread_steps(list_steps(history, phase), MOST_SCALARS)
+        for step, numbers in read_numbers(history, sites, statistics, phase, steps):
             tracker.add_numbers(step, numbers)
-        for step, name, exponents in read_histograms(history, sites, MOST_HISTOGRAMS):
+        steps = spread_steps(list_row_steps(history, phase), MOST_HISTOGRAMS)
+        for step, name, exponents in read_histograms(history, sites, phase, steps):
             tracker.add_histogram(step, name, exponents)
         for finding in explain(run):
             tracker.add_finding(finding)

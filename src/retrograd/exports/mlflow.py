@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 
-from retrograd.exports.tracker import Exponents, write_finding
+from retrograd.exports.tracker import OURS, Exponents, write_finding
 from retrograd.findings.finding import Finding
 from retrograd.libraries import library_needed
 
 with library_needed("mlflow-skinny", "3", "trackers"):
+    import mlflow
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
+    from mlflow.entities import Metric, Run
 
 _MOST_AT_ONCE = 1000
 _LONGEST_NAME = 250
@@ -30,9 +31,13 @@ class MlflowRun:
     Args:
         client: of the store.
         run: the identity of the run.
+        home: what names begin with.
+        is_ours: it is ended with :meth:`close`.
     """
 
-    def __init__(self, client: MlflowClient, run: str) -> None:
+    def __init__(self, client: MlflowClient, run: str, home: str = "", *, is_ours: bool = True) -> None:
+        self._home = home
+        self._is_ours = is_ours
         self._client = client
         self._run = run
         self._names: dict[str, str] = {}
@@ -41,7 +46,7 @@ class MlflowRun:
 
     def add_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         now = time.time_ns() // 1_000_000
-        metrics = [Metric(self._fit(name), value, now, step) for name, value in numbers.items()]
+        metrics = [Metric(self._fit(f"{self._home}{name}"), value, now, step) for name, value in numbers.items()]
         for start in range(0, len(metrics), _MOST_AT_ONCE):
             self._client.log_batch(self._run, metrics=metrics[start : start + _MOST_AT_ONCE])
 
@@ -49,13 +54,14 @@ class MlflowRun:
         """Do nothing: there is nothing that would take it."""
 
     def add_finding(self, finding: Finding) -> None:
-        name = f"finding.{finding.detector}"
+        name = f"{self._home}finding.{finding.detector}"
         text = f"{finding.severity}: {write_finding(finding)}"
         self._tags[name] = "\n\n".join(filter(None, (self._tags.get(name), text)))[:_LONGEST_TAG]
         self._client.set_tag(self._run, name, self._tags[name])
 
     def close(self, status: str) -> None:
-        self._client.set_terminated(self._run, "FINISHED" if status == "finished" else "FAILED")
+        if self._is_ours:
+            self._client.set_terminated(self._run, "FINISHED" if status == "finished" else "FAILED")
 
     def _fit(self, name: str) -> str:
         """A name that a server takes, and that no other one has."""
@@ -70,10 +76,18 @@ class MlflowRun:
         return self._names[name]
 
 
-def open_tracker(name: str, folder: Path) -> MlflowRun:
-    """Open one of the experiment ``retrograd``, in a database: ``mlflow.db``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    client = MlflowClient(f"sqlite:///{folder.absolute() / 'mlflow.db'}")
+def open_tracker(name: str, folder: Path, sends: bool) -> MlflowRun:
+    """Open one of the experiment ``retrograd``: where the program's own are if it is sent, else in ``mlflow.db``."""
+    if sends and mlflow.is_tracking_uri_set():  # type: ignore[no-untyped-call]
+        client = MlflowClient()
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        client = MlflowClient(f"sqlite:///{folder.absolute() / 'mlflow.db'}")
     found = client.get_experiment_by_name("retrograd")
     number = client.create_experiment("retrograd") if found is None else found.experiment_id
     return MlflowRun(client, client.create_run(number, run_name=name).info.run_id)
+
+
+def use_tracker(run: Run) -> MlflowRun:
+    """Add to a run of the program."""
+    return MlflowRun(MlflowClient(), run.info.run_id, OURS, is_ours=False)

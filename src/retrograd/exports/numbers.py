@@ -17,7 +17,6 @@ from retrograd.history.rows import encode_phase
 from retrograd.history.sink import Phase
 from retrograd.sites.site import parse_leniently
 from retrograd.statistics.row import EXPONENT_BIAS
-from retrograd.views.shown import find_phase
 
 StepArray = npt.NDArray[np.int64]
 Numbers = tuple[int, dict[str, float]]
@@ -26,29 +25,31 @@ Numbers = tuple[int, dict[str, float]]
 _NO_STEPS = np.empty(0, np.int64)
 
 
-def read_numbers(history: History, sites: Sequence[str], statistics: Sequence[str], most: int) -> Iterator[Numbers]:
+def read_numbers(
+    history: History, sites: Sequence[str], statistics: Sequence[str], phase: Phase, steps: StepArray
+) -> Iterator[Numbers]:
     """The loss as ``loss``, and each statistic of each site as ``rms/SITE``, by rising step.
 
     Args:
         history: of the run, of which some steps are held at a time where it is long.
         sites: names.
         statistics: names; ``update_ratio`` is given of updates alone.
-        most: how many steps are read; of more, evenly spaced ones.
+        phase: kind of forward.
+        steps: which steps, rising.
 
     Raises:
         StatisticError: for a statistic that was not recorded.
     """
-    phase, loss = find_phase(history), history.loss
-    chosen = _spread(np.union1d(loss.steps, _list_steps(history, phase)), most)
-    numbers = _read_sites(history, sites, statistics, phase, chosen) if len(sites) else iter(())
-    for step, found in groupby(merge(_read_loss(loss, chosen), numbers, key=itemgetter(0)), key=itemgetter(0)):
+    numbers = _read_sites(history, sites, statistics, phase, steps) if len(sites) else iter(())
+    losses = _read_loss(history.loss, steps)
+    for step, found in groupby(merge(losses, numbers, key=itemgetter(0)), key=itemgetter(0)):
         yield step, {name: value for _, several in found for name, value in several.items()}
 
 
-def read_histograms(history: History, sites: Sequence[str], most: int) -> Iterator[tuple[int, str, Exponents]]:
+def read_histograms(
+    history: History, sites: Sequence[str], phase: Phase, chosen: StepArray
+) -> Iterator[tuple[int, str, Exponents]]:
     """The histograms of each site as ``exponents/SITE``, one site after the other, with their steps; as above."""
-    phase = find_phase(history)
-    chosen = _spread(_list_steps(history, phase), most)
 
     def place(steps: StepArray) -> StepArray:
         """The column of each step; all that are not chosen share the last one."""
@@ -62,6 +63,23 @@ def read_histograms(history: History, sites: Sequence[str], most: int) -> Iterat
                 first, last = int(used[0]), int(used[-1]) + 1
                 limits = np.arange(first, last + 1, dtype=np.float64) - EXPONENT_BIAS
                 yield step, f"exponents/{site}", Exponents(limits, count[first:last])
+
+
+def list_steps(history: History, phase: Phase) -> StepArray:
+    """Steps that have a loss, or rows of a phase, rising."""
+    return np.union1d(history.loss.steps, list_row_steps(history, phase))
+
+
+def list_row_steps(history: History, phase: Phase) -> StepArray:
+    """Steps that have rows of a phase, rising."""
+    return history.outline.steps.get(encode_phase(phase), _NO_STEPS)
+
+
+def spread_steps(steps: StepArray, most: int) -> StepArray:
+    """At most so many of some steps, evenly spaced, the first and the last among them."""
+    if len(steps) <= most:
+        return steps
+    return steps[np.unique(np.linspace(0, len(steps) - 1, most).astype(np.int64))]
 
 
 def _read_loss(loss: Curve, chosen: StepArray) -> Iterator[Numbers]:
@@ -83,14 +101,3 @@ def _read_sites(
                 for row in np.flatnonzero(there & updates if statistic == "update_ratio" else there).tolist():
                     numbers[f"{statistic}/{sites[row]}"] = float(values[row])
             yield int(counts.steps[column]), numbers
-
-
-def _list_steps(history: History, phase: Phase) -> StepArray:
-    return history.outline.steps.get(encode_phase(phase), _NO_STEPS)
-
-
-def _spread(steps: StepArray, most: int) -> StepArray:
-    """At most so many of some steps, evenly spaced, the first and the last among them."""
-    if len(steps) <= most:
-        return steps
-    return steps[np.unique(np.linspace(0, len(steps) - 1, most).astype(np.int64))]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from retrograd.exports.tracker import Exponents, write_finding
+from retrograd.exports.tracker import OURS, Exponents, write_finding
 from retrograd.findings.finding import Finding
 from retrograd.libraries import library_needed
 
@@ -18,21 +18,25 @@ class EventFiles:
     """Event files in a folder.
 
     Args:
-        folder: where to.
+        writer: writes them.
+        home: what names begin with.
+        is_ours: it is closed with :meth:`close`.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._writer = SummaryWriter(log_dir=os.fspath(folder))
+    def __init__(self, writer: SummaryWriter, home: str = "", *, is_ours: bool = True) -> None:
+        self._writer = writer
+        self._home = home
+        self._is_ours = is_ours
 
     def add_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(f"{self._home}{name}", value, step)
 
     def add_histogram(self, step: int, name: str, exponents: Exponents) -> None:
         limits, counts = exponents.limits, exponents.counts.astype(float)
         middles = (limits[1:] + limits[:-1]) / 2
         self._writer.add_histogram_raw(
-            name,
+            f"{self._home}{name}",
             min=limits[0],
             max=limits[-1],
             num=counts.sum(),
@@ -45,12 +49,20 @@ class EventFiles:
 
     def add_finding(self, finding: Finding) -> None:
         text = f"**{finding.severity}** {write_finding(finding)}"
-        self._writer.add_text(f"findings/{finding.detector}", text, finding.step)
+        self._writer.add_text(f"{self._home}findings/{finding.detector}", text, finding.step)
 
     def close(self, status: str) -> None:
-        self._writer.close()
+        if self._is_ours:
+            self._writer.close()
+        else:
+            self._writer.flush()
 
 
-def open_tracker(name: str, folder: Path) -> EventFiles:
-    """Open one; TensorBoard calls a run as its folder."""
-    return EventFiles(folder)
+def open_tracker(name: str, folder: Path, sends: bool) -> EventFiles:
+    """Open one; TensorBoard calls a run as its folder, and sends nothing."""
+    return EventFiles(SummaryWriter(log_dir=os.fspath(folder)))
+
+
+def use_tracker(writer: SummaryWriter) -> EventFiles:
+    """Add to what a writer of the program writes."""
+    return EventFiles(writer, OURS, is_ours=False)

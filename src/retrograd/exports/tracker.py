@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,17 @@ from retrograd.findings.finding import Finding, list_grounds, list_place, tell_r
 from retrograd.randomness import random_kept
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-"""Their names, which are those of files here; each has a function ``open_tracker(name, folder)``."""
+"""Their names, those of files here; each has ``open_tracker(name, folder, sends)`` and ``use_tracker(run)``."""
+
+OURS = "retrograd/"
+"""What names begin with in a run of the program's own."""
+
+_LIBRARIES = {
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "torch.utils.tensorboard": "tensorboard",
+    "tensorboardX": "tensorboard",
+}
 
 
 class Exponents(NamedTuple):
@@ -45,20 +55,43 @@ class Tracker(Protocol):
         """Write or send what is left; ``status`` is ``finished``, ``failed``, ``stopped`` or ``running``."""
 
 
-def open_tracker(to: str, name: str, folder: Path) -> Tracker:
-    """Open a tracker.
+def open_tracker(to: str, name: str, folder: Path, *, sends: bool = False) -> Tracker:
+    """Open a tracker, with a run of its own.
 
     Args:
         to: which one of :data:`TRACKERS`.
         name: what it calls the run.
-        folder: where it writes, sending nothing.
+        folder: where it writes.
+        sends: it sends to where the program's own runs are sent; else nothing is sent.
 
     Raises:
         LibraryError: its library is missing, or too old.
     """
     with random_kept():  # libraries draw names for runs, and a script may have seeded before
-        make: Callable[[str, Path], Tracker] = import_module(f"retrograd.exports.{to}").open_tracker
-        return make(name, folder)
+        make: Callable[[str, Path, bool], Tracker] = import_module(f"retrograd.exports.{to}").open_tracker
+        return make(name, folder, sends)
+
+
+def use_tracker(to: str, run: Any) -> Tracker:
+    """A tracker that adds to a run of the program's own, and does not end it.
+
+    Args:
+        to: which one of :data:`TRACKERS`.
+        run: that run, of that library.
+
+    Raises:
+        LibraryError: the library is too old.
+    """
+    with random_kept():
+        make: Callable[[Any], Tracker] = import_module(f"retrograd.exports.{to}").use_tracker
+        return make(run)
+
+
+def find_library(run: Any) -> str | None:
+    """The tracker whose library an object is from; None where there is none."""
+    homes = [kind.__module__ for kind in type(run).__mro__]
+    found = (to for home in homes for start, to in _LIBRARIES.items() if f"{home}.".startswith(f"{start}."))
+    return next(found, None)
 
 
 def write_finding(finding: Finding) -> str:

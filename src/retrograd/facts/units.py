@@ -31,7 +31,7 @@ from retrograd.hooks.engine import (
     without_functions,
 )
 from retrograd.hooks.module import unwatch_forward, watch_forward
-from retrograd.hooks.names import compiled_regions, walk_modules
+from retrograd.hooks.names import walk_modules
 from retrograd.hooks.nested import Keys
 from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.sites.site import Site
@@ -130,7 +130,11 @@ class _UnitTap:
                 self._see(args, output)
 
     def see_in_compiled_code(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
-        """See nothing of calls inside compiled code, which show no arguments."""
+        """See what a call inside compiled code returns; its arguments are not there."""
+        if current_graph_task() == OUTSIDE:
+            for keys, tensor in tensors:
+                if not keys:
+                    self._see((), tensor)
         return ()
 
 
@@ -152,15 +156,12 @@ class UnitLooks(FactSource):
 
     def model_added(self, name: str, model: nn.Module) -> None:
         """Watch its activations."""
-        entries = walk_modules(name, model)
-        compiled = compiled_regions(entries)
-        for entry in entries:
-            if not (compiled and entry.path.startswith(compiled)):
-                self._modules[entry.path] = weakref.ref(entry.tapped)
-                if isinstance(entry.module, (*_RECTIFIERS, *_BOUNDED)):
-                    self._watch_units(entry.path, _BOUNDED.get(type(entry.module)))
-                elif isinstance(entry.module, nn.Embedding):
-                    self._watch_rows(entry.path, entry.module.num_embeddings)
+        for entry in walk_modules(name, model):
+            self._modules[entry.path] = weakref.ref(entry.tapped)
+            if isinstance(entry.module, (*_RECTIFIERS, *_BOUNDED)):
+                self._watch_units(entry.path, _BOUNDED.get(type(entry.module)))
+            elif isinstance(entry.module, nn.Embedding):
+                self._watch_rows(entry.path, entry.module.num_embeddings)
 
     def operations_noted(self, notes: OperationNotes) -> None:
         """Watch what goes into activations that are called as functions, and into nothing else."""

@@ -19,7 +19,16 @@ from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.kept import Kept, TensorRing, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix, find_columns, join_matrices
 from retrograd.history.names import SiteNames
-from retrograd.history.rows import FIXED_TYPES, Part, Rows, StoredPart, decode_batches, encode_phase, join_neighbours
+from retrograd.history.rows import (
+    FIXED_TYPES,
+    Part,
+    Rows,
+    StoredPart,
+    decode_batches,
+    encode_phase,
+    join_neighbours,
+    leave_earlier_out,
+)
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import (
@@ -92,16 +101,18 @@ class History:
             self._rows = choose_rows(parts, self._rows, self._merges, copies)
 
     def since(self, step: int, until: int | None = None) -> History:
-        """The record from some step on, or to another; parts of it that hold other steps too are left whole."""
+        """The record from some step on, or to another; of a part that holds other steps too more may be left."""
         later = History(rank=self.rank)
         later.manifest = self.manifest
         last = np.iinfo(np.int64).max if until is None else until
-        kept = [
-            part
-            for part in self.rows.parts
-            if not isinstance(part, StoredPart) or (part.step_limits[0] <= last and part.step_limits[1] >= step)
-        ]
-        events = self.event_table.filter(pc.greater_equal(self.event_table["step"], step))
+        kept: list[Part] = []
+        for part in self.rows.parts:
+            if not isinstance(part, StoredPart):
+                kept += [left] if (left := leave_earlier_out(part, step)) is not None else []
+            elif part.step_limits[0] <= last and part.step_limits[1] >= step:
+                kept.append(part)
+        events = self.event_table  # once: it may grow meanwhile
+        events = events.filter(pc.greater_equal(events["step"], step))
         later.load(self._names, kept, events, lambda site: [], self._copies)
         if len(kept) == len(self.rows.parts):
             later._rows = self.rows  # with what is known of them already

@@ -200,6 +200,18 @@ def pick_columns(columns: Part, mask: npt.NDArray[np.bool_]) -> Part:
     return picked
 
 
+def leave_earlier_out(columns: Part, step: int) -> Part | None:
+    """The rows from the first one on that is of a step, or of a later one; None where there is none."""
+    wanted = columns["step"] >= step
+    if not len(wanted) or not wanted.any():
+        return None
+    start = int(wanted.argmax())
+    if start == 0:
+        return columns
+    first_bin = int(columns["bin_count"][:start].sum(dtype=np.int64))
+    return {name: column[first_bin if name == "bins" else start :] for name, column in columns.items()}
+
+
 def _pick_column(column: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
     """The marked rows of a column; one number for all of them stays one."""
     if is_constant(column):
@@ -236,8 +248,11 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         self._loaded: dict[str, npt.NDArray[Any]] = {}
         self._carried: dict[str, tuple[int, npt.NDArray[Any]]] = {}
         if earlier is not None and all(old is new for old, new in zip(earlier.parts, self.parts, strict=False)):
-            loaded = {name: (len(earlier.parts), column) for name, column in earlier._loaded.items()}
-            self._carried = {**earlier._carried, **loaded}
+            held = earlier._loaded.copy()  # another thread may read a column meanwhile
+            self._carried = {
+                **earlier._carried,
+                **{name: (len(earlier.parts), column) for name, column in held.items()},
+            }
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         if name not in self:

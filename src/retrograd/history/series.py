@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.amounts import count_of
 from retrograd.drawings import ask_view, drawn_by
 from retrograd.errors import NoSuchSiteError, NothingKeptError
 from retrograd.history.kept import Kept, KeptTensors
@@ -138,7 +139,8 @@ class Series:
         if not len(self):
             return f"Series({self.site!r}: {merged}no steps of {self._choice})"
         last = ", ".join(f"{value:.3g}" for value in self.rms[-3:])
-        return f"Series({self.site!r}: {merged}{len(self):,} steps {self.steps[0]}…{self.steps[-1]}, rms … {last})"
+        steps = f"{count_of(len(self), 'step')} {self.steps[0]}…{self.steps[-1]}"
+        return f"Series({self.site!r}: {merged}{steps}, rms … {last})"
 
     _repr_html_ = drawn_by("records", "draw_series")
 

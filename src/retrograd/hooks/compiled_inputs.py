@@ -75,6 +75,7 @@ class _TracedGradient(InputGradient):
             at_end_of_backward(self._end)
         super().add(part)
 
+    @uncompiled
     def _end(self) -> None:
         if self.unfinished:
             self.finish()

@@ -52,7 +52,7 @@ from retrograd.notices import warn
 class RewrittenSlot(Protocol):
     """What a handle leads to: the rules on the inputs, or on the outputs, of one module."""
 
-    def begin_compiled_call(self, trains: bool, training: bool) -> RewrittenCall | None:
+    def begin_compiled_call(self, trains: bool, training: bool) -> CallUnderRules | None:
         """Begin a call that compiled code makes.
 
         Args:
@@ -71,7 +71,7 @@ class ForwardMark(Protocol):
         """A forward begins, or ends."""
 
 
-class RewrittenCall(Protocol):
+class CallUnderRules(Protocol):
     """A call of a module in compiled code, as its rules see it."""
 
     def change_value(self, keys: Keys, value: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class RewrittenCall(Protocol):
 
 
 _slots: Numbered[Callable[[], Any]] = Numbered(torch.int64)
-_calls: Numbered[RewrittenCall | None] = Numbered(torch.uint32)
+_calls: Numbered[CallUnderRules | None] = Numbered(torch.uint32)
 _graphs: Numbered[tuple[Tensor, ...] | None] = Numbered(torch.uint32)
 _NO_CALL = _calls.add(None)
 _UNCHANGED = _graphs.add(None)
@@ -232,7 +232,7 @@ def change_value_backward(gradient: Tensor, graph: Tensor) -> Tensor:
 def change_gradient(
     gradient: Tensor, ticket: Tensor, name: str, value: Tensor | None, inputs: Sequence[Tensor], input_names: list[str]
 ) -> Tensor:
-    """What rules make of a gradient; the arguments are those of :meth:`RewrittenCall.change_gradient`."""
+    """What rules make of a gradient; the arguments are those of :meth:`CallUnderRules.change_gradient`."""
     call = _calls.find(ticket)
     given = gradient.detach().clone()
     if call is None:

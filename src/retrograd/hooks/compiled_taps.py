@@ -135,8 +135,16 @@ def put_tap(create: Callable[..., Any], handle: Any, output: Any, trains: bool) 
 
 
 @uncompiled
-def see(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> Tensor:
-    """Hand the tensors of a call to its taps; returns the ticket of this call."""
+def see(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool, place: int) -> Tensor:
+    """Hand the tensors of a call to its taps; returns the ticket of this call.
+
+    Args:
+        tensors: what is seen.
+        handle: of the tap.
+        names: of the tensors.
+        trains: grad is enabled.
+        place: in the graph, so that two calls with the same tensors are not taken for one.
+    """
     find = _taps.find(handle)
     tap = find() if find is not None else None
     return NOBODY if tap is None else tap.see_compiled(tensors, names, trains)
@@ -183,7 +191,7 @@ def define(name: str, signature: str, version: int = _VERSION) -> Any:
 
 
 _TAP = define("tap", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()")
-_SEE = define("see", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> Tensor")
+_SEE = define("see", "(Tensor[] tensors, Tensor handle, str[] names, bool trains, int place) -> Tensor")
 _SEE_GRADIENT = define("see_gradient", "(Tensor gradient, Tensor ticket, int index) -> ()")
 
 
@@ -200,7 +208,7 @@ def _tap(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains
 
 def put_sight(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> Tensor:
     """Put into the graph, where one is traced, that the tensors of a call are seen; returns the ticket of the call."""
-    ticket: Tensor = _SEE(tensors, handle, names, trains)
+    ticket: Tensor = _SEE(tensors, handle, names, trains, len(_traced_nodes()))
     save_last_traced(_SEE)
     teach_inductor()
     return ticket

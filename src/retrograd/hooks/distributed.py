@@ -203,6 +203,51 @@ class PlainPlacements:
         return Placement(holds, (own_rank(),))
 
 
+@dataclass(frozen=True, slots=True)
+class PlainShare:
+    """What a plain tensor is this process's part of: the ``DTensor`` that it has just left.
+
+    Attributes:
+        mesh, placements: of that.
+        shape: of that.
+        local_shape: of the part.
+        keeps_gradient: the gradient of the part lies as the part does.
+    """
+
+    mesh: Any
+    placements: tuple[Any, ...]
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    keeps_gradient: bool
+
+    def fits(self, part: Tensor) -> bool:
+        """Tell whether a tensor is cut where that one was, so that the shape of the whole is known."""
+        dims = [each.dim for each in self.placements if each.is_shard()]
+        return part.dim() == len(self.shape) and all(part.shape[dim] == self.local_shape[dim] for dim in dims)
+
+    def join(self, part: Tensor) -> Tensor:
+        """The ``DTensor`` of which each process has its part; what is done to it has a derivative."""
+        cut = {each.dim for each in self.placements if each.is_shard()}
+        shape = torch.Size(self.shape[dim] if dim in cut else size for dim, size in enumerate(part.shape))
+        stride = torch.empty(shape, device="meta").stride()
+        kind = sys.modules["torch.distributed.tensor"].DTensor
+        found: Tensor = kind.from_local(part, self.mesh, self.placements, run_check=False, shape=shape, stride=stride)
+        return found
+
+
+def find_share(tensor: Tensor) -> PlainShare | None:
+    """What a plain tensor is a part of; None where it does not come right out of a ``DTensor`` that is cut up."""
+    node: Any = tensor.grad_fn
+    spec = getattr(node, "dtensor_spec", None)
+    if spec is None:
+        return None
+    placements = tuple(spec.placements)
+    if not all(each.is_shard() or each.is_replicate() for each in placements):
+        return None
+    kept = node.grad_placements is None or tuple(node.grad_placements) == placements
+    return PlainShare(spec.mesh, placements, tuple(spec.shape), tuple(tensor.shape), kept)
+
+
 def _address_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from retrograd.hooks.compiled_rules import (
-    RewrittenCall,
+    CallUnderRules,
     RewrittenSlot,
     make_slot_handle,
     tell_of_break,
@@ -140,7 +140,7 @@ class _Rewrites(Hook):
             else:
                 self._rewriter.after_call(module, ())
 
-    def begin_compiled_call(self, trains: bool, training: bool) -> RewrittenCall | None:
+    def begin_compiled_call(self, trains: bool, training: bool) -> CallUnderRules | None:
         """Begin a call that compiled code makes."""
         self.is_compiled = True
         return None if self._rewriter is None else self._rewriter.begin_compiled_call(trains, training)
@@ -263,7 +263,7 @@ def _is_in(name: str, names: tuple[str, ...]) -> bool:
     return name in names or "" in names
 
 
-class Tap:
+class RuleTap:
     """Hooks that rewrite, on one module, which stay there if they have become part of a graph."""
 
     def __init__(self, module: nn.Module, rewriter: Any, reach: ReachedSites) -> None:
@@ -301,7 +301,7 @@ class Tap:
 
 
 _lock = threading.Lock()
-_resting: WeakKeyDictionary[nn.Module, dict[type[Tap], list[list[tuple[_Rewrites, Entry]]]]] = WeakKeyDictionary()
+_resting: WeakKeyDictionary[nn.Module, dict[type[RuleTap], list[list[tuple[_Rewrites, Entry]]]]] = WeakKeyDictionary()
 
 
 def rests_on(module: nn.Module) -> bool:
@@ -309,7 +309,7 @@ def rests_on(module: nn.Module) -> bool:
     return any(_resting.get(module, {}).values())
 
 
-class OutputTap(Tap):
+class OutputTap(RuleTap):
     """The hook after the calls of one module that changes what they return; ``remove()`` takes it away.
 
     Args:
@@ -323,7 +323,7 @@ class OutputTap(Tap):
         return [(hook, set_after(module, hook, with_kwargs=True))]
 
 
-class InputTap(Tap):
+class InputTap(RuleTap):
     """The hooks around the calls of one module that change its arguments; ``remove()`` takes them away.
 
     Args:
@@ -337,7 +337,7 @@ class InputTap(Tap):
         return [(before, set_before(module, before)), (after, set_after(module, after, always=True))]
 
 
-class ParameterTap(Tap):
+class ParameterTap(RuleTap):
     """The hooks around the calls of one module that put values in the place of its parameters; they break a graph.
 
     Args:
@@ -351,7 +351,7 @@ class ParameterTap(Tap):
         return [(before, set_before(module, before)), (after, set_after(module, after, always=True))]
 
 
-class ModelTap(Tap):
+class ModelTap(RuleTap):
     """The hooks around the forwards of a model, before and after all others; ``remove()`` takes them away.
 
     Args:

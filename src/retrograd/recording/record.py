@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -19,6 +19,7 @@ from retrograd.hooks.names import name_watched_leaves
 from retrograd.hooks.rewriters import rewrite_watched, watched_rewriters
 from retrograd.hooks.watched import trace_watched
 from retrograd.merging.shared_run import SharedRun
+from retrograd.notices import warn
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule
@@ -46,6 +47,7 @@ class Recording:
         self._recorder = recorder
         self._sink = sink
         self._run: Run | None = None
+        self._when_closed: list[Callable[[], None]] = []
         self.path = path
         recorder.attach()
         _active.append(self)
@@ -107,6 +109,10 @@ class Recording:
         """Record a tensor, or a nest of them, as ``watch/NAME``."""
         self._recorder.watch(name, tensor)
 
+    def call_when_closed(self, call: Callable[[], None]) -> None:
+        """Have a function called once the record is complete; what it raises is told as a warning."""
+        self._when_closed.append(call)
+
     def close(self, status: str = "finished") -> None:
         """Take every hook away and complete the record. Calling it twice is harmless."""
         self._close(status)
@@ -115,6 +121,12 @@ class Recording:
         if self in _active:
             _active.remove(self)
         self._recorder.close(status, error)
+        calls, self._when_closed = self._when_closed, []
+        for call in calls:
+            try:
+                call()
+            except Exception as failure:
+                warn(f"retrograd could not end what follows a recording: {failure!r}.")
 
     def is_of_this_thread(self) -> bool:
         """True if the recorded models run in the thread that asks."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from retrograd.errors import CannotRewriteError, PatternError, RewriteError
+from retrograd.rewriting.spread import needs_whole
 from retrograd.rules.pass_rule import PassRule
 from retrograd.rules.rule import Change, Rule, as_rule
 from retrograd.sites.pattern import Candidate, Pattern, describe_pattern
@@ -80,9 +81,9 @@ class Assignments:
                 )
 
     @property
-    def needs_input(self) -> bool:
-        """True if one of the rules asks for the arguments of calls."""
-        return any(rule.needs_input for each in self.all for rule in each.rules)
+    def needs_whole(self) -> bool:
+        """Whether a rule needs more of a tensor than the part that a process may have."""
+        return any(needs_whole(rule) for each in self.all for rule in each.rules)
 
     def may_reach(self, candidate: Candidate) -> bool:
         """True if a rule may act at this site, or at one nested in it."""

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.hooks.checkpoints import EnoughComputed
-from retrograd.hooks.distributed import is_sharded
+from retrograd.hooks.distributed import PlainShare, is_sharded, local_part
 from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
 from retrograd.hooks.saved import version_of
 from retrograd.rewriting.clock import RuleClock
-from retrograd.rewriting.spread import act, show, spread
+from retrograd.rewriting.spread import act, needs_whole, show, spread, whole_inputs
 from retrograd.rules.rule import Rule
 from retrograd.sites.site import Site
 
@@ -25,11 +25,17 @@ NOTHING: Mapping[str, Tensor] = {}
 
 
 class Noted:
-    """A tensor as it was when it was seen; it shares the memory, and not the graph."""
+    """A tensor as it was when it was seen; it shares the memory, and not the graph.
 
-    __slots__ = ("_tensor", "_version")
+    Args:
+        tensor: the tensor.
+        share: what it is a part of, if rules are to be shown more than that.
+    """
 
-    def __init__(self, tensor: Tensor) -> None:
+    __slots__ = ("_share", "_tensor", "_version")
+
+    def __init__(self, tensor: Tensor, share: PlainShare | None = None) -> None:
+        self._share = share
         self._tensor = tensor.detach()  # the tensor itself holds its node, and the node the hook that holds this
         self._version = version_of(tensor)
 
@@ -45,7 +51,7 @@ class Noted:
                 repair="make the layer that writes into it work out of place (inplace=False).",
                 reason="the rule would see what that layer has made of it.",
             )
-        return self._tensor
+        return self._tensor if self._share is None else self._share.join(self._tensor)
 
 
 class Beside:
@@ -88,12 +94,23 @@ class RuleChain:
     Attributes:
         needs_value: whether one of the rules asks for the activation that belongs to a gradient.
         needs_input: whether one of them asks for what went into that call of the module.
+        needs_whole: whether one of them needs more of a tensor than the part that this process has.
 
     Raises:
         CannotRewriteError: for a rule that asks for an input where there is none.
     """
 
-    __slots__ = ("_clock", "_find_module", "_lock", "_steps", "name", "needs_input", "needs_value", "site")
+    __slots__ = (
+        "_clock",
+        "_find_module",
+        "_lock",
+        "_steps",
+        "name",
+        "needs_input",
+        "needs_value",
+        "needs_whole",
+        "site",
+    )
 
     def __init__(
         self, rules: Sequence[Rule], module: nn.Module | None, site: Site, clock: RuleClock, rank: int
@@ -105,6 +122,7 @@ class RuleChain:
         self.name = str(site)
         self.needs_value = any(rule.needs_value for rule in rules)
         self.needs_input = any(rule.needs_input for rule in rules)
+        self.needs_whole = any(needs_whole(rule) for rule in rules)
         if self.needs_input and (site.quantity == "value" or site.kind not in ("output", "input")):
             raise CannotRewriteError(
                 f"A rule at {self.name} asks for the input of a call, and there is none.",
@@ -115,17 +133,37 @@ class RuleChain:
         for _, state in self._steps:
             state.rank = rank
 
-    def change(self, value: Tensor, call: int, training: bool, beside: Beside | None = None) -> Tensor:
+    def change(
+        self,
+        value: Tensor,
+        call: int,
+        training: bool,
+        beside: Beside | None = None,
+        share: PlainShare | None = None,
+    ) -> Tensor:
         """Let the rules change a value; returns the very same object if they leave it alone.
+
+        Args:
+            value: an activation, a parameter or a gradient.
+            call: which call of the module it is of.
+            training: whether the module is in training mode.
+            beside: what the rules are shown beside a gradient.
+            share: what a plain value is a part of, where a rule needs the whole.
 
         Raises:
             RuleError: if one of them breaks the contract, or raises.
         """
         with self._lock:
-            return self._act(value, call, training, beside, intervention_listeners.all != ())
+            return self._act(value, call, training, beside, share, intervention_listeners.all != ())
 
     def change_scaled(
-        self, gradient: Tensor, scale: Tensor, call: int, training: bool, beside: Beside | None
+        self,
+        gradient: Tensor,
+        scale: Tensor,
+        call: int,
+        training: bool,
+        beside: Beside | None,
+        share: PlainShare | None = None,
     ) -> Tensor | None:
         """Let the rules change a gradient that is multiplied by a loss scale; they see it without.
 
@@ -135,16 +173,23 @@ class RuleChain:
         scale = scale.to(gradient.device, non_blocking=True)
         wide = gradient.float() if gradient.dtype is torch.float16 else gradient  # unscaled it is too small for half
         unscaled = wide / scale
-        changed = self.change(unscaled, call, training, beside)
+        changed = self.change(unscaled, call, training, beside, share)
         return None if changed is unscaled else (changed * scale).to(gradient.dtype)
 
-    def change_again(self, value: Tensor, call: int, training: bool, remembered: Sequence[Snapshot]) -> Tensor:
+    def change_again(
+        self,
+        value: Tensor,
+        call: int,
+        training: bool,
+        remembered: Sequence[Snapshot],
+        share: PlainShare | None = None,
+    ) -> Tensor:
         """Do again what the rules did to a value that is computed again, with what they remembered then."""
         with self._lock:
             now = self.remember()
             try:
                 self._recall(remembered)
-                return self._act(value, call, training, None, False)
+                return self._act(value, call, training, None, share, False)
             finally:
                 self._recall(now)
 
@@ -162,13 +207,25 @@ class RuleChain:
         for index, (_, state) in enumerate(self._steps):
             state.restore(remembered[index] if remembered else {})
 
-    def _act(self, value: Tensor, call: int, training: bool, beside: Beside | None, tells: bool) -> Tensor:
+    def _act(
+        self,
+        value: Tensor,
+        call: int,
+        training: bool,
+        beside: Beside | None,
+        share: PlainShare | None,
+        tells: bool,
+    ) -> Tensor:
+        if share is not None:
+            joined = share.join(value)
+            spread_out = self._act(joined, call, training, beside, None, tells)
+            return value if spread_out is joined else local_part(spread_out)
         for rule, state in self._steps:
             state.step = self._clock.step
             state.call = call
             state.training = training
             if beside is not None:
-                state.value, state.inputs = beside.read_value(self.name), beside.read_inputs(self.name)
+                state.value, state.inputs = beside.read_value(self.name), whole_inputs(beside.read_inputs(self.name))
             is_spread = is_sharded(value)
             shown = show(rule, value, state) if is_spread else value
             version = -1 if shown.is_inference() else shown._version  # those of inference mode count no versions

@@ -15,6 +15,7 @@ from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
 from retrograd.hooks.engine import current_graph_task, grad_enabled
 from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.progress.steps import LossScales, Steps
+from retrograd.rewriting.plain_parts import PlainParts
 
 
 class _ThreadClock(threading.local):
@@ -40,9 +41,14 @@ class RuleClock:
         pass_number: of the outermost backward pass that began last.
         was_run: a model has been called, or a backward pass has begun.
         when_skipped: called with an optimizer whose update loss scaling has skipped.
+        parts: knows which plain activations are parts of a tensor.
+
+    Args:
+        needs_wholes: a rule may need all elements of an activation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_wholes: bool = False) -> None:
+        self.parts = PlainParts(is_wanted=needs_wholes)
         self.was_run = False
         self.when_skipped: Callable[[Optimizer], None] = lambda optimizer: None
         self.step = 0
@@ -100,6 +106,8 @@ class RuleClock:
         here = self._here
         here.depth += 1
         here.guard.begin_forward((args, kwargs))
+        if here.depth == 1:
+            self.parts.forward_begins(module, (args, kwargs))
         if not (module.training and grad_enabled()):
             here.serial = next(self._serials)
         elif here.ends != self._ends:

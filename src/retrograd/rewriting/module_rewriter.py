@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.calls import count_calls
+from retrograd.hooks.distributed import PlainShare
 from retrograd.hooks.engine import current_graph_task, grad_enabled, next_sequence_number
 from retrograd.hooks.gradients import change_input_gradient
 from retrograd.hooks.names import ArgumentNames
@@ -93,6 +94,7 @@ class InputRewriter:
         self._calls = CallNumbers(factory.clock)
         self._names = ArgumentNames(module)
         self._notes_inputs = notes_inputs
+        self._shares: dict[Keys, PlainShare | None] = {}
         self._here = _CallsInProgress()
 
     def rewrite_input(
@@ -172,12 +174,21 @@ class InputRewriter:
             if value is not tensor:
                 changed[keys] = value
             if self._notes_inputs:
-                running.inputs[".".join(keys[1:])] = Noted(value)
+                running.inputs[".".join(keys[1:])] = self._note(keys, value)
         for keys, rewriter, value in reached if has_gradient(running.call, again=running.again) else ():
             new = self._watch_use(rewriter, value, running, module.training)
             if new is not value:
                 changed[keys] = new
         return replace_tensors(bound, _INPUT, changed) if changed else bound
+
+    def _note(self, keys: Keys, value: Tensor) -> Noted:
+        parts, known = self._factory.clock.parts, self._shares.get(keys)
+        if not parts.is_any:
+            return Noted(value)
+        share = parts.find(value, str(Site(self._path, keys)), known, is_placed=keys in self._shares)
+        if value.grad_fn is not None:
+            self._shares[keys] = share
+        return Noted(value, share)
 
     def _watch_use(self, rewriter: SiteRewriter, tensor: Tensor, running: CallInProgress, training: bool) -> Tensor:
         if not tensor.requires_grad or not rewriter.acts_on_gradient:

@@ -19,7 +19,7 @@ from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of, name_models, parameter_site, walk_modules
 from retrograd.hooks.optimizer import held_by, optimizer_listeners
 from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
-from retrograd.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, Tap, rests_on
+from retrograd.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, RuleTap, rests_on
 from retrograd.hooks.sharded_gradient import ShardedParameters
 from retrograd.notices import warn
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
@@ -39,7 +39,7 @@ class Rewriting:
         self._assignments = assignments
         self._rules = rules
         self._roots: list[ModelTap] = []
-        self._taps: list[Tap] = []
+        self._taps: list[RuleTap] = []
         self._inputs: list[InputRewriter] = []
         self._parameters: list[ParameterRewriter] = []
         self._watched: WatchedRewriter | None = None
@@ -166,7 +166,9 @@ class Rewriting:
         slots = {site.slot for site in wanted}
         if not parameters and not slots & {"input", "output"}:
             return
-        needs_input = self._assignments.needs_input
+        needs_input = any(
+            rule.needs_input for each in entry.candidates() for rule in self._assignments.list_possible(each)
+        )
         _check_module(entry, late, parameters)
         if parameters:
             values = ParameterValueRewriter(self._factory, entry.module, entry.path, parameters)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks.distributed import own_rank
+from retrograd.hooks.distributed import PlainShare, own_rank
 from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.gradients import branch, change_gradient
 from retrograd.hooks.nested import Keys, flatten, is_among, replace_tensors
@@ -19,6 +19,7 @@ from retrograd.hooks.saved import VersionCount
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
 from retrograd.rewriting.clock import RewrittenCall, RuleClock, has_gradient
+from retrograd.rewriting.plain_parts import refuse_part
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site
@@ -84,7 +85,7 @@ class RewriterFactory:
 
     def __init__(self, assignments: Assignments | None) -> None:
         self._assignments = assignments
-        self.clock = RuleClock()
+        self.clock = RuleClock(needs_wholes=assignments is not None and assignments.needs_whole)
         self.views = WrittenViews()
         self.is_active = True
 
@@ -112,8 +113,8 @@ class SiteRewriter:
     """
 
     __slots__ = (
-        "_call", "_clock", "_factory", "_gradient", "_training", "_value", "acts_on_gradient", "acts_on_value", "name",
-        "needs_input", "needs_value",
+        "_call", "_clock", "_factory", "_gradient", "_is_placed", "_share", "_training", "_value", "acts_on_gradient",
+        "acts_on_value", "name", "needs_input", "needs_value",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +126,8 @@ class SiteRewriter:
         self._gradient = gradient
         self._call = call
         self._training = True
+        self._share: PlainShare | None = None
+        self._is_placed = False
         self.acts_on_value = value is not None
         self.acts_on_gradient = gradient is not None
         self.needs_value = gradient is not None and gradient.needs_value
@@ -148,17 +151,18 @@ class SiteRewriter:
         chain = self._value
         if chain is None:
             return tensor
+        share = self._find_share(tensor) if self._clock.parts.is_any and self._may_need_whole(tensor) else None
         if not again:
             if call is not None and chain.has_memory:
                 call.remembered[chain] = chain.remember()
-            return chain.change(tensor, self._call, training)
+            return chain.change(tensor, self._call, training, share=share)
         if call is None and chain.has_memory:
             raise CannotRewriteError(
                 f"{chain.name} is computed again in a checkpointed part, and it cannot be told which of its calls.",
                 repair="give each call a module of its own, or use a rule without memory there.",
                 reason="the rule must make of it what it made the first time, with what it remembered then.",
             )
-        return chain.change_again(tensor, self._call, training, call.remembered.get(chain, ()) if call else ())
+        return chain.change_again(tensor, self._call, training, call.remembered.get(chain, ()) if call else (), share)
 
     def watch(
         self,
@@ -181,6 +185,11 @@ class SiteRewriter:
         if self._gradient is None or not tensor.requires_grad or not grad_enabled():
             return tensor
         self._training = training
+        share = None
+        if self._gradient.needs_whole and self._clock.parts.is_any:  # what a rule has made of a part lies as that did
+            share = self._share if self.acts_on_value and self._share is not None else self._find_share(tensor)
+            if share is not None and not share.keeps_gradient:
+                raise refuse_part(self.name)
         node = tensor.grad_fn
         guard = self._clock.guard
         if branches or node is None:
@@ -190,9 +199,9 @@ class SiteRewriter:
             node = tensor.grad_fn
         if not is_private and tensor._is_view():
             self._factory.watch_view(self.name, tensor)
-        if self.needs_value or self.needs_input:
-            value = Noted(tensor) if self.needs_value else None
-            change_gradient(tensor, _Paired(self, Beside(value, inputs or {})))
+        if self.needs_value or self.needs_input or share is not None:
+            value = Noted(tensor, share) if self.needs_value else None
+            change_gradient(tensor, _Paired(self, Beside(value, inputs or {}), share))
         else:
             change_gradient(tensor, self.change_gradient)
         guard.count += 1
@@ -200,11 +209,29 @@ class SiteRewriter:
             guard.string(node)
         return tensor
 
+    def _may_need_whole(self, tensor: Tensor) -> bool:
+        if self._value is not None and self._value.needs_whole:
+            return True
+        return self._gradient is not None and self._gradient.needs_whole and tensor.requires_grad and grad_enabled()
+
+    def _find_share(self, tensor: Tensor) -> PlainShare | None:
+        found = self._clock.parts.find(tensor, self.name, self._share, is_placed=self._is_placed)
+        if tensor.grad_fn is not None:
+            self._share, self._is_placed = found, True
+        return found
+
     @uncompiled
     def change_gradient(
-        self, gradient: Tensor | None, beside: Beside | None = None, *, training: bool | None = None
+        self,
+        gradient: Tensor | None,
+        beside: Beside | None = None,
+        share: PlainShare | None = None,
+        *,
+        training: bool | None = None,
     ) -> Tensor | None:
         """The hook: what flows on instead of the gradient, beside which this is shown where a rule asks for it.
+
+        A share says what a plain gradient is a part of, where a rule needs the whole.
 
         The mode of the module is that of the last call whose gradient was hooked, unless it is told.
         """
@@ -213,27 +240,28 @@ class SiteRewriter:
             return None
         scale, training = self._clock.scale, self._training if training is None else training
         if scale is not None:
-            return chain.change_scaled(gradient, scale, self._call, training, beside)
-        changed = chain.change(gradient, self._call, training, beside)
+            return chain.change_scaled(gradient, scale, self._call, training, beside, share)
+        changed = chain.change(gradient, self._call, training, beside, share)
         return None if changed is gradient else changed
 
     change_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
 
 
 class _Paired:
-    """The hook for a gradient whose rules ask for what belongs to it."""
+    """The hook for a gradient whose rules ask for what belongs to it, or for the whole that it is a part of."""
 
-    __slots__ = ("_beside", "_rewriter")
+    __slots__ = ("_beside", "_rewriter", "_share")
 
     __torch_unserializable__ = True
 
-    def __init__(self, rewriter: SiteRewriter, beside: Beside) -> None:
+    def __init__(self, rewriter: SiteRewriter, beside: Beside, share: PlainShare | None) -> None:
         self._rewriter = rewriter
         self._beside = beside
+        self._share = share
 
     @uncompiled
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        return self._rewriter.change_gradient(gradient, self._beside)
+        return self._rewriter.change_gradient(gradient, self._beside, self._share)
 
 
 class SiteRewriters:

@@ -6,6 +6,8 @@ norms together. For any other rule the whole is put together in each process, an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -29,8 +31,12 @@ def show(rule: Rule, value: Tensor, state: SiteState) -> Tensor:
     reads = _part_of if _acts_on_part(rule, value) else _whole_of
     if state.value is not None:
         state.value = reads(state.value)
-    state.inputs = {name: _whole_of(each) for name, each in state.inputs.items()}
     return reads(value)
+
+
+def whole_inputs(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The inputs of a call as rules are shown them: always whole."""
+    return {name: _whole_of(each) for name, each in inputs.items()}
 
 
 def act(rule: Rule, value: Tensor, shown: Tensor, state: SiteState) -> Tensor | None:
@@ -44,6 +50,11 @@ def act(rule: Rule, value: Tensor, shown: Tensor, state: SiteState) -> Tensor | 
 def spread(rule: Rule, value: Tensor, changed: Tensor) -> Tensor:
     """What the rule has made of a tensor, spread as that is."""
     return spread_part(changed, value) if _acts_on_part(rule, value) else spread_whole(changed, value)
+
+
+def needs_whole(rule: Rule) -> bool:
+    """Tell whether a rule needs more than this process's part of a tensor."""
+    return not rule.is_elementwise or rule.needs_input
 
 
 def _acts_on_part(rule: Rule, value: Tensor) -> bool:

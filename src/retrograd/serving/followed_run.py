@@ -117,7 +117,7 @@ class FollowedRun:
         self._resumed: object = None
         self._scope: Scope | None = None
         self._nonfinite: dict[str, Any] | None = None
-        self._findings = _read_findings(self._run)
+        self._findings = read_findings(self._run)
         self._explaining: threading.Thread | None = None
         self._explained, self._took, self._seen = 0.0, 0.0, -1
         self._extend()
@@ -301,7 +301,7 @@ class FollowedRun:
         is_due = now - self._explained > self._took / _SHARE and rows != self._seen
         is_free = self._explaining is None or not self._explaining.is_alive()
         if rows > MOST_ROWS:
-            self._findings = _read_findings(self._run)
+            self._findings = read_findings(self._run)
         elif is_due and is_free:
             self._seen = rows
             self._explaining = threading.Thread(target=self._explain, name="retrograd-explain", daemon=True)
@@ -319,7 +319,7 @@ class FollowedRun:
             self._findings = found
 
 
-def _read_findings(run: Run) -> Findings:
+def read_findings(run: Run) -> Findings:
     """Findings that are kept in a folder, else those that were said while it was recorded."""
     file = run.path / FINDINGS
     try:

@@ -21,6 +21,7 @@ from retrograd.foreign.text import parse_json, parse_object, show_plainly
 from retrograd.notices import say
 from retrograd.runs.layout import find_rank_folders, is_run
 from retrograd.runs.listing import list_runs, read_line
+from retrograd.serving.compared_runs import ComparedRuns
 from retrograd.serving.followed_run import Chosen, FollowedRun, NotServedError, OtherSitesError, Span
 from retrograd.views.page.frame import frame_page
 
@@ -67,6 +68,7 @@ class Served:
             find_rank_folders(path) if self.single else list_runs(path)
         self._open: OrderedDict[str, _Slot] = OrderedDict()
         self._lock = threading.Lock()
+        self._compared = ComparedRuns()
 
     def list_lines(self) -> list[dict[str, Any]]:
         """The runs as JSON values, newest first; a loss that is not finite is text."""
@@ -86,6 +88,15 @@ class Served:
             while len(self._open) > _MOST_RUNS:
                 self._open.popitem(last=False)
         return slot.take()
+
+    def compare(self, names: list[str]) -> str:
+        """The page of several runs.
+
+        Raises:
+            NotServedError: there is none of a name.
+            RunError: one cannot be read.
+        """
+        return self._compared.make_page([self._folder_of(name) for name in names])
 
     def _folder_of(self, name: str) -> Path:
         if self.single:
@@ -200,6 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return "page", _make_list(served.list_lines()).encode()
             case ["runs"]:
                 return "json", json.dumps(served.list_lines()).encode()
+            case ["compare"]:
+                return "page", served.compare(_read_runs(self.path)).encode()
             case ["run", name]:
                 return "page", self._make_page(name)
             case ["run", name, "news"]:
@@ -234,6 +247,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _QueryError(ValueError):
     """A query that no page of ours makes."""
+
+
+def _read_runs(address: str) -> list[str]:
+    names = list(dict.fromkeys(value for name, value in parse_qsl(urlsplit(address).query) if name == "run"))
+    if not 2 <= len(names) <= _MOST_RUNS:
+        raise _QueryError(f"two to {_MOST_RUNS} runs are compared")
+    return names
 
 
 def _read_numbers(query: dict[str, str], *names: str) -> dict[str, int]:

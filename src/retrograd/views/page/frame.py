@@ -1,10 +1,12 @@
 """The frame of every HTML page: one file that opens from a disk, in which nothing but its own script runs.
 
 A page is a package with ``page.html`` (its body), style sheets in ``css/`` and scripts in ``js/``, of which ``main.js``
-draws it. Sheets and scripts of all pages are beside this file; a part that several pages show is a package with
-``part.html``. A content security policy names the hashes of the page's own script and style: nothing else runs, and
-nothing is loaded. Data are embedded as JSON that cannot end a script, or packed as gzip in base64, which
-``js/payload.js`` reads.
+draws it. Sheets and scripts of all pages are beside this file. What several pages show is a part: a package with
+``part.html``, all of its ``css/``, of ``js/`` what is imported, and in ``vendor/`` the libraries that run first. A
+script of the page takes the place of one of that name in a part.
+
+A content security policy names the hashes of the page's own script and style: nothing else runs, and nothing is loaded.
+Data are embedded as JSON that cannot end a script, or packed as gzip in base64, which ``js/payload.js`` reads.
 
 Floats are packed as float32 whose bytes are sorted by significance (all first bytes, all second bytes …), because signs
 and exponents of neighbours are alike and compress well. They may be rounded to fewer bits of mantissa first; range, NaN
@@ -54,7 +56,6 @@ def frame_page(
     blocks: Mapping[str, str],
     *,
     styles: Sequence[str] = ("css/page.css",),
-    libraries: Sequence[str] = (),
     parts: Mapping[str, str] | None = None,
     words: Mapping[str, str] | None = None,
     is_served: bool = False,
@@ -67,7 +68,6 @@ def frame_page(
         facts: JSON values that the scripts read at once.
         blocks: packed data by name, which the scripts unpack when they need it.
         styles: the page's style sheets, after those of all pages.
-        libraries: third-party scripts, which run first.
         parts: packages that several pages show, by the name of the ``$`` placeholder in the body.
         is_served: the page comes from a server of ours, which it may ask for more.
         words: further texts for ``$`` placeholders in the body, beside ``$theme_switch`` and ``$written``.
@@ -83,10 +83,12 @@ def frame_page(
         written=f"Written by retrograd {version}. {_SERVED if is_served else _FILE}",
     )
     sheets = [(SHARED, name) for name in _STYLES]
-    sheets += [(part, "css/part.css") for part in shared.values()] + [(own, name) for name in styles]
+    sheets += [(part, name) for part in shared.values() for name in _list(part, "vendor", ".css") + _list(part, "css")]
+    sheets += [(own, name) for name in styles]
     style = "\n".join(_read(home, name) for home, name in sheets)
     modules = join_modules("main.js", _read_scripts(SHARED, *shared.values(), own))
-    script = "\n".join([*(_read(own, name) for name in libraries), modules])
+    libraries = [_read(part, name) for part in shared.values() for name in _list(part, "vendor", ".js")]
+    script = "\n".join([*libraries, modules])
     return Template(_read(SHARED, "frame.html")).substitute(
         policy=_make_policy(style, script, is_served=is_served),
         version=version,
@@ -129,6 +131,13 @@ def write_page(
             repair="give a file in a folder that exists and can be written.",
         ) from failed
     return target
+
+
+def _list(home: Traversable, folder: str, ending: str = "") -> list[str]:
+    """Files of a folder, which need not be there, by name."""
+    there = home.joinpath(folder)
+    names = sorted(file.name for file in there.iterdir() if file.name.endswith(ending)) if there.is_dir() else []
+    return [f"{folder}/{name}" for name in names]
 
 
 def _read_scripts(*homes: Traversable) -> dict[str, str]:

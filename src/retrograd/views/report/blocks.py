@@ -41,7 +41,7 @@ class Measure:
     bands: tuple[Band, ...] = ALL_BANDS
     signed: bool = False
     share: bool = False
-    scale: Literal["log", "linear"] = "log"
+    scale: Literal["log", "linear", "ratio"] = "log"
     is_custom: bool = False
     about: str = ""
 
@@ -245,15 +245,13 @@ def encode_shares(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(np.where(counts > 0, 1 + np.rint(levels), 0).astype(np.uint8).T)
 
 
-FURTHEST = 64.0
-"""Ratios are cut off at 2 to the plus or minus this, where one of the two is zero."""
-
-
 def compare_runs(scope: Scope, other: History, other_name: str) -> tuple[list[Block], dict[str, str]]:
     """The difference as a statistic of the page, and what the header says of it."""
     ratios = compare_rms(scope.history, other, scope.sites, scope.phase)
-    measure = Measure("against", f"rms ratio to {other_name} (log₂)", signed=True, scale="linear")
+    measure = Measure("against", f"rms ratio to {other_name}", signed=True, scale="ratio")
     block = make_block(measure, ratios, scope)
+    if block is not None:
+        block.facts.update(gone="zero here only", come=f"zero in {other_name} only")
     first = tell_first_difference(ratios, scope.sites, scope.columns.steps)
     return [block] if block is not None else [], {"compared with": other_name, "first difference": first}
 
@@ -262,7 +260,8 @@ def compare_rms(history: History, other: History, sites: Sequence[str], phase: P
     """log₂(rms / rms of the other) of each site at each step.
 
     Returns:
-        Shape (sites, steps of ``history``): exactly 0 where both are equal, NaN where either has nothing.
+        Shape (sites, steps of ``history``): exactly 0 where both are equal, −∞ where only ours is zero, +∞ where only
+        the other is, NaN where either has nothing.
     """
     ours = history.matrix("rms", sites, phase=phase)
     shared = np.array([row for row, site in enumerate(sites) if site in other], dtype=np.int64)
@@ -271,10 +270,9 @@ def compare_rms(history: History, other: History, sites: Sequence[str], phase: P
     aligned = np.full(ours.values.shape, np.nan)
     aligned[np.ix_(shared, mine)] = theirs.values[:, others]
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.log2(ours.values / aligned)
+        ratios: FloatArray = np.log2(ours.values / aligned)
     ratios[ours.values == aligned] = 0.0
-    clipped: FloatArray = np.clip(ratios, -FURTHEST, FURTHEST)
-    return clipped
+    return ratios
 
 
 def tell_first_difference(ratios: FloatArray, sites: Sequence[str], steps: IntArray) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from retrograd.amounts import count_of
 from retrograd.findings.finding import SHOWN, Finding, Findings, list_grounds, list_place, tell_repair
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
@@ -115,4 +116,4 @@ def _count(history: History, site: str, phase: Phase, step: int) -> str:
         for name, word in _COUNTS.items()
         if getattr(series, name)[place]
     ]
-    return f"{', '.join(parts)} of {int(series.count[place]):,} elements"
+    return f"{', '.join(parts)} of {count_of(int(series.count[place]), 'element')}"

@@ -127,9 +127,8 @@ def frame_report(facts: dict[str, Any], packed: dict[str, str], *, is_served: bo
         facts,
         packed,
         is_served=is_served,
-        styles=("vendor/uPlot.min.css", "css/page.css", "css/findings.css", "css/map.css", "css/panels.css"),
-        libraries=("vendor/uPlot.iife.min.js",),
-        parts={"kept": "retrograd.views.kept"},
+        styles=(),
+        parts={"map": "retrograd.views.report", "kept": "retrograd.views.kept"},
     )
 
 

@@ -12,7 +12,7 @@ from retrograd.views.downsample import StepColumns, share_columns
 from retrograd.views.page.frame import MANTISSA_BITS
 from retrograd.views.shown import find_phase
 
-_SHARE_OF_NUMBERS = 0.85  # of the file; the rest is code, facts and histograms
+SHARE_OF_NUMBERS = 0.85  # of the file; the rest is code, facts and histograms
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def choose_scope(history: History, phase: Phase | None, most_columns: int, megab
         most = np.fmax(most, np.fmax.reduce(counts.values, axis=1, initial=-1))
     elements = most.astype(int).tolist()
     seen = [(site, n) for site, n in zip(sites, elements, strict=True) if n >= 0]
-    max_bytes = megabytes * 1e6 * _SHARE_OF_NUMBERS
+    max_bytes = megabytes * 1e6 * SHARE_OF_NUMBERS
     columns, mantissa_bits = choose_detail(len(seen), sum(map(len, steps)), most_columns, max_bytes)
     return Scope(
         history=history,

@@ -2,7 +2,7 @@
 
 import { parseColor } from "./colors.js";
 import { themeColor } from "./dom.js";
-import { chooseBetter, hasZero, numbersOf, shown } from "./rows.js";
+import { chooseBetter, hasZero, isRatio, numbersOf, shown } from "./rows.js";
 import { shownColumns } from "./steps.js";
 
 /** A canvas with one row of pixels for each node and one column of pixels for each drawn column, or fewer. */
@@ -17,6 +17,7 @@ export function paintCells(nodes, mostPixels) {
     ...shown,
     bad: parseColor(themeColor("bad")),
     zero: hasZero() ? parseColor(themeColor("zero")) : null,
+    ends: isRatio() ? ["gone", "come"].map((name) => parseColor(themeColor(name))) : null,
     better: chooseBetter(),
     from,
     columns: to - from + 1,
@@ -28,7 +29,7 @@ export function paintCells(nodes, mostPixels) {
 }
 
 /** Pixels without a number stay transparent: what lies beneath means "not recorded". */
-function paintRow({ line, bad }, pixels, { shade, palette, bad: badColor, zero, better, from, columns, width }) {
+function paintRow({ line, bad }, pixels, { shade, palette, bad: badColor, zero, ends, better, from, columns, width }) {
   if (!line && !bad) return;
   for (let x = 0; x < width; x++) {
     const start = from + Math.floor((x * columns) / width);
@@ -39,7 +40,9 @@ function paintRow({ line, bad }, pixels, { shade, palette, bad: badColor, zero, 
       if (line && (Number.isNaN(best) || better(line[column], best))) best = line[column];
       broken ||= bad ? bad[column] > 0 : false;
     }
-    if (broken || best === Infinity || best === -Infinity) pixels[x] = badColor;
+    const isEnd = best === Infinity || best === -Infinity;
+    if (broken || (isEnd && !ends)) pixels[x] = badColor;
+    else if (isEnd) pixels[x] = ends[Number(best > 0)];
     else if (best === 0 && zero !== null) pixels[x] = zero;
     else if (!Number.isNaN(best)) pixels[x] = palette[shade(best)];
   }

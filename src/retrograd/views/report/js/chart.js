@@ -9,7 +9,7 @@ import { columnCount, shownColumns } from "./steps.js";
 const TINY = 1e-320; // stands for zero on a log scale: below every range, so the line falls off the chart
 
 /**
- * `lines`: [{line, color, band, dash, width}]: a Float32Array each; two of them marked `band` are filled between.
+ * `lines`: [{line, color, band, dash, width}]: a Float32Array each; each two marked `band` are filled between.
  * `bad`: columns to mark. `scale`: "log", "linear" or "share". `gutter`, `right`: functions that give the room
  * for labels at the left and the margin at the right.
  */
@@ -79,13 +79,10 @@ function keepLonely(u, i, show) {
 
 function makeBands(lines) {
   const edges = lines.flatMap(({ band }, i) => (band ? [i + 1] : []));
-  if (edges.length < 2) return [];
-  return [
-    {
-      series: [edges[1], edges[0]],
-      fill: () => `color-mix(in srgb, ${themeColor(lines[edges[0] - 1].color)} 26%, transparent)`,
-    },
-  ];
+  return Array.from({ length: edges.length >> 1 }, (_, k) => ({
+    series: [edges[2 * k + 1], edges[2 * k]],
+    fill: () => `color-mix(in srgb, ${themeColor(lines[edges[2 * k] - 1].color)} 26%, transparent)`,
+  }));
 }
 
 /** Range of y: what is in view, without its outermost hundredth unless the full range is wanted. */

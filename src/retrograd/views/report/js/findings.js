@@ -18,7 +18,7 @@ export function writeFindings() {
   );
 }
 
-function makeFinding({ severity, message, place, detector, repair, grounds, visit: evidence }) {
+export function makeFinding({ severity, message, place, detector, repair, grounds, visit: evidence }) {
   return make(
     "li",
     { class: `finding ${severity}` },
@@ -40,7 +40,7 @@ function show({ site, step }) {
   find("map").scrollIntoView({ block: "start" });
 }
 
-function fold(title, count, content) {
+export function fold(title, count, content) {
   const tally = count === null ? null : make("span", { class: "tally" }, formatCount(count));
   return make("details", {}, make("summary", {}, title, tally), content);
 }

@@ -25,6 +25,20 @@ export function formatTick(value) {
   return short.replace("e+", "e").replaceAll("-", "−");
 }
 
+/** A factor of which the binary logarithm is given: ×10, ÷2.5, and = where it is exactly one. */
+export function formatRatio(logarithm) {
+  if (Number.isNaN(logarithm)) return "–";
+  if (logarithm === 0) return "=";
+  const sign = logarithm > 0 ? "×" : "÷";
+  const excess = Math.expm1(Math.abs(logarithm) * Math.LN2);
+  if (excess >= 0.1) return `${sign}${formatNumber(excess + 1)}`;
+  if (excess < 1e-6) return `${sign}(1 + ${formatNumber(excess)})`;
+  return `${sign}${(excess + 1).toFixed(1 - Math.floor(Math.log10(excess)))}`;
+}
+
+/** How numbers of a statistic are printed. */
+export const printerOf = ({ share, scale }) => (scale === "ratio" ? formatRatio : share ? formatShare : formatNumber);
+
 export const formatShare = (value) => (Number.isNaN(value) ? "–" : `${formatNumber(value * 100)} %`);
 
 export const formatPercent = (value) => `${formatTick(Number((value * 100).toPrecision(6)))} %`;

@@ -50,6 +50,9 @@ function makeLabel(node, position, top) {
     make("span", { class: "caret" }, folder ? (folded ? "▸" : "▾") : ""),
     make("span", { class: "name" }, node.name, make("span", { class: "slot" }, slotText(node))),
     bad ? make("span", { class: "bad", title: "has NaN or infinite elements" }, "●") : null,
+    node.place !== null && facts.places[node.place].note && !isMerged(node)
+      ? make("span", { class: "merged" }, facts.places[node.place].note)
+      : null,
     isMerged(node)
       ? make("span", { class: "merged", title: `${node.places.length} rows in one` }, String(node.places.length))
       : null,

@@ -3,10 +3,10 @@
 import { gradientOf } from "./colors.js";
 import { plural } from "./counts.js";
 import { fill, find, make } from "./dom.js";
-import { formatNumber, formatShare } from "./format.js";
+import { printerOf } from "./format.js";
 import { bandOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
-import { hasZero, isMerged, mergeRule, shown } from "./rows.js";
+import { hasZero, isMerged, isRatio, mergeRule, shown } from "./rows.js";
 import { valueAt } from "./scale.js";
 import { quantityOf, state } from "./state.js";
 
@@ -14,7 +14,7 @@ const BAND_WORDS = { low: "smallest", mean: "mean", high: "largest" };
 
 export function drawLegend() {
   const statistic = statisticOf(state.statistic);
-  const print = statistic.share ? formatShare : formatNumber;
+  const print = printerOf(statistic);
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => make("span", {}, print(valueAt(shown.scale, share))));
   const bar = make("div", {
     class: "bar",
@@ -23,8 +23,12 @@ export function drawLegend() {
   });
   bar.style.background = gradientOf(shown.palette);
   find("zero-swatch").hidden = !hasZero();
+  for (const end of ["gone", "come"]) {
+    find(`${end}-swatch`).hidden = !isRatio();
+    find(`${end}-text`).textContent = statistic[end] ?? "";
+  }
   find("map-title").title = statistic.about ?? "";
-  find("map-title").textContent = `${statistic.label} of ${quantityOf(state.quantity).title}`;
+  find("map-title").textContent = `${statistic.title ?? statistic.label} of ${quantityOf(state.quantity).title}`;
   fill(find("scale-bar"), bar, make("div", { class: "ticks" }, ...ticks));
   find("notice").textContent = noticeText(statistic);
 }
@@ -32,9 +36,10 @@ export function drawLegend() {
 function noticeText(statistic) {
   const { total, first, width } = facts.columns;
   const cell = BAND_WORDS[bandOf(statistic, state.band)];
+  const kept = isRatio() ? "the furthest from equal" : `the ${cell}`;
   const decimated =
     width > 1
-      ? `${plural(total, "step")} drawn in ${plural(first.length, "column")} of ${width}; extremes kept (a cell shows the ${cell} of its steps). `
+      ? `${plural(total, "step")} drawn in ${plural(first.length, "column")} of ${width}; extremes kept (a cell shows ${kept} of its steps). `
       : "";
   return `${decimated}${shown.rows.some(isMerged) ? `A folded module shows the ${mergeRule()} of its rows. ` : ""}${facts.digits ? `Numbers have ${facts.digits} significant digits.` : ""}`;
 }

@@ -49,14 +49,14 @@ function readLoss() {
   const line = lossLine("mean");
   if (!line) return; // of a run that is followed, it is on its way
   const known = state.cursor ?? line.findLastIndex((value) => !Number.isNaN(value));
-  find("loss-value").textContent = tellLoss(line, known);
+  find("loss-value").textContent = tellLoss(line, lossLine("low"), known);
 }
 
 /** A loss that is not finite is said to be so, and since when. */
-function tellLoss(line, column) {
+export function tellLoss(line, low, column) {
   if (line[column] !== Infinity) return formatNumber(line[column] ?? NaN);
   let since = column;
   while (since > 0 && !Number.isFinite(line[since - 1])) since -= 1;
-  const word = Number.isNaN(lossLine("low")[column]) ? "NaN" : "not finite";
+  const word = Number.isNaN(low[column]) ? "NaN" : "not finite";
   return `${word} since step ${formatCount(facts.columns.first[since])}`;
 }

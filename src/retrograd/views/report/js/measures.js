@@ -161,5 +161,5 @@ function magnitudes(series) {
   return largest.get(series);
 }
 
-/** How many elements of a column were NaN or infinite, for each column. */
-export const badOf = (series) => lineOf("nonfinite", "high", series);
+/** How many elements of a column were NaN or infinite, for each column; of two runs that are compared in either. */
+export const badOf = (series, name = "nonfinite") => lineOf(name, "high", series);

@@ -4,7 +4,7 @@ import { drawSteps } from "./axis.js";
 import { cssColor } from "./colors.js";
 import { make, sizeCanvas, themeColor } from "./dom.js";
 import { download, fileName } from "./download.js";
-import { formatNumber } from "./format.js";
+import { printerOf } from "./format.js";
 import { drawRows } from "./heatmap.js";
 import { fullName } from "./labels.js";
 import { statisticOf } from "./measures.js";
@@ -30,7 +30,7 @@ export function paintPicture() {
   write(context, facts.title, 16, 24, "600 16px system-ui, sans-serif");
   write(
     context,
-    `${statisticOf(state.statistic).label} of ${quantityOf(state.quantity).title}`,
+    `${statisticOf(state.statistic).title ?? statisticOf(state.statistic).label} of ${quantityOf(state.quantity).title}`,
     16,
     44,
     "12px system-ui, sans-serif",
@@ -66,5 +66,5 @@ function drawBar(context) {
     context.fillRect(shade, 0, 1.5, 10);
   }
   for (const share of [0, 0.5, 1])
-    write(context, formatNumber(valueAt(shown.scale, share)), share * 236, 26, "11px system-ui, sans-serif", "muted");
+    write(context, printerOf(statisticOf(state.statistic))(valueAt(shown.scale, share)), share * 236, 26, "11px system-ui, sans-serif", "muted");
 }

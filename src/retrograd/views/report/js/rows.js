@@ -66,7 +66,8 @@ export function fitColors() {
   const statistic = statisticOf(state.statistic);
   const [from, to] = shownColumns();
   const lines = shown.rows.map((node) => numbersOf(node).line).filter(Boolean);
-  shown.scale = fitScale(sortNumbers(lines, from, to), kindOfScale(statistic));
+  const factor = isRatio() && state.scale !== "auto" ? Number(state.scale) : null;
+  shown.scale = fitScale(sortNumbers(lines, from, to), kindOfScale(statistic), factor);
   shown.shade = shadeWith(shown.scale);
   shown.palette = makePalette(statistic.signed, isDark());
 }
@@ -74,7 +75,11 @@ export function fitColors() {
 /** Whether exactly zero has a colour of its own: on a logarithmic scale it is no smallest number. */
 export const hasZero = () => shown.scale?.kind === "log";
 
+/** Whether the map shows by which factor two runs differ. */
+export const isRatio = () => statisticOf(state.statistic).scale === "ratio";
+
 function kindOfScale(statistic) {
+  if (statistic.scale === "ratio") return "ratio";
   const logarithmic = (state.scale === "auto" ? statistic.scale : state.scale) === "log";
   if (statistic.signed) return logarithmic ? "signed" : "signed-linear";
   return logarithmic ? "log" : "linear";
@@ -88,11 +93,12 @@ export function numbersOf(node) {
 
 export function numbersOfPlace(number) {
   const series = facts.places[number].series[quantityOf(state.quantity).site];
-  return { line: lineOf(state.statistic, state.band, series), bad: badOf(series) };
+  return { line: lineOf(state.statistic, state.band, series), bad: badOf(series, statisticOf(state.statistic).bad) };
 }
 
 /** How numbers of a folded module are merged, in words. */
 export function mergeRule() {
+  if (isRatio()) return "furthest from equal";
   if (statisticOf(state.statistic).signed) return "furthest from zero";
   return wantsSmallest() ? "smallest" : "largest";
 }

@@ -21,7 +21,8 @@ export function sortNumbers(lines, from, to) {
 }
 
 /** A scale that suits the numbers in view: all but the outermost half per cent on either side. */
-export function fitScale(sorted, kind) {
+export function fitScale(sorted, kind, factor = null) {
+  if (kind === "ratio") return fitRatio(sorted, factor);
   if (kind === "signed" || kind === "signed-linear") return fitSigned(sorted, kind);
   const usable = kind === "log" ? sorted.subarray(sorted.findIndex((value) => value > 0)) : sorted;
   if (usable.length === 0 || (kind === "log" && sorted.at(-1) <= 0)) return { kind: "linear", low: 0, high: 1 };
@@ -30,6 +31,17 @@ export function fitScale(sorted, kind) {
   if (low === high)
     [low, high] = kind === "log" ? [low / 2, high * 2] : [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2];
   return { kind, low, high };
+}
+
+/** Factors at which the colours of a ratio may end. */
+export const FACTORS = [1.001, 1.01, 1.1, 2, 10, 100, 1000];
+
+/** Of binary logarithms of ratios: the least factor within which nine of ten that are not equal lie. */
+function fitRatio(sorted, factor) {
+  const sizes = sorted.map(Math.abs).filter((size) => size > 0).sort();
+  const most = sizes.length ? 2 ** quantile(sizes, 0.9) : 2;
+  const end = Math.log2(factor ?? FACTORS.find((each) => each >= most) ?? FACTORS.at(-1));
+  return { kind: "ratio", low: -end, high: end };
 }
 
 function fitSigned(sorted, kind) {

@@ -1,11 +1,11 @@
 /** One side of a panel: the curves and the histogram of one site. */
 
 import { fitWidth, makeChart, moveCursor, rescale } from "./chart.js";
-import { formatCount } from "./counts.js";
+import { formatCount, plural } from "./counts.js";
 import { make, sizeCanvas, themeColor } from "./dom.js";
 import { gradientOf } from "./colors.js";
 import { drawExponents, histogramOf, powerOfTwo, sharePalette } from "./exponents.js";
-import { formatNumber, formatShare } from "./format.js";
+import { formatShare, printerOf } from "./format.js";
 import { badOf, lineOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
 import { change, state } from "./state.js";
@@ -65,7 +65,7 @@ export function makeSide(part, series) {
 
 function sizeNote(series) {
   const elements = facts.elements[series];
-  return make("span", { class: "note" }, elements ? ` ${formatCount(elements)} elements` : "");
+  return make("span", { class: "note" }, elements ? ` ${plural(elements, "element")}` : "");
 }
 
 function chartsOf(part, series) {
@@ -107,7 +107,7 @@ function extraLines(series) {
 function readLines(lines) {
   const main = lines.at(-1);
   const column = state.cursor ?? main.line.findLastIndex((value) => !Number.isNaN(value));
-  const print = statisticOf(main.name).share ? formatShare : formatNumber;
+  const print = printerOf(statisticOf(main.name));
   return lines
     .filter(({ band }) => !band)
     .toReversed()

@@ -7,11 +7,13 @@ import { exportCsv } from "./csv.js";
 import { exportPng } from "./png.js";
 import { STATISTICS, bandOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
-import { shown } from "./rows.js";
+import { isRatio, shown } from "./rows.js";
+import { FACTORS } from "./scale.js";
 import { QUANTITIES, change, quantityOf, seriesOf, state } from "./state.js";
 import { nameColumns, shownColumns } from "./steps.js";
 
 const BANDS = { high: "largest", mean: "mean", low: "smallest" };
+const FACTOR_CHOICES = [["auto", "range that fits"], ...FACTORS.map((factor) => [String(factor), `up to ×${formatCount(factor)}`])];
 
 export function buildToolbar() {
   fill(
@@ -49,7 +51,7 @@ function chooseQuantity(key) {
 
 export function statisticsOf(key) {
   const series = new Set(seriesOf(key));
-  return STATISTICS.filter((statistic) => statistic.series.some((number) => series.has(number)));
+  return STATISTICS.filter(({ unlisted, series: some }) => !unlisted && some.some((number) => series.has(number)));
 }
 
 export function showToolbar() {
@@ -70,13 +72,10 @@ export function showToolbar() {
   );
   offer(
     "scale",
-    [
-      ["log", statistic.signed ? "log on both sides of 0" : "log scale"],
-      ["linear", "linear scale"],
-    ],
-    state.scale === "auto" ? statistic.scale : state.scale,
+    isRatio() ? FACTOR_CHOICES : [["log", statistic.signed ? "log on both sides of 0" : "log scale"], ["linear", "linear scale"]],
+    state.scale === "auto" && !isRatio() ? statistic.scale : state.scale,
   );
-  find("band-field").hidden = facts.columns.width === 1;
+  find("band-field").hidden = facts.columns.width === 1 || statistic.bands.length === 1;
   find("fit").setAttribute("aria-pressed", String(state.rows === "fit"));
   if (find("filter").value !== state.filter) find("filter").value = state.filter;
 }

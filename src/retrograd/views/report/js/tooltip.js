@@ -2,11 +2,11 @@
 
 import { plural } from "./counts.js";
 import { fill, find, make } from "./dom.js";
-import { formatNumber, formatShare } from "./format.js";
+import { printerOf } from "./format.js";
 import { columnToX, geometry } from "./geometry.js";
 import { bandOf, lineOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
-import { chooseBetter, isMerged, mergeRule, numbersOf, numbersOfPlace, shown } from "./rows.js";
+import { chooseBetter, isMerged, isRatio, mergeRule, numbersOf, numbersOfPlace, shown } from "./rows.js";
 import { quantityOf, state } from "./state.js";
 import { nameColumn } from "./steps.js";
 import { fullName } from "./labels.js";
@@ -47,7 +47,8 @@ function siteName(node) {
 
 function valueText(node, value, column) {
   const statistic = statisticOf(state.statistic);
-  const print = statistic.share ? formatShare : formatNumber;
+  const print = printerOf(statistic);
+  if (Math.abs(value) === Infinity && isRatio()) return value > 0 ? statistic.come : statistic.gone;
   const text = `${statistic.label} ${print(value)}`;
   if (facts.columns.width === 1 || isMerged(node)) return text;
   const series = facts.places[node.place].series[quantityOf(state.quantity).site];

@@ -1,0 +1,50 @@
+"""Several runs of a folder in one page, made anew while one of them is recorded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from retrograd.errors import CompareError
+from retrograd.runs.reader import open_run
+from retrograd.serving.followed_run import MOST_ROWS, read_findings
+from retrograd.views.comparing.comparison_page import build_page
+
+PAUSE = 5.0
+"""Seconds after which a page of runs of which one goes on is loaded again, at least."""
+
+_SHARE = 0.1  # of the time that making pages again and again may take
+
+
+class ComparedRuns:
+    """Makes pages of several runs, one after the other, so that memory holds what one page takes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._took = 0.0
+
+    def make_page(self, folders: Sequence[Path]) -> str:
+        """The page of some runs. Those with many rows are shown, but neither compared nor explained here.
+
+        Raises:
+            NotARunError, DamagedRunError: a folder cannot be read.
+        """
+        with self._lock:
+            begun = time.monotonic()
+            runs = [open_run(each) for each in folders]
+            goes_on = any(run.status == "running" for run in runs)
+            is_long = sum(run.history.rows.count for run in runs) > MOST_ROWS
+            refused = CompareError(
+                "These runs are too long to be compared each time they are looked at.",
+                repair="`retrograd compare` says where they part.",
+            )
+            page = build_page(
+                runs,
+                comparisons=[refused] * (len(runs) - 1) if is_long else None,
+                findings=[read_findings(run) for run in runs] if is_long else None,
+                again=max(PAUSE, self._took / _SHARE) if goes_on else 0.0,
+            )
+            self._took = time.monotonic() - begun
+            return page

@@ -1,0 +1,83 @@
+"""What a comparison tells in words: the runs, where each parts from the first, and the findings that only some have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from retrograd.comparing.comparison import Comparison
+from retrograd.comparing.pairs import plain_name
+from retrograd.errors import CompareError
+from retrograd.findings.finding import SEVERITIES, Finding, Findings
+from retrograd.history.history import History
+from retrograd.runs.reader import Run
+from retrograd.views.comparing.alignment import Aligned
+from retrograd.views.report.facts import make_status, print_command
+from retrograd.views.report.findings import describe_findings
+from retrograd.views.report.scope import Scope
+
+
+def name_letters(count: int) -> list[str]:
+    """A, B, C … as the runs are called in findings."""
+    return [chr(ord("A") + number) if number < 26 else f"R{number + 1}" for number in range(count)]
+
+
+def describe_run(run: Run | History, name: str, letter: str, scope: Scope, findings: Findings) -> dict[str, Any]:
+    """A line of the table of runs."""
+    manifest, steps, losses = scope.history.manifest, scope.columns.steps, scope.history.loss.values
+    loss = float(losses[-1]) if len(losses) else None
+    return {
+        "letter": letter,
+        "name": name,
+        "status": make_status(run.status if isinstance(run, Run) else manifest.get("status")),
+        "steps": f"{len(steps):,} ({steps[0]:,} to {steps[-1]:,})" if len(steps) else "none",
+        "loss": None if loss is None else f"{loss:.4g}" if np.isfinite(loss) else str(loss).replace("nan", "NaN"),
+        "sites": f"{len(scope.sites):,}",
+        "findings": findings.headline,
+        "command": print_command(manifest),
+    }
+
+
+def describe_verdict(comparison: Comparison | CompareError, scope: Scope) -> dict[str, Any]:
+    """Where a run parts from the first, why, and how to see it."""
+    if isinstance(comparison, CompareError):
+        return {"verdict": "cannot be compared", "said": str(comparison).partition("\n")[0], "visit": None}
+    place = comparison.parting or comparison.first
+    shown = {plain_name(site): site for site in scope.sites}
+    is_there = place is not None and place.site in shown
+    return {
+        "verdict": comparison.verdict,
+        "said": str(comparison).partition("\n")[0],
+        "visit": {"site": shown[place.site], "step": place.step} if place is not None and is_there else None,
+        "findings": describe_findings(Findings(comparison.findings), scope)["listed"],
+        "context": list(comparison.context),
+        "about": comparison.about,
+    }
+
+
+def describe_all_findings(found: Sequence[Findings], letters: Sequence[str], scope: Scope) -> dict[str, Any]:
+    """Findings of all runs, each once with the runs that have it; first those that not all have, the worst first."""
+    having: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
+    for letter, findings in zip(letters, found, strict=True):
+        for each in findings:
+            told = having.setdefault((each.detector, plain_name(each.site)), (each, []))[1]
+            if letter not in told:
+                told.append(letter)
+    ordered = sorted(having.values(), key=lambda each: SEVERITIES.index(each[0].severity))
+    described = describe_findings(Findings(each for each, _ in ordered), scope)["listed"]
+    listed = [{**told, "runs": runs} for told, (_, runs) in zip(described, ordered, strict=True)]
+    return {
+        "some": [each for each in listed if len(each["runs"]) < len(letters)],
+        "all": [each for each in listed if len(each["runs"]) == len(letters)],
+    }
+
+
+def note_places(aligned: Aligned, missing: Sequence[tuple[int, ...]], letters: Sequence[str]) -> dict[str, str]:
+    """For sites that not all runs have, which have them."""
+    return {
+        name: "only " + ", ".join(letter for number, letter in enumerate(letters) if number not in lacking)
+        for name, lacking in zip(aligned.names, missing, strict=True)
+        if lacking
+    }
