@@ -227,8 +227,8 @@ class UpdatesByHand:
 
     An update by hand shows in a parameter's version (``p -= lr * p.grad``), in its gradient being cleared or replaced,
     or, where it is written past autograd (``p.data``), in the numbers themselves. Gradients that lie there as backward
-    left them, or clipped, and parameters as they were, mean accumulation. Where a pass goes to other leaves than the one
-    before, they were made anew.
+    left them, or clipped, and parameters as they were, mean accumulation. Where a pass goes to other leaves than the
+    one before, they were made anew.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
