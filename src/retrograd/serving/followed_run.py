@@ -20,11 +20,9 @@ import numpy as np
 from retrograd.errors import DamagedRunError, RunError
 from retrograd.findings.detectors.missing_gradients import tell_reasons
 from retrograd.findings.explain import explain_record, make_record
-from retrograd.findings.finding import Finding, Findings
-from retrograd.foreign.text import parse_object
+from retrograd.findings.finding import read_findings
 from retrograd.history.history import History
 from retrograd.history.ungraded import list_ungraded
-from retrograd.runs.layout import FINDINGS
 from retrograd.runs.reader import Run, open_run
 from retrograd.sites.site import parse_leniently
 from retrograd.views.downsample import ColumnBands, FloatArray, StepColumns, share_columns
@@ -324,17 +322,6 @@ class FollowedRun:
             self._explained, self._took = time.monotonic(), time.monotonic() - begun
         with self._lock:
             self._findings, self._reasons = found, reasons
-
-
-def read_findings(run: Run) -> Findings:
-    """Findings that are kept in a folder, else those that were said while it was recorded."""
-    file = run.path / FINDINGS
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        told = lines or [event.text for event in run.history.events_but_losses if event.kind == "finding"]
-        return Findings([Finding.of_dict(parse_object(line)) for line in told], about="the record so far")
-    except (OSError, ValueError, TypeError):
-        return Findings(about="the record so far")
 
 
 def _series_of(measure: Measure, sites: list[str]) -> list[int]:
