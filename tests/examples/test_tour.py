@@ -75,7 +75,7 @@ def execute(kernels: Path) -> nbformat.NotebookNode:
     notebook = nbformat.read(TOUR, as_version=4)
     for cell in code_cells(notebook):
         cell.outputs, cell.execution_count = [], None
-    client = NotebookClient(notebook, km=manager, timeout=120, record_timing=False, coalesce_streams=True)
+    client = NotebookClient(notebook, km=manager, timeout=120, record_timing=False)
     return client.execute(cleanup_kc=True, cwd=str(kernels))  # the kernel ends with it
 
 
@@ -89,10 +89,9 @@ def kinds(notebook: nbformat.NotebookNode) -> dict[str, str]:
 
 
 def kind_of(cell: nbformat.NotebookNode) -> str:
-    (output,) = cell.outputs
-    if output.output_type == "stream":
-        assert output.name == "stdout", output.text
+    if all(output.get("name") == "stdout" for output in cell.outputs):
         return "text"
+    (output,) = cell.outputs
     data = output.data
     if "image/png" in data:
         width, height = size_of_png(base64.b64decode(data["image/png"]))
