@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from retrograd.findings.explain import explain
-from retrograd.findings.finding import Findings
+from retrograd.findings.finding import read_findings
 from retrograd.runs.reader import Run
 from retrograd.views.downsample import FloatArray
 from retrograd.views.findings_text import list_findings
@@ -104,12 +104,9 @@ def glance_at(run: Run) -> RunGlance:
     """What is told of a run as it was read."""
     history = run.history
     curve, limits = history.loss, history.rows.step_limits
-    findings = explain(run) if history.rows.count <= MOST_ROWS else Findings()
-    said = [event.text for event in history.events_but_losses if event.kind == "finding"]
+    findings = explain(run) if history.rows.count <= MOST_ROWS else read_findings(run)
     last = max([int(curve.steps[-1])] if len(curve.steps) else [], default=limits[1] if limits else None)
-    return RunGlance(
-        run.status, last, _find_rate(run), curve.values, list_findings(findings) or said[-3:], _find_changes(run, last)
-    )
+    return RunGlance(run.status, last, _find_rate(run), curve.values, list_findings(findings), _find_changes(run, last))
 
 
 def _find_rate(run: Run) -> float:
