@@ -12,6 +12,7 @@ from retrograd.exports import export as exports
 from retrograd.exports import tables
 from retrograd.exports.export import export
 from retrograd.exports.tables import export_csv
+from retrograd.history import windows
 from retrograd.history.sink import Event, Moment
 from retrograd.runs.reader import Run, open_run
 from retrograd.runs.writer import RunWriter
@@ -49,6 +50,17 @@ def test_csv_with_a_users_statistic_and_of_nothing(tmp_path: Path) -> None:
     writer.close()
     path = export(open_run(tmp_path / "run"), "csv", tmp_path / "other.csv")
     assert pandas.read_csv(path)["entropy"].tolist() == [0.25]
+
+
+def test_csv_of_a_long_run_holds_no_column(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = export(run, "csv").read_bytes()
+    monkeypatch.setattr(windows, "MOST_ROWS", 1)
+
+    def refuse(rows: windows.LongRows, name: str) -> None:
+        raise AssertionError(f"all of {name!r} is held")
+
+    monkeypatch.setattr(windows.LongRows, "__getitem__", refuse)
+    assert export(open_run(run.path), "csv", tmp_path / "long.csv").read_bytes() == whole
 
 
 def test_tensorboard(run: Run) -> None:

@@ -28,6 +28,10 @@ def zero(net: nn.Linear) -> None:
     net.zero_grad(set_to_none=False)
 
 
+def clip(net: nn.Linear) -> None:
+    nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+
+
 def drop(net: nn.Linear) -> None:
     net.zero_grad()
 
@@ -40,7 +44,7 @@ def assign(net: nn.Linear) -> None:
     net.weight.data = net.weight.data - 0.1
 
 
-@pytest.mark.parametrize("act", [touch_nothing, subtract, subtract_past_autograd, zero, drop, replace, assign])
+@pytest.mark.parametrize("act", [touch_nothing, subtract, subtract_past_autograd, zero, clip, drop, replace, assign])
 @pytest.mark.parametrize("keeps_gradients", [True, False])
 def test_whether_parameters_were_touched(act: Callable[[nn.Linear], None], keeps_gradients: bool) -> None:
     net = nn.Linear(70, 40)
@@ -50,7 +54,7 @@ def test_whether_parameters_were_touched(act: Callable[[nn.Linear], None], keeps
     manual.remember()
     act(net)
     unseen = not keeps_gradients and act in (zero, drop)
-    assert manual.touched() == (act is not touch_nothing and not unseen)
+    assert manual.touched() == (act not in (touch_nothing, clip) and not unseen)
     manual.remember()
     assert not manual.touched()
 

@@ -209,3 +209,25 @@ def test_two_calls_with_the_same_tensor_are_two_calls() -> None:
         site: rows for site, rows in expected.items() if not site.endswith(".grad")
     }
     assert set(found) == set(expected)
+
+
+class Cut(nn.Module):
+    """A module whose output is used without its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.cut = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x) + self.cut(x).detach().argmax(-1, keepdim=True)
+
+
+def test_a_parameter_without_a_gradient_is_no_fault(recwarn: pytest.WarningsRecorder) -> None:
+    """Compiled code calls its hooks with None."""
+    net = Cut()
+    compiled = torch.compile(net, backend="aot_eager")
+    with rg.record(compiled) as recording:
+        compiled(torch.randn(3, 6)).sum().backward()
+    assert [each for each in recwarn if issubclass(each.category, rg.RetrogradWarning)] == []
+    assert "used:weight.grad" in recording.history.sites
+    assert "cut:weight.grad" not in recording.history.sites

@@ -16,7 +16,14 @@ TEXT = [
     ("bad-ink", "surface"), ("bad-ink", "bad-soft"), ("bad-ink", "raised"),
     ("good", "surface"), ("warn", "surface"),
 ]  # fmt: skip
-MARKS = [("value", "surface"), ("grad", "surface"), ("update", "surface"), ("loss", "surface"), ("bad", "surface")]
+MARKS = [
+    ("value", "surface"),
+    ("grad", "surface"),
+    ("update", "surface"),
+    ("loss", "surface"),
+    ("bad", "surface"),
+    ("without", "surface"),
+]
 MARKS += [(f"run-{number}", "surface") for number in range(8)]
 
 

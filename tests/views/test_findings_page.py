@@ -37,7 +37,7 @@ def test_a_finding_leads_to_the_curves_of_its_site(site: str, step: int | None, 
 
 
 def write(path: Path, findings: Findings, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(report, "explain", lambda run: findings)
+    monkeypatch.setattr(report, "explain_record", lambda record: findings)
     return write_report(make_history(invent_training(name_resnet(), 400)), path / "report.html")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from retrograd.findings.finding import Finding
 from retrograd.history.sink import Event, Moment
 from retrograd.runs.reader import open_run
 from retrograd.views import followed
@@ -62,3 +63,15 @@ def test_a_line_a_flush_until_it_is_over(tmp_path: Path, monkeypatch: pytest.Mon
     console.print(followed._draw(console, glance))
     assert "▁" in seen.getvalue()
     assert all(site in seen.getvalue() for site, _, _ in glance.changed)
+
+
+def test_a_record_too_long_to_explain_shows_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding(detector="dead-units", severity="critical", message="all units of a are dead", site="a:output")
+    writer = open_writer(tmp_path / "run")
+    for batch in make_steps([1, 2]):
+        add_step(writer, batch)
+    writer.add_event(Event(Moment(2), "finding", text=finding.as_json(), time=2.0))
+    writer.close()
+    monkeypatch.setattr(followed, "MOST_ROWS", 0)
+    (said,) = followed.glance_at(open_run(tmp_path / "run")).findings
+    assert said == "critical  all units of a are dead"

@@ -6,15 +6,17 @@ DuckDB, pandas, Polars and Spark need none; they read the part files as they are
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
 from retrograd.addresses import read_path
 from retrograd.files import write_file
-from retrograd.history.rows import Picked, Rows
+from retrograd.history.rows import FIXED_TYPES, ROW_TYPES, Part
 from retrograd.history.sink import PHASES
 from retrograd.runs.reader import Run
 from retrograd.statistics.row import STATISTICS, derive
@@ -33,10 +35,13 @@ def export_csv(run: Run, path: str | os.PathLike[str]) -> Path:
         Where it was written.
     """
     rows, sites = run.history.rows, pa.array(map(_defuse, run.history.site_names), pa.string())
-    schema = _build_lines(rows, sites, slice(0)).schema
-    with write_file(path) as file, pyarrow.csv.CSVWriter(file, schema) as writer:
-        for start in range(0, rows.count, _ROWS_AT_ONCE):
-            writer.write_table(_build_lines(rows, sites, slice(start, start + _ROWS_AT_ONCE)))
+    names = [*_MOMENT, "phase", "site", *ROW_TYPES, "scale", *rows.custom]
+    none = {name: np.empty(0, FIXED_TYPES.get(name, np.float64)) for name in names}
+    with write_file(path) as file, pyarrow.csv.CSVWriter(file, _build_lines(none, sites, rows.custom).schema) as writer:
+        for piece in rows.pieces(names):
+            for start in range(0, len(piece["step"]), _ROWS_AT_ONCE):
+                some = {name: column[start : start + _ROWS_AT_ONCE] for name, column in piece.items()}
+                writer.write_table(_build_lines(some, sites, rows.custom))
     return read_path(path)
 
 
@@ -58,11 +63,10 @@ def _defuse(name: str) -> str:
     return f"'{name}" if name.startswith(_FORMULA) else name
 
 
-def _build_lines(rows: Rows, sites: pa.Array, index: slice) -> pa.Table:
-    picked = Picked(rows, index)
-    columns = {name: pa.array(picked[name]) for name in _MOMENT}
-    columns["phase"] = pa.array(PHASES).take(pa.array(picked["phase"]))
-    columns["site"] = sites.take(pa.array(picked["site"]))
-    columns |= {name: pa.array(derive(picked, name)) for name in STATISTICS}
-    columns |= {name: pa.array(picked[name]) for name in ("order", "scale", *rows.custom)}
+def _build_lines(rows: Part, sites: pa.Array, custom: Sequence[str]) -> pa.Table:
+    columns = {name: pa.array(rows[name]) for name in _MOMENT}
+    columns["phase"] = pa.array(PHASES).take(pa.array(rows["phase"]))
+    columns["site"] = sites.take(pa.array(rows["site"]))
+    columns |= {name: pa.array(derive(rows, name)) for name in STATISTICS}
+    columns |= {name: pa.array(rows[name]) for name in ("order", "scale", *custom)}
     return pa.table(columns)

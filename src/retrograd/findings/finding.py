@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from retrograd.amounts import count_of
+from retrograd.cells import show_line
 from retrograd.drawings import drawn_by
 from retrograd.files import to_utf8, write_whole
+from retrograd.foreign.text import parse_object
 from retrograd.runs.layout import FINDINGS
+from retrograd.runs.reader import Run
 
 Severity = Literal["critical", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
@@ -38,7 +41,7 @@ class Evidence:
     threshold: str = ""
 
     def __str__(self) -> str:
-        value = self.value if isinstance(self.value, str) else write_plainly(f"{self.value:.4g}")
+        value = show_line(self.value) if isinstance(self.value, str) else write_plainly(f"{self.value:.4g}")
         return f"{self.name}: {value}{f' ({self.threshold})' if self.threshold else ''}"
 
 
@@ -110,7 +113,7 @@ class Finding:
 
 def shorten_line(line: str) -> str:
     """``train.py:48`` of ``/home/me/train.py:48``."""
-    return line.rsplit("/", 1)[-1]
+    return show_line(line).rsplit("/", 1)[-1]
 
 
 def _plain(value: Any) -> Any:
@@ -248,7 +251,8 @@ def list_place(finding: Finding) -> list[str]:
     if finding.step is not None and finding.last_step is not None and finding.last_step > finding.step:
         step = f"steps {finding.step:,} to {finding.last_step:,}"
     rank = "" if finding.rank is None else f"rank {finding.rank}"
-    return [part for part in (f"at {finding.site}" if finding.site else "", step, rank, finding.line) if part]
+    site = f"at {finding.site}" if finding.site else ""
+    return [part for part in (site, step, rank, show_line(finding.line)) if part]
 
 
 def tell_repair(finding: Finding) -> str:
@@ -277,3 +281,14 @@ def store_findings(run: Path, findings: Findings) -> None:
     """
     with write_whole(run / FINDINGS) as file:
         file.write(to_utf8(findings.as_json_lines()))
+
+
+def read_findings(run: Run) -> Findings:
+    """Read the findings that are kept in a folder, else those that were said while it was recorded."""
+    file = run.path / FINDINGS
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        told = lines or [event.text for event in run.history.events_but_losses if event.kind == "finding"]
+        return Findings([Finding.of_dict(parse_object(line)) for line in told], about="the record so far")
+    except (OSError, ValueError, TypeError):
+        return Findings(about="the record so far")

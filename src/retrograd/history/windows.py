@@ -232,13 +232,17 @@ def _add_missing(read: Callable[[], Part], missing: Sequence[str]) -> Part:
     return {**columns, **{name: np.full(len(columns["site"]), np.nan) for name in missing}}
 
 
-def _read_ahead(calls: Iterable[Callable[[], Part]], ahead: int = 2) -> Iterator[Part]:
-    """What some calls return, in order; the next ones are made by another thread meanwhile."""
-    with ThreadPoolExecutor(1, "retrograd-reader") as reader:
+_READERS = 2
+"""Threads that read: pyarrow unpacks beside Python, which merges on one core. More would hold more, and wait."""
+
+
+def _read_ahead(calls: Iterable[Callable[[], Part]]) -> Iterator[Part]:
+    """What some calls return, in order; the next ones are made by other threads meanwhile."""
+    with ThreadPoolExecutor(_READERS, "retrograd-reader") as readers:
         waiting: deque[Future[Part]] = deque()
         for call in calls:
-            waiting.append(reader.submit(call))
-            if len(waiting) > ahead:
+            waiting.append(readers.submit(call))
+            if len(waiting) > _READERS:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -503,6 +507,10 @@ def add_columns(counts: npt.NDArray[np.int64], place: IntArray, columns: int) ->
     return added
 
 
+_HISTOGRAMS_AT_ONCE = 1 << 13
+"""While they are added, each takes some 500 bytes."""
+
+
 class Histograms:
     """Histograms added up by site and column, of the bins that are used."""
 
@@ -518,8 +526,14 @@ class Histograms:
             return
         self._reach(int(first[used].min()), int((first + lengths)[used].max()))
         start = cells * self._counts.shape[2] + first - self._first
-        place = np.repeat(start - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()))
-        np.add.at(self._counts.reshape(-1), place, rows["bins"].astype(np.int64))
+        ends = np.cumsum(lengths)
+        counts, bins = self._counts.reshape(-1), rows["bins"]
+        for low in range(0, len(cells), _HISTOGRAMS_AT_ONCE):
+            some = slice(low, low + _HISTOGRAMS_AT_ONCE)
+            skipped = int(ends[low] - lengths[low])
+            n = int(lengths[some].sum())
+            place = np.repeat(start[some] - (ends[some] - lengths[some]) + skipped, lengths[some]) + np.arange(n)
+            np.add.at(counts, place, bins[skipped : skipped + n].astype(np.int64))
 
     def of_site(self, place: int) -> npt.NDArray[np.int64]:
         """Those of one site: shape ``[columns, 255]``."""

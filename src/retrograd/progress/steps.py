@@ -227,8 +227,8 @@ class UpdatesByHand:
 
     An update by hand shows in a parameter's version (``p -= lr * p.grad``), in its gradient being cleared or replaced,
     or, where it is written past autograd (``p.data``), in the numbers themselves. Gradients that lie there as backward
-    left them, and parameters as they were, mean accumulation. Where a pass goes to other leaves than the one before,
-    they were made anew.
+    left them, or clipped, and parameters as they were, mean accumulation. Where a pass goes to other leaves than the
+    one before, they were made anew.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
@@ -289,9 +289,18 @@ class _ParameterState:
             return True
         return (
             self._version != parameter._version
-            or (by_gradients and self._gradient != _state(parameter.grad))
+            or (by_gradients and self._was_cleared(parameter.grad))
             or (self._sample is not None and not torch.equal(self._sample, _sample(parameter)))
         )
+
+    def _was_cleared(self, gradient: torch.Tensor | None) -> bool:
+        """Tell whether a gradient was cleared or replaced; one that was clipped in place still accumulates."""
+        now = _state(gradient)
+        if now == self._gradient:
+            return False
+        if gradient is None or now is None or self._gradient is None or now[0] != self._gradient[0]:
+            return True
+        return gradient.layout is not torch.strided or not local_part(gradient.detach()).any()
 
 
 def _state(gradient: torch.Tensor | None) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
+from retrograd.history.ungraded import NO_GRADIENT
 from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of, parameter_site
 from retrograd.recording.keep import find_keep
@@ -140,7 +141,6 @@ def _is_of_call(site: Site) -> bool:
     return site.slot in ("output", "input") and site.keys != ("input",)
 
 
-_NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass reached it"
 _SUMMANDS = "each rank found a summand of it, and the sum was never formed; a rank's own is recorded as '….local.grad'"
 _ADDENDS = "each rank has an addend of it, and the sum was not formed there; in the history it is '….local'"
 _UNREDUCED = "no pass that was recorded has reduced it between ranks; a rank's own is recorded as '….local.grad'"
@@ -217,7 +217,7 @@ def _explain_call(module: RequestedModule, site: Site, coverage: Coverage) -> st
     if module.path not in coverage.called:
         return _COMPILED if is_compiled else _NEVER_CALLED
     if site.quantity == "grad":
-        return _NO_GRADIENT
+        return NO_GRADIENT
     return "no tensor was returned" if site.slot == "output" else "no tensor was passed"
 
 
@@ -240,7 +240,7 @@ def _explain_parameter(parameter: RequestedParameter, site: Site, coverage: Cove
     if site.quantity != "grad":
         return "no optimizer of torch.optim has updated the parameter"
     is_reduced = coverage.alone.get(str(site.value))
-    return _NO_GRADIENT if is_reduced is None else _UNREDUCED if is_reduced else _SUMMANDS
+    return NO_GRADIENT if is_reduced is None else _UNREDUCED if is_reduced else _SUMMANDS
 
 
 def list_unmatched(coverage: Coverage) -> list[str]:

@@ -94,10 +94,10 @@ class ParameterWatch:
         self._handles.append(watch_gradient(whole, self.see_gradient))
 
     @uncompiled
-    def see_gradient(self, gradient: torch.Tensor) -> None:
-        """The hook: record the gradient."""
+    def see_gradient(self, gradient: torch.Tensor | None) -> None:
+        """The hook: record the gradient; compiled code gives None where there is none."""
         clock = self._clock
-        if clock.on and (clock.entered or clock.is_second_half or self._backward.enter()):
+        if gradient is not None and clock.on and (clock.entered or clock.is_second_half or self._backward.enter()):
             self.has_come = True
             tensor_recorder = self.gradient
             if self.exchange is not None or is_summand(gradient):

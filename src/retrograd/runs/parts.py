@@ -11,6 +11,7 @@ lies inside another's, and the next writer removes it.
 from __future__ import annotations
 
 import contextlib
+import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -154,19 +155,44 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-def open_part(path: Path) -> pq.ParquetFile:
-    """A part file, with its texts as dictionaries.
+class PartFile:
+    """A part file that is open. Little is held of it: readers of pyarrow keep what they last unpacked, so each is new.
+
+    Args:
+        path: of the file.
+
+    Attributes:
+        metadata: its footer.
+        held: bytes of its content that are in memory, as of one that was fetched from a store.
 
     Raises:
         DamagedRunError: it is not a Parquet file.
         FileNotFoundError: it is not there (any more).
     """
-    with explain_damage(path):
-        source = open_remote(path) if is_remote(path) else pa.OSFile(str(expect_file(path)))
-        metadata = pq.ParquetFile(source).metadata
-        check_table(metadata)
-        coded = [name for name in metadata.schema.names if name in _CODED]
-        return pq.ParquetFile(source, metadata=metadata, read_dictionary=coded, page_checksum_verification=True)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with explain_damage(path):
+            self._source, self.held = _open_source(path)
+            self.metadata: pq.FileMetaData = pq.read_metadata(self._source)
+            check_table(self.metadata)
+            self._coded = [name for name in self.metadata.schema.names if name in _CODED]
+
+    def open(self) -> pq.ParquetFile:
+        """A reader, with texts as dictionaries. Several may be used at a time, each by one thread."""
+        return pq.ParquetFile(
+            self._source, metadata=self.metadata, read_dictionary=self._coded, page_checksum_verification=True
+        )
+
+
+def _open_source(path: Path) -> tuple[pa.NativeFile, int]:
+    """A file to read, and how much of it is held in memory."""
+    if not is_remote(path):
+        return pa.OSFile(str(expect_file(path))), 0
+    found = open_remote(path)
+    if isinstance(found, io.BytesIO):
+        return pa.BufferReader(found.getvalue()), found.getbuffer().nbytes
+    return pa.PythonFile(found, mode="r"), 0
 
 
 def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -175,8 +201,9 @@ def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
     Raises:
         DamagedRunError: it cannot be read.
     """
-    with open_part(path) as file, explain_damage(path):
-        return file.read(columns=columns, use_threads=False)
+    part = PartFile(path)
+    with explain_damage(path):
+        return part.open().read(columns=columns, use_threads=False)
 
 
 @contextlib.contextmanager
@@ -236,7 +263,7 @@ def _level(span: Span) -> int:
 
 def _merge_files(paths: Sequence[Path], merged: Path) -> None:
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(open_part(path)) for path in paths]
+        files = [PartFile(path).open() for path in paths]
         schema = pa.unify_schemas([file.schema_arrow for file in files])
         target = stack.enter_context(write_whole(merged))
         writer = stack.enter_context(pq.ParquetWriter(target, schema, **parquet_options(schema)))

@@ -26,13 +26,16 @@ from retrograd.history.rows import FIXED_TYPES, Columns, Part, StoredPart
 from retrograd.history.sink import PHASES, Event
 from retrograd.history.table import STATISTICS_NAMES, read_codes, read_numbers, view_numbers
 from retrograd.runs.layout import list_shards
-from retrograd.runs.parts import explain_damage, open_part
+from retrograd.runs.parts import PartFile, explain_damage
 from retrograd.runs.placements import Placements
 
 if TYPE_CHECKING:
     import torch
 
 _LARGEST = np.iinfo(np.uint32).max
+_LISTS_AT_ONCE = 1 << 13
+"""Histograms that are unpacked at one time, which takes some hundred bytes of each besides what is kept."""
+
 _LATER_COLUMNS = frozenset({"order"})
 """Columns that records have not always had; −1 where they are missing."""
 
@@ -41,11 +44,14 @@ _PHASE_CODES = {str(phase): code for code, phase in enumerate(PHASES)}
 _OFTEN_CONSTANT = frozenset({"phase", "micro", "backward", "calls", "nan", "pos_inf", "neg_inf"})
 """Columns whose rows are mostly all the same, which the footer then tells; what it tells of floats leaves NaN out."""
 
-_MOST_GROUPS = 2048
-"""Row groups of all files that are kept open; the footer of each takes some ten kilobytes."""
+_MOST_GROUPS = 512
+"""Row groups of all files that are kept open; the footer of each takes some twenty kilobytes."""
 
 _GROUPS_OF_A_FILE = 3
-"""What an open file counts for besides, so that there are some 500 at most, of the 1024 that a process may have."""
+"""What an open file counts for besides, so that there are 128 at most, of the 1024 that a process may have."""
+
+_BYTES_OF_A_GROUP = 1 << 15
+"""What is held of files that were fetched from a store makes a row group more; so that is 16 MB, or one file."""
 
 
 class OpenFiles:
@@ -53,10 +59,10 @@ class OpenFiles:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: OrderedDict[StoredRows, pq.ParquetFile] = OrderedDict()
+        self._files: OrderedDict[StoredRows, PartFile] = OrderedDict()
         self._groups = 0
 
-    def take(self, part: StoredRows) -> pq.ParquetFile:
+    def take(self, part: StoredRows) -> PartFile:
         """The open file of a part.
 
         Raises:
@@ -64,21 +70,25 @@ class OpenFiles:
         """
         with self._lock:
             file = self._files.pop(part, None)
-            if file is None:
-                try:
-                    file = open_part(part.path)
-                except FileNotFoundError as error:
-                    raise DamagedRunError(
-                        f"{str(part.path)!r} is gone.",
-                        repair="refresh() the run, or open it again.",
-                        reason="the process that writes it has merged it into a larger file, or somebody removed it.",
-                    ) from error
-                self._groups += file.num_row_groups + _GROUPS_OF_A_FILE
-            self._files[part] = file
+            if file is not None:
+                self._files[part] = file
+                return file
+        try:
+            file = PartFile(part.path)
+        except FileNotFoundError as error:
+            raise DamagedRunError(
+                f"{str(part.path)!r} is gone.",
+                repair="refresh() the run, or open it again.",
+                reason="the process that writes it has merged it into a larger file, or somebody removed it.",
+            ) from error
+        with self._lock:
+            if part not in self._files:  # else another thread was quicker
+                self._groups += _weigh(file)
+                self._files[part] = file
             while self._groups > _MOST_GROUPS and len(self._files) > 1:
                 _, oldest = self._files.popitem(last=False)  # whoever reads it still holds it
-                self._groups -= oldest.num_row_groups + _GROUPS_OF_A_FILE
-            return file
+                self._groups -= _weigh(oldest)
+        return file
 
     def keep_only(self, parts: Iterable[StoredRows]) -> None:
         """Forget parts that a run has no more; whoever still reads them opens them again, or is told."""
@@ -86,7 +96,11 @@ class OpenFiles:
         with self._lock:
             for part in [each for each in self._files if each not in kept]:
                 part.hold(self._files.pop(part))
-            self._groups = sum(file.num_row_groups + _GROUPS_OF_A_FILE for file in self._files.values())
+            self._groups = sum(map(_weigh, self._files.values()))
+
+
+def _weigh(file: PartFile) -> int:
+    return int(file.metadata.num_row_groups) + _GROUPS_OF_A_FILE + file.held // _BYTES_OF_A_GROUP
 
 
 class StoredRows(StoredPart):
@@ -113,11 +127,11 @@ class StoredRows(StoredPart):
         self.path = path
         self.rank = rank
         self._files = OpenFiles() if files is None else files
-        self._lock = threading.Lock()
-        self._held: pq.ParquetFile | None = None
+        self._held: PartFile | None = None
         self._code_of, self._rename = names.code_of, rename
         file = self._files.take(self)
-        found = file.schema_arrow.names
+        reader = file.open()
+        found = reader.schema_arrow.names
         self._names = [*FIXED_TYPES, *(name for name in found if name not in STATISTICS_NAMES)]
         self._has_order = "order" in found
         with explain_damage(path):
@@ -125,12 +139,12 @@ class StoredRows(StoredPart):
             if missing:
                 raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
             self.count = file.metadata.num_rows
-            self._groups = [_describe_group(file.metadata.row_group(n)) for n in range(file.num_row_groups)]
-            self.codes = self._find_codes(file)
+            self._groups = [_describe_group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
+            self.codes = self._find_codes(reader)
             lows, highs = zip(*(group.steps for group in self._groups), strict=True) if self._groups else ((0,), (0,))
             self.step_limits = min(lows), max(highs)
 
-    def hold(self, file: pq.ParquetFile) -> None:
+    def hold(self, file: PartFile) -> None:
         """Keep this part's file open as long as the part itself is used."""
         self._held = file
 
@@ -182,7 +196,7 @@ class StoredRows(StoredPart):
     def _find_codes(self, file: pq.ParquetFile) -> npt.NDArray[np.int32]:
         """Codes of the sites that have rows, without keeping more than a row group's; note groups that lack some."""
         found = [
-            np.unique(self._read_sites(file.read_row_group(number, columns=["site"])["site"]))
+            np.unique(self._read_sites(file.read_row_group(number, columns=["site"], use_threads=False)["site"]))
             for number in range(file.num_row_groups)
         ]
         union = functools.reduce(np.union1d, found, np.empty(0, np.int32)).astype(np.int32)
@@ -197,9 +211,10 @@ class StoredRows(StoredPart):
         constant = {name: group.constants[name] for name in names if name in group.constants}
         stored = ["bins" if name == "bin_count" else name for name in names if name not in constant and name != "rank"]
         stored = list(dict.fromkeys(name for name in stored if name != "order" or self._has_order))
-        with self._lock, explain_damage(self.path):
+        with explain_damage(self.path):
             file = self._held or self._files.take(self)
-            table = file.read_row_group(number, columns=stored, use_threads=len(stored) > 1) if stored else None
+            plain = [name for name in stored if name != "bins"]
+            table = file.open().read_row_group(number, columns=plain, use_threads=False) if plain else None
             columns: Columns = {}
             for name in names:
                 if name in constant or name == "rank" or (name == "order" and not self._has_order):
@@ -207,8 +222,8 @@ class StoredRows(StoredPart):
                     columns[name] = np.broadcast_to(np.array(value, FIXED_TYPES[name]), group.count)
                 elif name not in ("bins", "bin_count") and table is not None:
                     columns[name] = self._convert(name, table[name])
-            if table is not None and "bins" in table.column_names:
-                columns["bin_count"], columns["bins"] = _convert_bins(table["bins"])
+            if "bins" in stored:
+                columns["bin_count"], columns["bins"] = _read_bins(file.open(), number)
             if any(len(column) != group.count for name, column in columns.items() if name != "bins"):
                 raise ValueError(f"columns of row group {number} differ in length")
             return columns
@@ -249,10 +264,11 @@ def _describe_group(group: pq.RowGroupMetaData) -> _RowGroup:
     return _RowGroup(group.num_rows, steps, constants)
 
 
-def _convert_bins(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
-    """Lengths and values of the lists, in as few bytes as they need: there are many of them."""
+def _read_bins(file: pq.ParquetFile, number: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+    """Lengths and values of the lists of a row group, in as few bytes as they need: there are many of them."""
     lengths, values = [np.empty(0, np.int32)], [np.empty(0, np.uint32)]
-    for lists in column.chunks:
+    for batch in file.iter_batches(_LISTS_AT_ONCE, [number], ["bins"], use_threads=False):
+        lists = batch.column(0)
         lengths.append(view_numbers(lists.value_lengths()))
         flat = view_numbers(lists.flatten())
         values.append(flat.astype(np.uint32) if flat.max(initial=0) <= _LARGEST else flat)

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from retrograd.errors import DamagedRunError, RunError
-from retrograd.findings.explain import explain
-from retrograd.findings.finding import Finding, Findings
-from retrograd.foreign.text import parse_object
+from retrograd.findings.detectors.missing_gradients import tell_reasons
+from retrograd.findings.explain import explain_record, make_record
+from retrograd.findings.finding import read_findings
 from retrograd.history.history import History
-from retrograd.runs.layout import FINDINGS
+from retrograd.history.ungraded import list_ungraded
 from retrograd.runs.reader import Run, open_run
 from retrograd.sites.site import parse_leniently
 from retrograd.views.downsample import ColumnBands, FloatArray, StepColumns, share_columns
@@ -47,7 +47,8 @@ from retrograd.views.report.facts import (
 from retrograd.views.report.findings import describe_findings, find_first_nonfinite
 from retrograd.views.report.report import frame_report
 from retrograd.views.report.scope import Scope, choose_scope
-from retrograd.views.shown import group_places
+from retrograd.views.report.ungraded import tell_ungraded
+from retrograd.views.shown import add_ungraded, group_places
 
 MOST_COLUMNS = 1000
 """Columns in which the steps are drawn at first; when there are twice as many, each holds twice as many steps."""
@@ -118,6 +119,7 @@ class FollowedRun:
         self._scope: Scope | None = None
         self._nonfinite: dict[str, Any] | None = None
         self._findings = read_findings(self._run)
+        self._reasons: dict[str, str] = {}  # of parameters that never got a gradient
         self._explaining: threading.Thread | None = None
         self._explained, self._took, self._seen = 0.0, 0.0, -1
         self._extend()
@@ -263,8 +265,9 @@ class FollowedRun:
 
     def _describe(self, scope: Scope) -> dict[str, Any]:
         """All that the page tells, besides numbers."""
-        run, places = self._run, group_places(scope.sites)
-        manifest = scope.history.manifest
+        run, manifest = self._run, scope.history.manifest
+        told = tell_ungraded(run.history, self._reasons, is_running=run.status == "running")
+        places = add_ungraded(group_places(scope.sites), told, manifest)
         statistics = [
             Block(
                 each.name, describe_measure(each, choose_bands(each, scope.columns), series, is_signed=each.signed), ""
@@ -278,10 +281,10 @@ class FollowedRun:
             **describe_run(run, scope, {}),
             **describe_data(scope, places, Blocks(statistics, loss, None)),
             "exponents": None,
-            "findings": {**describe_findings(self._findings, scope), **self._tell_pending()},
+            "findings": {**describe_findings(self._findings, scope, places), **self._tell_pending()},
             "nonfinite": self._nonfinite,
             "recorded": describe_recorded(scope, places),
-            "troubles": list_troubles(manifest, scope.history.events_but_losses, ranks, scope.unseen),
+            "troubles": list_troubles(manifest, scope.history.events_but_losses, ranks, scope.unseen, places),
             "model": list_modules(manifest.get("model")),
             "inventory": None,
         }
@@ -310,24 +313,15 @@ class FollowedRun:
     def _explain(self) -> None:
         begun = time.monotonic()
         try:
-            found = explain(open_run(self._run.path))  # by itself: a refresh takes files away that it reads
+            run = open_run(self._run.path)  # by itself: a refresh takes files away that it reads
+            record = make_record(run)
+            found, reasons = explain_record(record), tell_reasons(record, list_ungraded(run.history))
         except RunError:
             return  # at the next look it may be whole
         finally:
             self._explained, self._took = time.monotonic(), time.monotonic() - begun
         with self._lock:
-            self._findings = found
-
-
-def read_findings(run: Run) -> Findings:
-    """Findings that are kept in a folder, else those that were said while it was recorded."""
-    file = run.path / FINDINGS
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        told = lines or [event.text for event in run.history.events_but_losses if event.kind == "finding"]
-        return Findings([Finding.of_dict(parse_object(line)) for line in told], about="the record so far")
-    except (OSError, ValueError, TypeError):
-        return Findings(about="the record so far")
+            self._findings, self._reasons = found, reasons
 
 
 def _series_of(measure: Measure, sites: list[str]) -> list[int]:

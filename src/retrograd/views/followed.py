@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from retrograd.findings.explain import explain
-from retrograd.findings.finding import Findings
+from retrograd.findings.finding import read_findings
 from retrograd.history.history import History
 from retrograd.runs.reader import Run
 from retrograd.views.downsample import FloatArray
@@ -105,15 +105,14 @@ def glance_at(record: Run | History) -> RunGlance:
     """What is told of a run as it was read, or of a history in memory. No random number is drawn."""
     history = record.history if isinstance(record, Run) else record
     curve, limits = history.loss, history.rows.step_limits
-    findings = explain(record) if history.rows.count <= MOST_ROWS else Findings()
-    said = [event.text for event in history.events_but_losses if event.kind == "finding"]
+    findings = explain(record) if history.rows.count <= MOST_ROWS else read_findings(record)
     last = max([int(curve.steps[-1])] if len(curve.steps) else [], default=limits[1] if limits else None)
     return RunGlance(
         status=str(history.manifest.get("status", "running")),
         step=last,
         rate=_find_rate(history),
         loss=curve.values,
-        findings=list_findings(findings) or said[-3:],
+        findings=list_findings(findings),
         changed=_find_changes(history, last),
     )
 

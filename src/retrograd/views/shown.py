@@ -6,9 +6,9 @@ A run records sites; a person looks at places. ``fc:weight``, ``fc:weight.grad``
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from retrograd.history.history import History
 from retrograd.history.matrix import check_name
@@ -57,6 +57,7 @@ class ModelPlace:
         label: its name within the module: slot, keys and call.
         kind: whether it is a parameter.
         sites: the recorded sites, by quantity.
+        without: why there is no site of a quantity that would be expected, by quantity.
     """
 
     name: str
@@ -64,6 +65,7 @@ class ModelPlace:
     label: str
     kind: Kind
     sites: dict[Quantity, str] = field(default_factory=dict)
+    without: dict[Quantity, str] = field(default_factory=dict)
 
 
 def group_places(sites: Iterable[str]) -> list[ModelPlace]:
@@ -80,6 +82,41 @@ def group_places(sites: Iterable[str]) -> list[ModelPlace]:
             place = places[name] = ModelPlace(name, site.path, label, _kind(site))
         place.sites[site.quantity] = text
     return list(places.values())
+
+
+def add_ungraded(
+    places: Sequence[ModelPlace], told: Mapping[str, str], manifest: Mapping[str, Any]
+) -> list[ModelPlace]:
+    """Places together with those of parameters that never got a gradient, each behind its neighbours in the model.
+
+    Args:
+        places: those of recorded sites.
+        told: for the name of each such parameter what is said of it.
+        manifest: that of the run, whose ``model`` lists modules in their order.
+    """
+    if not any(place.kind == "parameter" and "grad" in place.sites for place in places):
+        return list(places)
+    added, known = list(places), {place.name: place for place in places}
+    paths = [str(each["path"]) for each in manifest.get("model") or () if isinstance(each, Mapping) and "path" in each]
+    order = {path: number for number, path in enumerate(paths)}
+    for name, text in told.items():
+        place = known.get(name)
+        if place is None:
+            site = parse_leniently(name)
+            place = known[name] = ModelPlace(name, site.path, site.label, "parameter")
+            added.insert(_find_position(added, order, site.path), place)
+        place.without["grad"] = text
+    return added
+
+
+def _find_position(places: Sequence[ModelPlace], order: Mapping[str, int], path: str) -> int:
+    """Behind the last parameter of this module, or of the nearest one before it in the model, else before the first."""
+    own = order.get(path, len(order))
+    ranks = [order.get(place.path, -1) if place.kind == "parameter" else len(order) for place in places]
+    before = max((rank for rank in ranks if -1 < rank <= own and rank < len(order)), default=None)
+    if before is not None:
+        return len(ranks) - ranks[::-1].index(before)
+    return next((number for number, rank in enumerate(ranks) if own < rank < len(order)), len(places))
 
 
 def _kind(site: Site) -> Kind:

@@ -48,28 +48,11 @@ class MissingGradient(Detector):
         ]
         groups: dict[tuple[str, str], tuple[LostGradient | None, list[str]]] = {}
         for path in dict.fromkeys(map(path_of, missing)):
-            lost, key = self._find_reason(record, gradients, path, missing)
+            lost, key = find_reason(record, gradients, path, missing)
             groups.setdefault(key, (lost, []))[1].extend(name for name in missing if path_of(name) == path)
         for (kind, _), (lost, names) in groups.items():
             if kind:
                 yield self._describe(record, kind, lost, names, trained)
-
-    def _find_reason(
-        self, record: Record, gradients: ParameterGradients, path: str, missing: Sequence[str]
-    ) -> tuple[LostGradient | None, tuple[str, str]]:
-        if path not in gradients.called:
-            return None, ("spare" if _is_one_of_several(record, gradients, path) else "never called", "")
-        mine = [name for name in missing if path_of(name) == path]
-        if any(name in gradients.steps for name in mine):
-            of_module = [name for name in (*gradients.steps, *gradients.held) if path_of(name) == path]
-            if any(map(gradients.is_trained, of_module)):
-                return None, ("", "")  # a bias before a norm, and the like
-            flat = find_flat(record.chains, path)
-            return flat, ("zero", flat.line if flat is not None else "")
-        if not any(gradients.may_be_used(name) for name in mine):
-            return None, ("never used", path)
-        lost = find_lost(record.chains, path)
-        return lost, ("lost" if lost is not None else "unknown", f"{lost.line} {lost.operation}" if lost else "")
 
     def _describe(
         self, record: Record, kind: str, lost: LostGradient | None, names: list[str], trained: Sequence[str]
@@ -97,6 +80,42 @@ class MissingGradient(Detector):
             refute="they are meant to stay as they are",
             repair=_tell_repair(kind, lost),
         )
+
+
+def find_reason(
+    record: Record, gradients: ParameterGradients, path: str, missing: Sequence[str]
+) -> tuple[LostGradient | None, tuple[str, str]]:
+    """Why parameters of a module get no gradient: where it was lost; the kind of reason, and what tells it apart."""
+    if path not in gradients.called:
+        return None, ("spare" if _is_one_of_several(record, gradients, path) else "never called", "")
+    mine = [name for name in missing if path_of(name) == path]
+    if any(name in gradients.steps for name in mine):
+        of_module = [name for name in (*gradients.steps, *gradients.held) if path_of(name) == path]
+        if any(map(gradients.is_trained, of_module)):
+            return None, ("", "")  # a bias before a norm, and the like
+        flat = find_flat(record.chains, path)
+        return flat, ("zero", flat.line if flat is not None else "")
+    if not any(gradients.may_be_used(name) for name in mine):
+        return None, ("never used", path)
+    lost = find_lost(record.chains, path)
+    return lost, ("lost" if lost is not None else "unknown", f"{lost.line} {lost.operation}" if lost else "")
+
+
+def tell_reasons(record: Record, names: Sequence[str]) -> dict[str, str]:
+    """Why parameters never got a gradient, in words, for those of which the noted operations tell.
+
+    Args:
+        record: of what they belong to.
+        names: all parameters that got none.
+    """
+    if not record.chains:
+        return {}
+    gradients, told = record.once(ParameterGradients), {}
+    for path in dict.fromkeys(map(path_of, names)):
+        lost, (kind, _) = find_reason(record, gradients, path, names)
+        reason = _tell_reason(kind, lost, path).removeprefix(": ")
+        told.update({name: reason for name in names if reason and path_of(name) == path})
+    return told
 
 
 def _tell_repair(kind: str, lost: LostGradient | None) -> str:

@@ -11,9 +11,10 @@ from retrograd.amounts import count_of, list_names
 from retrograd.comparing.pairs import plain_name
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
+from retrograd.history.ungraded import list_ungraded
 from retrograd.views.downsample import IntArray, StepColumns, share_columns
 from retrograd.views.report.scope import SHARE_OF_NUMBERS, Scope, choose_detail, choose_scope
-from retrograd.views.shown import find_phase
+from retrograd.views.shown import ModelPlace, add_ungraded, find_phase
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +99,21 @@ def find_missing(aligned: Aligned) -> list[tuple[int, ...]]:
     for number, rows in enumerate(aligned.rows):
         has[number, rows] = True
     return [tuple(np.flatnonzero(~column).tolist()) for column in has.T]
+
+
+def add_all_ungraded(places: Sequence[ModelPlace], aligned: Aligned, letters: Sequence[str]) -> list[ModelPlace]:
+    """Places of all runs, with those of parameters that in some of them never got a gradient."""
+    having: dict[str, list[str]] = {}
+    for scope, letter in zip(aligned.scopes, letters, strict=True):
+        for name in list_ungraded(scope.history):
+            having.setdefault(name, []).append(letter)
+    added = list(places)
+    for scope, letter in zip(aligned.scopes, letters, strict=True):
+        told = {
+            name: f"never got a gradient in {', '.join(each)}" for name, each in having.items() if each[0] == letter
+        }
+        added = add_ungraded(added, told, scope.history.manifest)
+    return added
 
 
 def _group_by_runs(aligned: Aligned) -> dict[tuple[int, ...], list[str]]:

@@ -14,7 +14,7 @@ from retrograd.findings.finding import Findings
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.runs.reader import Given, Run, read_history, read_run
-from retrograd.views.comparing.alignment import align, find_missing, tell_apart
+from retrograd.views.comparing.alignment import add_all_ungraded, align, find_missing, tell_apart
 from retrograd.views.comparing.numbers import make_blocks
 from retrograd.views.comparing.told import (
     describe_all_findings,
@@ -87,7 +87,8 @@ def build_page(
     aligned = align([read_history(each) for each in runs], phase, columns, megabytes)
     names, letters = name_apart([name_run(each) for each in runs]), name_letters(len(runs))
     known = [explain(each) for each in runs] if findings is None else findings
-    blocks, scope, places = make_blocks(aligned, names), aligned.shown, group_places(aligned.names)
+    blocks, scope = make_blocks(aligned, names), aligned.shown
+    places = add_all_ungraded(group_places(aligned.names), aligned, letters)
     data = describe_data(scope, places, Blocks(blocks, None, None))
     notes = note_places(aligned, find_missing(aligned), letters)
     for place, told in zip(places, data["places"], strict=True):

@@ -50,6 +50,7 @@ def describe_data(scope: Scope, places: Sequence[ModelPlace], blocks: Blocks) ->
                 "path": place.path,
                 "label": place.label,
                 "kind": place.kind,
+                "without": place.without,
                 "series": {quantity: numbers[site] for quantity, site in place.sites.items()},
             }
             for place in places
@@ -209,6 +210,7 @@ def describe_recorded(scope: Scope, places: Sequence[ModelPlace]) -> list[tuple[
     recorded = histogram.get("recorded") if isinstance(histogram, Mapping) else histogram
     terms = [
         ("sites", ", ".join(count_of(counts[words], *words) for words in _QUANTITIES.values() if counts[words])),
+        ("without a gradient", _count_ungraded(places)),
         ("selection", _join(manifest.get("selection"))),
         ("schedule", _join(manifest.get("schedule"))),
         ("shown here", f"phase “{scope.phase}”, micro-batches and ranks merged"),
@@ -220,17 +222,34 @@ def describe_recorded(scope: Scope, places: Sequence[ModelPlace]) -> list[tuple[
     return [(term, text) for term, text in terms if text]
 
 
+def _count_ungraded(places: Sequence[ModelPlace]) -> str:
+    count = sum("grad" in place.without for place in places)
+    return f"{count_of(count, 'parameter')}, in the map of weight gradients" if count else ""
+
+
 def list_troubles(
-    manifest: Mapping[str, Any], events: Iterable[Event], ranks: Sequence[Rank] = (), unseen: Sequence[str] = ()
+    manifest: Mapping[str, Any],
+    events: Iterable[Event],
+    ranks: Sequence[Rank] = (),
+    unseen: Sequence[str] = (),
+    places: Sequence[ModelPlace] = (),
 ) -> list[dict[str, Any]]:
-    """Tables of what went wrong or was left out: ``title``, ``note``, ``columns``, ``rows``, and how many ``more``."""
+    """Tables of what went wrong or was left out: ``title``, ``note``, ``columns``, ``rows``, and how many ``more``.
+
+    A parameter that has its row among ``places`` because it never got a gradient is not listed again.
+    """
+    mapped = {f"{place.name}.grad" for place in places if "grad" in place.without}
+    unrecorded = [line for line in _list_unrecorded(manifest.get("not_recorded")) if line[0] not in mapped]
     by_kind: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         by_kind[event.kind].append(event)
     tables = [
-        _tabulate("Not recorded", "", ("site", "why"), _list_unrecorded(manifest.get("not_recorded"))),
+        _tabulate("Not recorded", "", ("site", "why"), unrecorded),
         _tabulate(
-            "Without numbers", "Known sites of which this page has nothing.", ("site",), [(name,) for name in unseen]
+            "Without numbers",
+            "Known sites of which this page has nothing.",
+            ("site",),
+            [(name,) for name in unseen],
         ),
         _tabulate(
             "Faults",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from retrograd.amounts import count_of
+from retrograd.findings.detectors.missing_gradients import MissingGradient
 from retrograd.findings.finding import SHOWN, Finding, Findings, list_grounds, list_place, tell_repair
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
@@ -17,17 +18,21 @@ from retrograd.views.report.scope import Scope
 from retrograd.views.shown import ModelPlace
 
 
-def describe_findings(findings: Findings, scope: Scope) -> dict[str, Any]:
-    """Findings for the page: the first ``shown`` of the ``listed`` are seen at once."""
+def describe_findings(findings: Findings, scope: Scope, places: Sequence[ModelPlace] = ()) -> dict[str, Any]:
+    """Findings for the page: the first ``shown`` of the ``listed`` are seen at once.
+
+    Those about missing gradients lead to the row of the first parameter among ``places`` that never got one.
+    """
+    ungraded = [place for place in places if "grad" in place.without]
     return {
         "about": findings.headline,
         "shown": SHOWN,
-        "listed": [_describe(finding, scope) for finding in findings],
+        "listed": [_describe(finding, scope, ungraded) for finding in findings],
         "not_checked": [(each.detector, each.reason) for each in findings.not_checked],
     }
 
 
-def _describe(finding: Finding, scope: Scope) -> dict[str, Any]:
+def _describe(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace]) -> dict[str, Any]:
     return {
         "severity": finding.severity,
         "message": finding.message,
@@ -35,13 +40,15 @@ def _describe(finding: Finding, scope: Scope) -> dict[str, Any]:
         "detector": finding.detector,
         "repair": tell_repair(finding),
         "grounds": list(list_grounds(finding)),
-        "visit": _find_evidence(finding, scope),
+        "visit": _find_evidence(finding, scope, ungraded),
     }
 
 
-def _find_evidence(finding: Finding, scope: Scope) -> Mapping[str, Any] | None:
+def _find_evidence(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace]) -> Mapping[str, Any] | None:
     """The site whose curves show it, and the step; None where none does."""
-    site = _find_site(finding.site, scope.sites)
+    rows = ungraded if finding.detector == MissingGradient.slug else ()
+    site = next((f"{each.name}.grad" for each in rows if each.path == finding.site), None)
+    site = site or _find_site(finding.site, scope.sites)
     if site is None or len(scope.columns.steps) == 0:
         return None
     return {"site": site, "step": int(scope.columns.steps[0]) if finding.step is None else finding.step}

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrograd.errors import RunWriteError
-from retrograd.findings.explain import explain
+from retrograd.findings.detectors.missing_gradients import tell_reasons
+from retrograd.findings.explain import explain_record, make_record
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
+from retrograd.history.ungraded import list_ungraded
 from retrograd.runs.layout import INVENTORY
 from retrograd.runs.reader import Given, Run, read_history, read_run
 from retrograd.views.page.frame import frame_page, write_page
@@ -30,7 +32,8 @@ from retrograd.views.report.facts import (
 )
 from retrograd.views.report.findings import describe_findings, find_first_nonfinite
 from retrograd.views.report.scope import choose_scope
-from retrograd.views.shown import group_places
+from retrograd.views.report.ungraded import tell_ungraded
+from retrograd.views.shown import add_ungraded, group_places
 
 if TYPE_CHECKING:
     from retrograd.inventory.inventory import Inventory
@@ -99,14 +102,20 @@ def build_page(
         difference, further = compare_runs(scope, read_history(other), name_run(other))
         statistics = [*difference, *statistics]
     blocks = Blocks(statistics, make_loss_block(scope), make_exponent_block(scope))
-    events, places = history.events_but_losses, group_places(scope.sites)
+    record = make_record(run)
+    status = run.status if isinstance(run, Run) else history.manifest.get("status")
+    reasons = tell_reasons(record, list_ungraded(history))
+    told = tell_ungraded(history, reasons, is_running=status == "running")
+    events, places = history.events_but_losses, add_ungraded(group_places(scope.sites), told, history.manifest)
     facts: dict[str, Any] = {
         **describe_run(run, scope, further),
         **describe_data(scope, places, blocks),
-        "findings": describe_findings(explain(run), scope),
+        "findings": describe_findings(explain_record(record), scope, places),
         "nonfinite": find_first_nonfinite(scope, places),
         "recorded": describe_recorded(scope, places),
-        "troubles": list_troubles(history.manifest, events, run.ranks if isinstance(run, Run) else (), scope.unseen),
+        "troubles": list_troubles(
+            history.manifest, events, run.ranks if isinstance(run, Run) else (), scope.unseen, places
+        ),
         "model": list_modules(history.manifest.get("model")),
         "inventory": None,
         "live": None,

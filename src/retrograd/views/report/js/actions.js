@@ -42,12 +42,13 @@ export function togglePin(name) {
   change({ pinned });
 }
 
-/** Go to one site at one step: choose what it is of, unfold down to it, open it and zoom near. */
+/** Go to one site, or to one that never got a gradient, at one step: choose what it is of, unfold down to it, open it and zoom near. */
 export function visit(site, step) {
   const series = facts.sites.indexOf(site);
-  const number = facts.places.findIndex((place) => Object.values(place.series).includes(series));
+  const isIt = ({ name, series: own, without }, part) => (series < 0 ? part in without && site === `${name}.${part}` : own[part] === series);
+  const number = facts.places.findIndex((place) => QUANTITIES.some(({ of, site: part }) => of === place.kind && isIt(place, part)));
   const place = facts.places[number];
-  const quantity = QUANTITIES.find(({ of, site: part }) => of === place.kind && place.series[part] === series);
+  const quantity = QUANTITIES.find(({ of, site: part }) => of === place.kind && isIt(place, part));
   const column = columnOf(step);
   const reach = Math.max(10, Math.round(columnCount() / 12));
   const zoom = columnCount() > 3 * reach ? [Math.max(0, column - reach), Math.min(columnCount() - 1, column + reach)] : null;

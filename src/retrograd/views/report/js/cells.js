@@ -48,16 +48,17 @@ function paintRow({ line, bad }, pixels, { shade, palette, bad: badColor, zero, 
   }
 }
 
-/** A pattern of fine diagonals for what was not recorded. */
-export function makeHatch(context) {
+/** A pattern of fine diagonals for what was not recorded; strong ones, that fall, for what never got a gradient. */
+export function makeHatch(context, isStrong = false) {
   const tile = new OffscreenCanvas(6, 6);
   const pen = tile.getContext("2d");
-  pen.strokeStyle = themeColor("hatch");
+  const [begin, end] = isStrong ? [0, 6] : [6, 0];
+  pen.strokeStyle = themeColor(isStrong ? "without" : "hatch");
   pen.lineWidth = 1.2;
   pen.beginPath();
   for (const shift of [-6, 0, 6]) {
-    pen.moveTo(shift, 6);
-    pen.lineTo(shift + 6, 0);
+    pen.moveTo(shift, begin);
+    pen.lineTo(shift + 6, end);
   }
   pen.stroke();
   return context.createPattern(tile, "repeat");

@@ -4,7 +4,7 @@ import { download, fileName } from "./download.js";
 import { facts } from "./payload.js";
 import { fullName } from "./labels.js";
 import { bandOf, statisticOf } from "./measures.js";
-import { numbersOf, shown } from "./rows.js";
+import { isWithout, numbersOf, shown } from "./rows.js";
 import { quantityOf, state } from "./state.js";
 import { shownColumns } from "./steps.js";
 
@@ -22,10 +22,10 @@ export function makeCsv() {
   ];
   for (const node of shown.rows) {
     const { line } = numbersOf(node);
-    if (line)
+    if (line || isWithout(node))
       lines.push([
         fullName(node),
-        ...range.map((column) => (Number.isNaN(line[column]) ? "" : Number(line[column].toPrecision(9)))),
+        ...range.map((column) => (!line || Number.isNaN(line[column]) ? "" : Number(line[column].toPrecision(9)))),
       ]);
   }
   return lines.map((fields) => fields.map(quote).join(",")).join("\r\n") + "\r\n";

@@ -4,7 +4,7 @@ import { makeHatch, paintCells } from "./cells.js";
 import { find, sizeCanvas, themeColor } from "./dom.js";
 import { columnToX, geometry } from "./geometry.js";
 import { drawLabels } from "./labels.js";
-import { numbersOf, shown } from "./rows.js";
+import { isWithout, numbersOf, shown } from "./rows.js";
 import { state } from "./state.js";
 
 /** First row in view and how many follow it. */
@@ -39,11 +39,12 @@ export function drawNames() {
 export function drawRows(context, nodes, width, height) {
   const image = paintCells(nodes, width);
   const gap = height > 7 ? 1 : 0;
-  const hatch = makeHatch(context);
+  const [hatch, strong] = [makeHatch(context), makeHatch(context, true)];
   context.imageSmoothingEnabled = false;
   nodes.forEach((node, i) => {
-    if (numbersOf(node).bad === null && numbersOf(node).line === null) return;
-    context.fillStyle = hatch;
+    const without = isWithout(node);
+    if (!without && numbersOf(node).bad === null && numbersOf(node).line === null) return;
+    context.fillStyle = without ? strong : hatch;
     context.fillRect(0, i * height, width, height - gap);
     context.drawImage(image, 0, i, image.width, 1, 0, i * height, width, height - gap);
   });

@@ -3,7 +3,7 @@
 import { fill, find, make } from "./dom.js";
 import { geometry } from "./geometry.js";
 import { facts } from "./payload.js";
-import { isFolded, isMerged, numbersOf, shown } from "./rows.js";
+import { isFolded, isMerged, numbersOf, placesWithout, shown, whyWithout } from "./rows.js";
 import { state } from "./state.js";
 
 const LEAST_SPACE = 13;
@@ -32,6 +32,8 @@ function chooseLabelled(nodes) {
 function makeLabel(node, position, top) {
   const folder = Boolean(node.children);
   const folded = folder && !state.filter && isFolded(node);
+  const without = placesWithout(node);
+  const told = without.length ? tellWithout(node) : "";
   const bad = numbersOf(node).bad?.some((count) => count > 0);
   const label = make(
     "div",
@@ -45,10 +47,12 @@ function makeLabel(node, position, top) {
       "aria-setsize": shown.rows.length,
       "aria-selected": String(node.id === state.current),
       "aria-expanded": folder ? String(!folded) : null,
-      title: fullName(node),
+      title: told ? `${fullName(node)}: ${told}` : fullName(node),
     },
     make("span", { class: "caret" }, folder ? (folded ? "▸" : "▾") : ""),
     make("span", { class: "name" }, node.name, make("span", { class: "slot" }, slotText(node))),
+    told ? make("span", { class: "unseen" }, `, ${told}`) : null,
+    told ? make("span", { class: "without", "aria-hidden": "true" }, make("i"), isMerged(node) ? `${without.length} of` : "") : null,
     bad ? make("span", { class: "bad", title: "has NaN or infinite elements" }, "●") : null,
     node.place !== null && facts.places[node.place].note && !isMerged(node)
       ? make("span", { class: "merged" }, facts.places[node.place].note)
@@ -72,6 +76,13 @@ function slotText(node) {
   const again = /^(#\d+):output$/.exec(node.slot);
   if (again) return ` ${again[1]}`;
   return node.slot.startsWith("#") ? node.slot : `:${node.slot}`;
+}
+
+/** What is said of a row of which all or some never got a gradient. */
+export function tellWithout(node) {
+  if (!isMerged(node)) return whyWithout(node.place);
+  const [few, all] = [placesWithout(node).length, node.places.length];
+  return `${few === all ? `all ${all}` : `${few} of ${all}`} never got a gradient`;
 }
 
 export function fullName(node) {

@@ -6,7 +6,7 @@ import { fill, find, make } from "./dom.js";
 import { printerOf } from "./format.js";
 import { bandOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
-import { hasZero, isMerged, isRatio, mergeRule, shown } from "./rows.js";
+import { hasZero, isMerged, isRatio, placesWithout, mergeRule, shown } from "./rows.js";
 import { valueAt } from "./scale.js";
 import { quantityOf, state } from "./state.js";
 
@@ -23,6 +23,7 @@ export function drawLegend() {
   });
   bar.style.background = gradientOf(shown.palette);
   find("zero-swatch").hidden = !hasZero();
+  find("without-swatch").hidden = !shown.rows.some((node) => placesWithout(node).length);
   for (const end of ["gone", "come"]) {
     find(`${end}-swatch`).hidden = !isRatio();
     find(`${end}-text`).textContent = statistic[end] ?? "";

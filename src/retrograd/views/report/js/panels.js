@@ -73,6 +73,7 @@ function makePanel(name) {
       ),
     ),
     ...alarms(place),
+    ...Object.values(place.without).map((text) => make("p", { class: "note" }, `Gradient: ${text}.`)),
     make("div", { class: "sides" }, ...sides.map((side) => side.element)),
   );
   return { element, sides };

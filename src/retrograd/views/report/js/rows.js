@@ -56,11 +56,27 @@ export function listShownRows() {
   shown.total = total;
 }
 
-function siteNames(number) {
-  const place = facts.places[number];
-  const series = place.series[quantityOf(state.quantity).site];
-  return [place.name, facts.sites[series]];
+const siteNames = (number) => [facts.places[number].name, siteName(number)];
+
+/** The site of a place that is shown. */
+export function siteName(number) {
+  const { series, name } = facts.places[number];
+  const { site } = quantityOf(state.quantity);
+  return facts.sites[series[site]] ?? `${name}.${site}`;
 }
+
+/** Why a place has nothing of what is shown, or empty. */
+export const whyWithout = (number) => facts.places[number].without[quantityOf(state.quantity).site] ?? "";
+
+/** Places of a row that have nothing of what is shown, for a reason that is told; of a row that is unfolded its own. */
+export function placesWithout(node) {
+  const places = isMerged(node) ? node.places : node.place === null ? [] : [node.place];
+  const { site } = quantityOf(state.quantity);
+  return places.filter((number) => whyWithout(number) && !(site in facts.places[number].series));
+}
+
+/** Whether a row has no numbers for a reason that is told: it is hatched from end to end. */
+export const isWithout = (node) => placesWithout(node).length === (isMerged(node) ? node.places.length : 1);
 
 export function fitColors() {
   const statistic = statisticOf(state.statistic);

@@ -22,6 +22,9 @@ findQuantities();
 
 export const quantityOf = (key) => QUANTITIES.find((quantity) => quantity.key === key) ?? QUANTITIES[0];
 
+/** Whether a place has a row: something was recorded of it, or it is told why nothing was. */
+export const hasRow = ({ kind, series, without }, { of, site }) => kind === of && (site in series || site in without);
+
 /** Numbers of the sites that are shown for a quantity, in the order of their places. */
 export function seriesOf(key) {
   const { of, site } = quantityOf(key);

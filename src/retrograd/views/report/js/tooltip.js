@@ -6,10 +6,10 @@ import { printerOf } from "./format.js";
 import { columnToX, geometry } from "./geometry.js";
 import { bandOf, lineOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
-import { chooseBetter, isMerged, isRatio, mergeRule, numbersOf, numbersOfPlace, shown } from "./rows.js";
+import { chooseBetter, isMerged, isRatio, isWithout, mergeRule, numbersOf, numbersOfPlace, placesWithout, shown, siteName, whyWithout } from "./rows.js";
 import { quantityOf, state } from "./state.js";
 import { nameColumn } from "./steps.js";
-import { fullName } from "./labels.js";
+import { fullName, tellWithout } from "./labels.js";
 
 export function drawTooltip() {
   const node = shown.rows.find((row) => row.id === state.current);
@@ -26,24 +26,24 @@ export function drawTooltip() {
 /** Lines of [class, text]. */
 export function describeCell(node, column) {
   const { line, bad } = numbersOf(node);
+  const without = placesWithout(node).length > 0;
   const lines = [
-    ["where", siteName(node)],
+    ["where", nameOf(node)],
     ["when", nameColumn(column)],
   ];
+  if (isWithout(node)) return [lines[0], ["value", tellWithout(node)]];
   if (!line && !bad) return [...lines, ["value", "unfold to see its rows"]];
   if (bad?.[column] > 0) lines.push(["alarm", `${plural(bad[column], "element")} NaN or infinite`]);
   const missing = !line || Number.isNaN(line[column]);
-  if (missing && !(bad?.[column] > 0)) return [...lines, ["value", "not recorded"]];
+  if (missing && !(bad?.[column] > 0)) return [...lines, ["value", (!isMerged(node) && whyWithout(node.place)) || "not recorded"]];
   if (!missing) lines.push(["value", valueText(node, line[column], column)]);
   if (isMerged(node) && !missing)
     lines.push(["source", `${mergeRule()} of ${node.places.length} rows, at ${winnerOf(node, column)}`]);
+  if (without) lines.push(["source", tellWithout(node)]);
   return lines;
 }
 
-function siteName(node) {
-  if (isMerged(node) || node.place === null) return fullName(node);
-  return facts.sites[facts.places[node.place].series[quantityOf(state.quantity).site]];
-}
+const nameOf = (node) => (isMerged(node) || node.place === null ? fullName(node) : siteName(node.place));
 
 function valueText(node, value, column) {
   const statistic = statisticOf(state.statistic);

@@ -4,12 +4,13 @@
  */
 
 import { facts } from "./payload.js";
+import { hasRow } from "./state.js";
 
 /** Tree of the places that have the quantity. A node: {id, name, slot, place, children, parent, depth, places}. */
 export function buildTree(quantity) {
   const root = branch("");
   facts.places.forEach((place, number) => {
-    if (place.kind !== quantity.of || !(quantity.site in place.series)) return;
+    if (!hasRow(place, quantity)) return;
     let node = root;
     for (const token of splitPath(place.path)) {
       if (!node.branches.has(token)) node.branches.set(token, branch(node.path ? `${node.path}.${token}` : token));
