@@ -45,10 +45,3 @@ def drawn_by(file: str, name: str) -> Callable[[Any], str]:
 
     draw.__doc__ = "Give the HTML that a notebook shows."
     return draw
-
-
-def is_notebook() -> bool:
-    """True where IPython runs and shows HTML; it is not loaded to find out."""
-    find_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    formatter = getattr(find_shell and find_shell(), "display_formatter", None)
-    return formatter is not None and "text/html" in formatter.active_types

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
 import random
 import sys
 import threading
@@ -20,6 +21,8 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.errors import RetrogradWarning
+from retrograd.findings.finding import Finding
+from retrograd.history.sink import Event, Moment
 from retrograd.runs import lookout
 
 pytest.importorskip("IPython")
@@ -210,6 +213,15 @@ def test_one_that_fails_at_once_leaves_the_text(screen: Screen, monkeypatch: pyt
             formatted, _ = formatter.format(recording, include={"text/plain"})
         assert formatted == {"text/plain": repr(recording)}
         assert not [thread for thread in threading.enumerate() if thread.name == "retrograd-lookout"]
+
+
+def test_of_a_long_record_what_was_said_is_shown(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrograd.views.followed.MOST_ROWS", 0)
+    finding = Finding(detector="d", severity="critical", message="it burns", site="0:weight")
+    with rg.record(make_net()) as recording:
+        recording.history.add_event(Event(Moment(0), "finding", text=json.dumps(finding.as_dict())))
+        display(recording)
+    assert "it burns" in screen.outputs[0]["data"]["text/html"]
 
 
 def test_a_console_of_ipython_prints_the_text(screen: Screen) -> None:

@@ -12,7 +12,8 @@ from typing import Any, Self, TypeVar
 
 from torch import nn
 
-from retrograd.drawings import ask_view, drawn_by, is_notebook
+from retrograd.cells import is_notebook
+from retrograd.drawings import ask_view, drawn_by
 from retrograd.errors import RecordingError
 from retrograd.history.history import History
 from retrograd.history.sink import Sink
