@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "retrograd"
 MAY_IMPORT = {
     "addresses": set(),
     "amounts": set(),
+    "cells": set(),
     "drawings": set(),
     "errors": set(),
     "files": set(),
@@ -93,8 +94,8 @@ MAY_IMPORT = {
 """Room → the rooms it may import. The package's ``__init__``, the room without a name, has the public names."""
 
 OPEN = {
-    "addresses", "amounts", "drawings", "errors", "files", "foreign", "libraries", "norms", "notices", "randomness",
-    "trials",
+    "addresses", "amounts", "cells", "drawings", "errors", "files", "foreign", "libraries", "norms", "notices",
+    "randomness", "trials",
 }  # fmt: skip
 """What is not a room, and open to all."""
 

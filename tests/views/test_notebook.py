@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -15,16 +16,19 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from IPython.core.compilerop import CachingCompiler
 from matplotlib import pyplot
 from torch import nn
 
 import retrograd as rg
 from retrograd.budget.planned import Planned
+from retrograd.cells import show_line
 from retrograd.errors import LibraryError
 from retrograd.findings.finding import Finding, Findings
 from retrograd.history.matrix import Matrix
 from retrograd.views.notebook.page import MOST_ROWS, NotebookPage
 from retrograd.views.notebook.records import colour_map
+from tests.views.invented_trace import invent_trace
 
 HOSTILE = '<img src=x onerror="alert(1)">\u202e\x1b[31m'
 INNER = {"div", "pre", "span", "table", "thead", "tbody", "tr", "th", "td", "img", "ol", "li", "b", "br", "small"}
@@ -237,3 +241,20 @@ def test_a_long_record_streams_the_same_rows(run: rg.Run, monkeypatch: pytest.Mo
     assert streamed.schema == whole.schema
     key = [("step", "ascending"), ("order", "ascending")]
     assert streamed.sort_by(key)["rms"].to_pylist() == whole.sort_by(key)["rms"].to_pylist()
+
+
+def test_text_of_a_trace_is_whole_where_rich_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rg.format_trace(invent_trace())
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert rg.format_trace(invent_trace()) == expected
+    assert expected.count("\n") > 3
+
+
+def test_lines_of_cells_are_told_by_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = SimpleNamespace(compile=CachingCompiler())  # what a kernel compiles its cells with
+    file = shell.compile.cache("x = 1\n", 7)
+    assert show_line(f"{file}:1") == f"{file}:1", "no shell runs here"
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    assert show_line(f"{file}:1") == "In[7]:1"
+    for line in ("/home/me/train.py:48", "train.py", "", "softmax: twice"):
+        assert show_line(line) == line

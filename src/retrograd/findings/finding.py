@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from retrograd.amounts import count_of
+from retrograd.cells import show_line
 from retrograd.drawings import drawn_by
 from retrograd.files import to_utf8, write_whole
 from retrograd.foreign.text import parse_object
@@ -40,7 +41,7 @@ class Evidence:
     threshold: str = ""
 
     def __str__(self) -> str:
-        value = self.value if isinstance(self.value, str) else write_plainly(f"{self.value:.4g}")
+        value = show_line(self.value) if isinstance(self.value, str) else write_plainly(f"{self.value:.4g}")
         return f"{self.name}: {value}{f' ({self.threshold})' if self.threshold else ''}"
 
 
@@ -112,7 +113,7 @@ class Finding:
 
 def shorten_line(line: str) -> str:
     """``train.py:48`` of ``/home/me/train.py:48``."""
-    return line.rsplit("/", 1)[-1]
+    return show_line(line).rsplit("/", 1)[-1]
 
 
 def _plain(value: Any) -> Any:
@@ -250,7 +251,8 @@ def list_place(finding: Finding) -> list[str]:
     if finding.step is not None and finding.last_step is not None and finding.last_step > finding.step:
         step = f"steps {finding.step:,} to {finding.last_step:,}"
     rank = "" if finding.rank is None else f"rank {finding.rank}"
-    return [part for part in (f"at {finding.site}" if finding.site else "", step, rank, finding.line) if part]
+    site = f"at {finding.site}" if finding.site else ""
+    return [part for part in (site, step, rank, show_line(finding.line)) if part]
 
 
 def tell_repair(finding: Finding) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from retrograd.amounts import count_of, show_bytes, show_count
+from retrograd.cells import show_file
 from retrograd.errors import GraphError
 from retrograd.graph.node import Line, Node, TensorInfo
 from retrograd.views.picture.folds import Fold, Outline, make_outline
@@ -193,7 +194,7 @@ def _count_lines(fold: Fold, depth: int) -> int:
 
 def _print_line(line: Line) -> str:
     """A source line, its file as seen from here or, where it is installed, from where packages are."""
-    file = PurePath(line.file)
+    file = PurePath(show_file(line.file))
     if "site-packages" in file.parts:
         file = PurePath(*file.parts[file.parts.index("site-packages") + 1 :])
     elif file.is_relative_to(Path.cwd()):

@@ -75,7 +75,9 @@ def open_console(file: TextIO | None = None) -> Console:
     file = sys.stdout if file is None else file
     piped = not file.isatty()
     written = cast("TextIO", _WithoutTrailingBlanks(file)) if piped else file
-    return Console(file=written, highlight=False, markup=False, emoji=False, width=PIPED_WIDTH if piped else None)
+    width = PIPED_WIDTH if piped else None
+    # what rich does for Jupyter leaves the file empty
+    return Console(file=written, width=width, highlight=False, markup=False, emoji=False, force_jupyter=False)
 
 
 def make_table(console: Console, columns: Mapping[str, str]) -> Table:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 
+from retrograd.cells import show_file
 from retrograd.errors import NoSuchNodeError
 from retrograd.graph.node import Line, TensorInfo, matches
 from retrograd.tracing.trace import BackwardPass, NodeEvent, Trace
@@ -24,7 +25,7 @@ def shorten_line(line: Line | None) -> str:
     """File and number, as in ``model.py:30``; empty for None. An ``__init__.py`` keeps the folder that names it."""
     if line is None:
         return ""
-    path = PurePath(line.file)
+    path = PurePath(show_file(line.file))
     name = f"{path.parent.name}/{path.name}" if path.stem == "__init__" else path.name
     return f"{name}:{line.line}"
 
