@@ -253,9 +253,8 @@ class _Comparing:
                 found.append(f"{count_of(alone, 'site')} {'was' if alone == 1 else 'were'} recorded only in {run}.")
         missing = self._pairs.missing_a + self._pairs.missing_b
         if missing:
-            found.append(
-                f"{count_of(missing, 'row')} of sites that both have {'was' if missing == 1 else 'were'} recorded in only one of them."
-            )
+            rows = f"{count_of(missing, 'row')} of sites that both have {'was' if missing == 1 else 'were'}"
+            found.append(f"{rows} recorded in only one of them.")
         return [Finding(detector="extent", severity="note", message=each) for each in found]
 
     def _tell_extent(self) -> str:
