@@ -6,6 +6,7 @@ a room neither knows it nor waits for it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -22,8 +23,11 @@ def ask_view(file: str, name: str) -> Callable[..., Any]:
         file: its file, as in ``plots``.
         name: its name.
     """
-    with random_kept():  # rich and matplotlib draw numbers when they are loaded, and a script may have seeded before
-        function: Callable[..., Any] = getattr(import_module(f"{_HOME}.{file}"), name)
+    home = f"{_HOME}.{file}"
+    if home not in sys.modules:
+        with random_kept():  # rich and matplotlib draw numbers when they are loaded; a script may have seeded before
+            import_module(home)
+    function: Callable[..., Any] = getattr(import_module(home), name)
     return function
 
 
@@ -41,3 +45,10 @@ def drawn_by(file: str, name: str) -> Callable[[Any], str]:
 
     draw.__doc__ = "Give the HTML that a notebook shows."
     return draw
+
+
+def is_notebook() -> bool:
+    """True where IPython runs and shows HTML; it is not loaded to find out."""
+    find_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    formatter = getattr(find_shell and find_shell(), "display_formatter", None)
+    return formatter is not None and "text/html" in formatter.active_types

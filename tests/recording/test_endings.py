@@ -145,3 +145,14 @@ def test_an_exit_that_stands_for_an_exception_tells_of_that() -> None:
             raise SystemExit(1)  # noqa: B904
     error = recording.history.manifest["error"]
     assert (error["kind"], error["node"], error["module"]) == ("ArithmeticError", "FragileBackward", "head")
+
+
+def test_what_is_to_be_called_at_the_end_is_called_once_whenever_it_comes() -> None:
+    recording, called = rg.record(nn.Linear(2, 2)), []
+    recording.call_when_closed(lambda: called.append("before"))
+    assert (recording.is_open, called) == (True, [])
+    recording.close()
+    recording.close()
+    assert (recording.is_open, called) == (False, ["before"])
+    recording.call_when_closed(lambda: called.append("after"))
+    assert called == ["before", "after"]

@@ -98,10 +98,16 @@ def shown(run: rg.Run) -> dict[str, Any]:
         graph = rg.walk(loss)
         loss.backward()
     finding = Finding(detector="d", severity="critical", message=HOSTILE, site=HOSTILE, repair=HOSTILE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with rg.record(net) as recording:
+        for _ in range(3):
+            net(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
     site = next(each for each in run.history.sites if each.endswith("weight.grad"))
     return {
         "a history": run.history,
         "a run": run,
+        "a recording": recording,
         "a series": run.history[site],
         "a matrix": run.history.matrix("rms"),
         "a trace": trace,

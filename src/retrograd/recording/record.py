@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from torch import nn
 
+from retrograd.drawings import ask_view, drawn_by, is_notebook
 from retrograd.errors import RecordingError
 from retrograd.history.history import History
 from retrograd.history.sink import Sink
@@ -35,6 +38,9 @@ T = TypeVar("T")
 
 _active: list[Recording] = []
 
+_CELL = ("live", "show_recording")
+"""What shows a recording in a notebook."""
+
 
 class Recording:
     """A recording that goes on until it is closed; use it in a ``with`` statement, or call ``close()``.
@@ -47,10 +53,18 @@ class Recording:
         self._recorder = recorder
         self._sink = sink
         self._run: Run | None = None
-        self._when_closed: list[Callable[[], None]] = []
+        self._when_closed: deque[Callable[[], None]] = deque()
+        self._is_complete = False
         self.path = path
+        if is_notebook():
+            ask_view(*_CELL)  # loaded now: later, what another thread may have drawn meanwhile would be drawn again
         recorder.attach()
         _active.append(self)
+
+    @property
+    def is_open(self) -> bool:
+        """True until it is closed."""
+        return self in _active
 
     @property
     def step(self) -> int:
@@ -110,8 +124,10 @@ class Recording:
         self._recorder.watch(name, tensor)
 
     def call_when_closed(self, call: Callable[[], None]) -> None:
-        """Have a function called once the record is complete; what it raises is told as a warning."""
+        """Have a function called once the record is complete, at once if it is; what it raises is told as a warning."""
         self._when_closed.append(call)
+        if self._is_complete:
+            self._call_all()
 
     def close(self, status: str = "finished") -> None:
         """Take every hook away and complete the record. Calling it twice is harmless."""
@@ -120,13 +136,16 @@ class Recording:
     def _close(self, status: str, error: dict[str, Any] | None = None) -> None:
         if self in _active:
             _active.remove(self)
-        self._recorder.close(status, error)
-        calls, self._when_closed = self._when_closed, []
-        for call in calls:
-            try:
-                call()
-            except Exception as failure:
-                warn(f"retrograd could not end what follows a recording: {failure!r}.")
+        try:
+            self._recorder.close(status, error)
+        finally:
+            self._is_complete = True
+            self._call_all()
+
+    def _call_all(self) -> None:
+        with suppress(IndexError):  # none is left: another thread may take some too
+            while True:
+                _try(self._when_closed.popleft())
 
     def is_of_this_thread(self) -> bool:
         """True if the recorded models run in the thread that asks."""
@@ -147,6 +166,21 @@ class Recording:
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else f"to {self.path}"
         return f"<Recording {where}, step {self.step}>"
+
+    _repr_html_ = drawn_by("live", "draw_recording")
+
+    def _ipython_display_(self) -> None:
+        """Show a cell that follows the recording; in a console IPython prints the text."""
+        if not is_notebook():
+            raise NotImplementedError
+        ask_view(*_CELL)(self)
+
+
+def _try(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception as failure:
+        warn(f"retrograd could not end what follows a recording: {failure!r}.")
 
 
 def record(

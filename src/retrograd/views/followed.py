@@ -15,6 +15,7 @@ from rich.text import Text
 
 from retrograd.findings.explain import explain
 from retrograd.findings.finding import read_findings
+from retrograd.history.history import History
 from retrograd.runs.reader import Run
 from retrograd.views.downsample import FloatArray
 from retrograd.views.findings_text import list_findings
@@ -100,17 +101,24 @@ def _look_again(run: Run, pause: float) -> Iterator[RunGlance]:
         run.refresh()
 
 
-def glance_at(run: Run) -> RunGlance:
-    """What is told of a run as it was read."""
-    history = run.history
+def glance_at(record: Run | History) -> RunGlance:
+    """What is told of a run as it was read, or of a history in memory. No random number is drawn."""
+    history = record.history if isinstance(record, Run) else record
     curve, limits = history.loss, history.rows.step_limits
-    findings = explain(run) if history.rows.count <= MOST_ROWS else read_findings(run)
+    findings = explain(record) if history.rows.count <= MOST_ROWS else read_findings(record)
     last = max([int(curve.steps[-1])] if len(curve.steps) else [], default=limits[1] if limits else None)
-    return RunGlance(run.status, last, _find_rate(run), curve.values, list_findings(findings), _find_changes(run, last))
+    return RunGlance(
+        status=str(history.manifest.get("status", "running")),
+        step=last,
+        rate=_find_rate(history),
+        loss=curve.values,
+        findings=list_findings(findings),
+        changed=_find_changes(history, last),
+    )
 
 
-def _find_rate(run: Run) -> float:
-    events = run.history.event_table
+def _find_rate(history: History) -> float:
+    events = history.event_table
     steps, times = events["step"].to_numpy()[-_SPAN * 8 :], events["time"].to_numpy()[-_SPAN * 8 :]
     known = times > 0
     if known.sum() < 2 or np.ptp(times[known]) <= 0:
@@ -118,10 +126,10 @@ def _find_rate(run: Run) -> float:
     return float(np.ptp(steps[known]) / np.ptp(times[known]))
 
 
-def _find_changes(run: Run, last: int | None) -> list[tuple[str, float, float]]:
-    if last is None or run.history.rows.count == 0:
+def _find_changes(history: History, last: int | None) -> list[tuple[str, float, float]]:
+    if last is None or history.rows.count == 0:
         return []
-    recent = run.history.since(max(last - _SPAN, 0))
+    recent = history.since(max(last - _SPAN, 0))
     matrix = recent.matrix("rms", phase=find_phase(recent))
     known = matrix.values[:, matrix.steps >= last - _SPAN]
     if known.shape[1] < 2:
@@ -135,11 +143,15 @@ def _find_changes(run: Run, last: int | None) -> list[tuple[str, float, float]]:
 
 def tell_glance(glance: RunGlance) -> str:
     """A glance as one line."""
-    loss = tell_loss(glance.loss)
+    found = f", {glance.findings[0].strip()}" if glance.findings else ""
+    return f"{tell_progress(glance)}, loss {tell_loss(glance.loss)}{found}"
+
+
+def tell_progress(glance: RunGlance) -> str:
+    """How it fares, the last step, and the rate."""
     rate = "" if np.isnan(glance.rate) else f", {glance.rate:.3g} steps/s"
     step = "no step yet" if glance.step is None else f"step {glance.step:,}"
-    found = f", {glance.findings[0].strip()}" if glance.findings else ""
-    return f"{glance.status}, {step}{rate}, loss {loss}{found}"
+    return f"{glance.status}, {step}{rate}"
 
 
 def tell_loss(losses: FloatArray) -> str:
@@ -149,16 +161,32 @@ def tell_loss(losses: FloatArray) -> str:
     return "NaN" if np.isnan(losses[-1]) else print_number(float(losses[-1]))
 
 
+def list_lines(glance: RunGlance, blocks: str = BLOCKS) -> list[str]:
+    """The loss as a curve, and what was found.
+
+    Args:
+        glance: it.
+        blocks: of which the curve is made.
+    """
+    curve = [f"loss {draw_sparkline(glance.loss, _WIDTH, blocks=blocks)} {tell_loss(glance.loss)}"]
+    return [*(curve if len(glance.loss) else ()), *(glance.findings or ["no findings so far"])]
+
+
+CHANGES = {"changed most": "name", "rms": "number", f"over {_SPAN} steps": "number"}
+"""Columns of the table of sites that changed most."""
+
+
+def list_changes(glance: RunGlance) -> list[tuple[str, str, str]]:
+    """Its rows."""
+    return [(site, print_number(value), f"x {print_number(ratio)}") for site, value, ratio in glance.changed]
+
+
 def _draw(console: Console, glance: RunGlance) -> Group:
     blocks = BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS
-    parts: list[object] = [Text(tell_glance(glance).partition(", loss")[0], style="bold")]
-    if len(glance.loss):
-        curve = draw_sparkline(glance.loss, _WIDTH, blocks=blocks)
-        parts.append(Text(f"loss {curve} {tell_loss(glance.loss)}"))
-    parts += [Text(line) for line in glance.findings or ["no findings so far"]]
+    parts: list[object] = [Text(tell_progress(glance), style="bold"), *map(Text, list_lines(glance, blocks))]
     if glance.changed:
-        table = make_table(console, {"changed most": "name", "rms": "number", f"over {_SPAN} steps": "number"})
-        for site, value, ratio in glance.changed:
-            table.add_row(print_name(console, site), print_number(value), f"x {print_number(ratio)}")
+        table = make_table(console, CHANGES)
+        for site, *numbers in list_changes(glance):
+            table.add_row(print_name(console, site), *numbers)
         parts.append(table)
     return Group(*parts)  # type: ignore[arg-type]  # texts and a table
