@@ -236,6 +236,8 @@ def test_a_served_page_hatches_them_until_a_gradient_comes(
             page.goto(server.address)
             page.wait_for_selector("html[data-ready=yes]")
             page.get_by_role("button", name="Weight gradients").click()
+            page.locator("#fold").click()
+            expect(page.get_by_role("treeitem", name="all 4 had no gradient so far")).to_have_count(1)
             page.locator("#unfold").click()
             row = page.locator("#labels .label", has_text="side:weight")
             expect(page.get_by_role("treeitem", name="no gradient so far")).to_have_count(7)

@@ -253,10 +253,12 @@ class _Comparing:
                 found.append(f"{count_of(alone, 'site')} {'was' if alone == 1 else 'were'} recorded only in {run}.")
         missing = self._pairs.missing_a + self._pairs.missing_b
         if missing:
-            found.append(f"{missing:,} rows of sites that both have were recorded in only one of them.")
+            rows = f"{count_of(missing, 'row')} of sites that both have {'was' if missing == 1 else 'were'}"
+            found.append(f"{rows} recorded in only one of them.")
         return [Finding(detector="extent", severity="note", message=each) for each in found]
 
     def _tell_extent(self) -> str:
         steps = len(number_steps(self._pairs.of_a("step"))[0])
         differing = int((~self._distances.is_same).sum())
-        return f"{len(self._pairs):,} rows at {len(self._pairs.names)} sites over {steps} steps, {differing:,} differ"
+        sizes = f"{count_of(len(self._pairs), 'row')} at {count_of(len(self._pairs.names), 'site')}"
+        return f"{sizes} over {count_of(steps, 'step')}, {differing:,} {'differs' if differing == 1 else 'differ'}"

@@ -32,7 +32,8 @@ def list_ungraded(history: History) -> list[str]:
         for name, site in lacking.items()
         if not _is_part(name) and missed.get(site, NO_GRADIENT) == NO_GRADIENT and f"{name}.{LOCAL}" not in seen
     ]
-    excluded = _find_others(history) if found else frozenset()
+    is_told = all(lacking[name] in missed for name in found)  # as of a recording that has ended
+    excluded = frozenset[str]() if is_told else _find_others(history)
     return [name for name in found if name not in excluded]
 
 

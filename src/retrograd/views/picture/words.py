@@ -95,7 +95,7 @@ def _list_pills(leaves: list[Node], module: str | None, usual: str) -> list[str]
     shown = leaves if len(leaves) <= _MOST_PILLS else leaves[: _MOST_PILLS - 1]
     pills = [_print_leaf(leaf, module, usual) for leaf in shown]
     more = len(leaves) - len(shown)
-    return [*pills, f"and {more:,} more leaves"] if more else pills
+    return [*pills, f"and {more:,} more {'leaf' if more == 1 else 'leaves'}"] if more else pills
 
 
 def _print_leaf(leaf: Node, module: str | None, usual: str) -> str:

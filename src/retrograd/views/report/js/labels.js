@@ -81,8 +81,9 @@ function slotText(node) {
 /** What is said of a row of which all or some never got a gradient. */
 export function tellWithout(node) {
   if (!isMerged(node)) return whyWithout(node.place);
-  const [few, all] = [placesWithout(node).length, node.places.length];
-  return `${few === all ? `all ${all}` : `${few} of ${all}`} never got a gradient`;
+  const [few, all] = [placesWithout(node), node.places.length];
+  const said = whyWithout(few[0]).split(":")[0].replace(/^no /, "had no "); // of a run that goes on: so far
+  return `${few.length === all ? `all ${all}` : `${few.length} of ${all}`} ${said}`;
 }
 
 export function fullName(node) {
