@@ -24,6 +24,7 @@ from retrograd.errors import ExportError, PatternError, RetrogradWarning, Statis
 from retrograd.exports import mirror as mirrors
 from retrograd.exports import tensorboard as boards
 from retrograd.runs import lookout
+from retrograd.runs.rank_folder import RankFolder
 from tests.exports.offline import read_records, read_series
 
 
@@ -85,6 +86,22 @@ def test_all_is_there_at_the_end(tmp_path: Path, *, is_on_disk: bool) -> None:
     check_series(read_board(tmp_path / "board"), recording.history)
     assert (mirror.steps, mirror.skipped) == (12, 0)
     assert "ended" in repr(mirror)
+
+
+def test_losses_are_written_before_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look between the two tells nothing yet, or the series would lack these steps."""
+    write_rows = RankFolder.write_rows
+
+    def write_late(self: RankFolder, batches: Any) -> None:
+        time.sleep(0.3)
+        write_rows(self, batches)
+
+    monkeypatch.setattr(RankFolder, "write_rows", write_late)
+    model = make_net()
+    with rg.record(model, tmp_path / "run") as recording:
+        rg.mirror(recording, "tensorboard", tmp_path / "board")
+        train(model)
+    check_series(read_board(tmp_path / "board"), recording.history)
 
 
 def test_steps_come_while_it_trains(tmp_path: Path) -> None:

@@ -210,7 +210,8 @@ class Mirror:
             if isinstance(part, StoredPart):
                 ends[part.rank] = max(part.step_limits[1], ends.get(part.rank, -1))
         ranks = {part.rank for part in self._all_parts if isinstance(part, StoredPart)}
-        end = min((ends.get(rank, -1) for rank in ranks), default=np.iinfo(np.int64).max)
+        nothing_yet = -1 if isinstance(self._record, Run) else np.iinfo(np.int64).max  # losses are written before rows
+        end = min((ends.get(rank, -1) for rank in ranks), default=nothing_yet)
         return steps[steps <= end][:-_OPEN]
 
     @property
