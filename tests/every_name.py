@@ -260,6 +260,7 @@ USES: dict[str, Callable[[], Any]] = {
     "write_bundle": use_bundle,
     "write_chrome_trace": lambda: rg.write_chrome_trace(made("trace"), FOLDER / "chrome.json"),
     "write_inventory": lambda: rg.write_inventory(made("inventory"), FOLDER / "inventory.html"),
+    "write_comparison": lambda: rg.write_comparison([made("history"), made("history")], FOLDER / "compared.html"),
     "write_report": lambda: rg.write_report(made("history"), FOLDER / "report.html"),
 }
 """Public name → a use of it. What a forward of the user's own draws when it is asked for is none of ours."""

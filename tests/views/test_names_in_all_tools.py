@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -49,14 +48,10 @@ WRAPPERS = {
 }
 
 
-@pytest.fixture(params=list(WRAPPERS))
-def net(request: pytest.FixtureRequest) -> Iterator[nn.Module]:
-    torch._dynamo.reset()
-    yield WRAPPERS[request.param]()
-    torch._dynamo.reset()
-
-
-def test_one_name_in_all_tools(net: nn.Module) -> None:
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_one_name_in_all_tools(wrapper: str) -> None:
+    net = WRAPPERS[wrapper]()
     x = torch.randn(4, 3)
     with rg.record(net, sites="*:parameters.grad") as recording:
         net(x).sum().backward()
