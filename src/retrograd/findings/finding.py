@@ -14,10 +14,7 @@ from retrograd.amounts import count_of
 from retrograd.cells import show_line
 from retrograd.drawings import drawn_by
 from retrograd.files import to_utf8, write_whole
-from retrograd.foreign.text import parse_object
-from retrograd.history.history import History
 from retrograd.runs.layout import FINDINGS
-from retrograd.runs.reader import Run
 
 Severity = Literal["critical", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
@@ -282,15 +279,3 @@ def store_findings(run: Path, findings: Findings) -> None:
     """
     with write_whole(run / FINDINGS) as file:
         file.write(to_utf8(findings.as_json_lines()))
-
-
-def read_findings(record: Run | History) -> Findings:
-    """Read the findings that are kept in a folder, else those that were said while it was recorded."""
-    file = record.path / FINDINGS if isinstance(record, Run) else None
-    history = record.history if isinstance(record, Run) else record
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.is_file() else []
-        told = lines or [event.text for event in history.events_but_losses if event.kind == "finding"]
-        return Findings([Finding.of_dict(parse_object(line)) for line in told], about="the record so far")
-    except (OSError, ValueError, TypeError):
-        return Findings(about="the record so far")

@@ -33,6 +33,9 @@ EventKind = Literal[
 UPDATES: tuple[EventKind, ...] = ("update", "skipped")
 """What ends a step."""
 
+NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass reached it"
+"""Why the gradient of a site is not in a recording, where it is for no other reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:

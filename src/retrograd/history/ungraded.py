@@ -7,10 +7,8 @@ from typing import Any
 
 from retrograd.history.facts import Parameter, read_facts
 from retrograd.history.history import History
+from retrograd.history.sink import NO_GRADIENT
 from retrograd.sites.site import LOCAL, parse_leniently
-
-NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass reached it"
-"""Why the gradient of a site is not in a recording, where it is for no other reason."""
 
 
 def list_ungraded(history: History) -> list[str]:

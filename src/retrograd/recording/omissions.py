@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
-from retrograd.history.ungraded import NO_GRADIENT
+from retrograd.history.sink import NO_GRADIENT
 from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of, parameter_site
 from retrograd.recording.keep import find_keep

@@ -20,7 +20,7 @@ import numpy as np
 from retrograd.errors import DamagedRunError, RunError
 from retrograd.findings.detectors.missing_gradients import tell_reasons
 from retrograd.findings.explain import explain_record, make_record
-from retrograd.findings.finding import read_findings
+from retrograd.findings.kept import read_findings
 from retrograd.history.history import History
 from retrograd.history.ungraded import list_ungraded
 from retrograd.runs.reader import Run, open_run

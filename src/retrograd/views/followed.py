@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from retrograd.findings.explain import explain
-from retrograd.findings.finding import read_findings
+from retrograd.findings.kept import read_findings
 from retrograd.history.history import History
 from retrograd.runs.reader import Run
 from retrograd.views.downsample import FloatArray

@@ -1,0 +1,21 @@
+"""Findings that a record already has: those kept in its folder, or said while it was made."""
+
+from __future__ import annotations
+
+from retrograd.findings.finding import Finding, Findings
+from retrograd.foreign.text import parse_object
+from retrograd.history.history import History
+from retrograd.runs.layout import FINDINGS
+from retrograd.runs.reader import Run
+
+
+def read_findings(record: Run | History) -> Findings:
+    """Read the findings that are kept in a folder, else those that were said while it was recorded."""
+    file = record.path / FINDINGS if isinstance(record, Run) else None
+    history = record.history if isinstance(record, Run) else record
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.is_file() else []
+        told = lines or [event.text for event in history.events_but_losses if event.kind == "finding"]
+        return Findings([Finding.of_dict(parse_object(line)) for line in told], about="the record so far")
+    except (OSError, ValueError, TypeError):
+        return Findings(about="the record so far")
