@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 import wandb
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 import retrograd as rg
@@ -25,6 +24,7 @@ from retrograd.exports import mirror as mirrors
 from retrograd.exports import tensorboard as boards
 from retrograd.runs import lookout
 from retrograd.runs.rank_folder import RankFolder
+from tests.drawing import draw, make_net, train
 from tests.exports.offline import read_records, read_series
 
 
@@ -32,31 +32,6 @@ from tests.exports.offline import read_records, read_series
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookout.Lookout.__init__, "__kwdefaults__", {"pause": 0.01})
     monkeypatch.setattr(lookout, "SHARE", 10.0)
-
-
-def make_net() -> nn.Module:
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002  # the generator of the process
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
-
-
-def draw() -> float:
-    return float(np.random.rand())  # noqa: NPY002
-
-
-def train(model: nn.Module, steps: int = 12, *, each: Callable[[], object] = lambda: None) -> list[float]:
-    """Train with random numbers of all three kinds; returns losses."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(torch.randn(6, 4)).square().mean() * (1 + 0.1 * random.random() + 0.1 * draw())
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        each()
-    return losses
 
 
 def read_board(path: Path) -> dict[str, dict[int, float]]:

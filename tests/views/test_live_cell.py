@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import retrograd as rg
 from retrograd.errors import RetrogradWarning
 from retrograd.findings.finding import Finding
 from retrograd.history.sink import Event, Moment
 from retrograd.runs import lookout
+from tests.drawing import draw, make_net, train
 
 pytest.importorskip("IPython")
 
@@ -80,31 +79,6 @@ def screen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Screen]:
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     yield Screen(shell)
     InteractiveShell.clear_instance()
-
-
-def make_net() -> nn.Module:
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002  # the generator of the process
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
-
-
-def draw() -> float:
-    return float(np.random.rand())  # noqa: NPY002
-
-
-def train(model: nn.Module, steps: int = 12, *, each: Callable[[], object] = lambda: None) -> list[float]:
-    """Train with random numbers of all three kinds; returns losses."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(torch.randn(6, 4)).square().mean() * (1 + 0.1 * random.random() + 0.1 * draw())
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        each()
-    return losses
 
 
 @pytest.mark.parametrize("is_on_disk", [True, False])

@@ -14,7 +14,7 @@ from retrograd.amounts import count_of
 from retrograd.errors import ExportError, NoSuchSiteError
 from retrograd.exports.numbers import StepArray, list_steps, read_histograms, read_numbers, spread_steps
 from retrograd.exports.tracker import TRACKERS, Tracker, find_library, open_tracker, use_tracker
-from retrograd.findings.explain import explain
+from retrograd.findings.explain import MOST_ROWS, explain
 from retrograd.findings.finding import Finding
 from retrograd.history.history import History
 from retrograd.history.matrix import check_name
@@ -34,9 +34,6 @@ MOST_SITES = 24
 
 MOST_STEPS = 50
 """Steps that are told at one look."""
-
-MOST_ROWS = 1_000_000
-"""Rows of a record that is explained while it grows."""
 
 _OPEN = 2
 """The last recorded steps, which gradients that come late may still change: a critic trains before its generator."""

@@ -13,6 +13,9 @@ from retrograd.findings.finding import SEVERITIES, Finding, Findings, NotChecked
 from retrograd.findings.record import CannotTell, Record
 from retrograd.runs.reader import Given, Run, find_run
 
+MOST_ROWS = 1_000_000
+"""Rows of a run that is explained while somebody waits, or anew while it grows: about a second of work."""
+
 
 def explain(what: Given, *, detectors: Sequence[Detector] | None = None) -> Findings:
     """Say what is wrong with a run.

@@ -15,9 +15,10 @@ from torch import nn
 
 from retrograd.addresses import open_folder
 from retrograd.amounts import count_of
+from retrograd.findings.explain import MOST_ROWS
 from retrograd.findings.finding import SEVERITIES, Finding, Findings
 from retrograd.integrations.boards import Board, send_alert, write_text
-from retrograd.launch.explaining import MOST_ROWS, find_and_store, tell_verdict
+from retrograd.launch.explaining import find_and_store, tell_verdict
 from retrograd.launch.live_findings import LiveFindings, say_critical
 from retrograd.launch.start import name_folder
 from retrograd.notices import say

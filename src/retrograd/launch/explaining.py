@@ -20,7 +20,7 @@ from retrograd.addresses import open_folder
 from retrograd.amounts import count_of
 from retrograd.errors import LaunchError
 from retrograd.files import to_utf8
-from retrograd.findings.explain import explain
+from retrograd.findings.explain import MOST_ROWS, explain
 from retrograd.findings.finding import Findings, store_findings
 from retrograd.foreign.text import show_plainly
 from retrograd.launch.interpreter import find_obstacle
@@ -31,9 +31,6 @@ from retrograd.notices import say
 from retrograd.runs.layout import find_latest, is_run
 from retrograd.runs.reader import Run, open_run
 from retrograd.views.findings_text import format_findings, list_findings
-
-MOST_ROWS = 1_000_000
-"""Rows that are looked at while a program ends: about a second of work."""
 
 
 def explain_as_asked(arguments: ExplainOptions) -> int:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrograd.errors import CompareError
+from retrograd.findings.explain import MOST_ROWS
 from retrograd.findings.kept import read_findings
 from retrograd.runs.reader import open_run
-from retrograd.serving.followed_run import MOST_ROWS
 from retrograd.views.comparing.comparison_page import build_page
 
 PAUSE = 5.0

@@ -19,7 +19,7 @@ import numpy as np
 
 from retrograd.errors import DamagedRunError, RunError
 from retrograd.findings.detectors.missing_gradients import tell_reasons
-from retrograd.findings.explain import explain_record, make_record
+from retrograd.findings.explain import MOST_ROWS, explain_record, make_record
 from retrograd.findings.kept import read_findings
 from retrograd.history.history import History
 from retrograd.history.ungraded import list_ungraded
@@ -55,9 +55,6 @@ MOST_COLUMNS = 1000
 
 PAUSE = 2.0
 """Seconds between two looks of a page: parts are written as often."""
-
-MOST_ROWS = 1_000_000
-"""Rows of a run that is explained while it is followed; of a longer one the findings that are kept are shown."""
 
 _NOT_LOOKED = "Nobody has looked for them yet; `retrograd explain` does."
 _SHARE = 0.1  # of the time that explaining again and again may take

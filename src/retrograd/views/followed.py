@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from retrograd.findings.explain import explain
+from retrograd.findings.explain import MOST_ROWS, explain
 from retrograd.findings.kept import read_findings
 from retrograd.history.history import History
 from retrograd.runs.reader import Run
@@ -33,9 +33,6 @@ from retrograd.views.terminal import (
 
 PAUSE = 2.0
 """Seconds between two looks: parts are written as often."""
-
-MOST_ROWS = 1_000_000
-"""Rows of a run that is explained anew at each look; of a longer one what was said while it was recorded is told."""
 
 _SPAN = 50
 """Steps over which a change is told."""
