@@ -207,8 +207,8 @@ class Mirror:
             if isinstance(part, StoredPart):
                 ends[part.rank] = max(part.step_limits[1], ends.get(part.rank, -1))
         ranks = {part.rank for part in self._all_parts if isinstance(part, StoredPart)}
-        nothing_yet = -1 if isinstance(self._record, Run) else np.iinfo(np.int64).max  # losses are written before rows
-        end = min((ends.get(rank, -1) for rank in ranks), default=nothing_yet)
+        limits = window.rows.step_limits  # losses come before rows
+        end = min((ends.get(rank, -1) for rank in ranks), default=limits[1] if limits else -1)
         return steps[steps <= end][:-_OPEN]
 
     @property
