@@ -35,6 +35,7 @@ check: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev ## measure what it costs
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/starting.py
 	$(BIN)/python benchmarks/tracing.py
 	$(BIN)/python benchmarks/rewriting.py
 	$(BIN)/python benchmarks/features.py

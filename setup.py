@@ -1,7 +1,7 @@
-"""The compiled kernel; everything else is in pyproject.toml.
+"""The compiled parts; everything else is in pyproject.toml.
 
-A machine without a compiler installs all the same: ``optional`` makes a failed build a warning, and statistics
-are then read by torch operations.
+A machine without a compiler installs all the same: ``optional`` makes a failed build a warning. Statistics are then
+read by torch operations, and nodes are met in Python.
 """
 
 import sys
@@ -10,16 +10,22 @@ from setuptools import Extension, setup
 
 UNIX = ["-O3", "-g0", "-std=gnu11", "-fopenmp-simd"]  # the pragmas that let sums vectorise; no OpenMP runtime
 
+HOW = {
+    "define_macros": [("Py_LIMITED_API", "0x030B0000")],
+    "extra_compile_args": ["/O2", "/std:c11"] if sys.platform == "win32" else UNIX,
+    "py_limited_api": True,
+    "optional": True,
+}
+
 kernel = Extension(
     "retrograd.statistics._kernel",
     sources=[f"src/retrograd/statistics/{name}.c" for name in ("_kernel", "_tensor", "_fold", "_elements")],
     depends=[
         f"src/retrograd/statistics/{name}.h" for name in ("_tensor", "_fold", "_elements", "_exponents", "_moments")
     ],
-    define_macros=[("Py_LIMITED_API", "0x030B0000")],
-    extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else UNIX,
-    py_limited_api=True,
-    optional=True,
+    **HOW,
 )
 
-setup(ext_modules=[kernel], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+native = Extension("retrograd.hooks._native", sources=["src/retrograd/hooks/_native.c"], **HOW)
+
+setup(ext_modules=[kernel, native], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -156,7 +156,7 @@ class SteppedNode(MergingNode):
     @property
     def unwritten(self) -> int:
         """How many units of its own it does not know to be written."""
-        return len(self._units.kept)
+        return len(self._own.units.kept)
 
 
 class Tree:
@@ -194,7 +194,7 @@ class Tree:
             patch.object(node, "Door", self._hall.open_door),
             patch.object(above, "RankLink", self._hall.connect),
             patch.object(shared_run, "MergingNode", SteppedNode),
-            patch.object(writer, "_FLUSH_SECONDS", NEVER),
+            patch.object(writer, "PAUSE", NEVER),
         ):
             yield
 

@@ -26,8 +26,6 @@ import numpy as np
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-FLUSH = 100
-"""Steps that are written together: two seconds of a quick training."""
 ELEMENTS = 1 << 16
 KINDS = ("output", "weight", "output.grad", "weight.grad", "weight.update")
 BEHIND_THE_LARGEST = 18
@@ -74,7 +72,9 @@ def place(sites: list[str], ranks: int, rank: int) -> dict[str, Any]:
     return {"stages": {}, "sites": facts}
 
 
-def write_rank(folder: Path, ranks: int, steps: range, sites: list[str], rank: int, histograms: bool) -> None:
+def write_rank(
+    folder: Path, ranks: int, steps: range, sites: list[str], rank: int, histograms: bool, flush: int
+) -> None:
     from retrograd.history.sink import Event, Moment, RowBatch
     from retrograd.runs.writer import RunWriter
 
@@ -83,8 +83,8 @@ def write_rank(folder: Path, ranks: int, steps: range, sites: list[str], rank: i
     writer.add_sites(sites)
     if ranks > 1:
         writer.describe(placements=place(sites, ranks, rank), processes=ranks)
-    for first in range(0, len(steps), FLUSH):
-        batch = steps[first : first + FLUSH]
+    for first in range(0, len(steps), flush):
+        batch = steps[first : first + flush]
         rows, bins = invent_rows(batch, sites, rank)
         if not histograms:
             rows["bins"] = 0
@@ -107,6 +107,7 @@ def make(arguments: argparse.Namespace) -> None:
             sites,
             rank,
             not arguments.without_histograms,
+            arguments.flush,
         )
     files = list(arguments.folder.rglob("*.parquet"))
     rows = arguments.ranks * len(range(0, arguments.steps, arguments.every)) * arguments.sites
@@ -214,6 +215,7 @@ def main() -> None:
     making.add_argument("--sites", type=int, default=60)
     making.add_argument("--every", type=int, default=1, help="of so many steps one is recorded")
     making.add_argument("--without-histograms", action="store_true")
+    making.add_argument("--flush", type=int, default=100, help="steps that are written together: two seconds of them")
     making.set_defaults(carry_out=make)
     measuring = commands.add_parser("measure")
     measuring.add_argument("--only", nargs="*", choices=WORK)

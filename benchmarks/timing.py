@@ -23,6 +23,7 @@ import torch
 
 from contenders import Contender, Group
 from nets import Net
+from retrograd.amounts import count_of
 
 T = TypeVar("T")
 
@@ -138,12 +139,17 @@ def measure_group(
     for turn in interleave(group.contenders, rounds, measure, measure_bare):
         costs[turn.name].append(turn.found)
         ratios[turn.name].append(Cost(*(2 * c / (b + a) for c, b, a in zip(*turn[1:], strict=True))))
+        so_far = statistics.median(ratio.all_threads for ratio in ratios[turn.name])
+        say(f"{net_name}, {turn.name}: {so_far:.3f} after {count_of(len(costs[turn.name]), 'round')}", sys.stderr)
     for name in group.contenders:
         yield summarise(net_name, name, costs[name], ratios[name])
 
 
 def measure_all(groups: Iterable[Group], nets: Mapping[str, Callable[[], Net]], arguments: argparse.Namespace) -> None:
-    """Measure the groups on the nets that were asked for; each row is said when it is measured, the table at last."""
+    """Measure the groups on the nets that were asked for.
+
+    What each row has come to is said on stderr after each round, each row when its rounds are done, the table at last.
+    """
     measures: list[Measure] = []
     for group in filter(None, (choose(group, arguments.only) for group in groups)):
         for net in arguments.nets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retrograd.cli import COMMANDS
+from retrograd.cli.commands import COMMANDS
 from retrograd.launch.options import describe_commands
 
 if __name__ == "__main__":

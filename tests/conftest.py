@@ -6,11 +6,13 @@ import copyreg
 import gc
 import shutil
 import signal
+import sys
 import threading
 import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -21,6 +23,14 @@ from torch.optim import optimizer as optimizers
 
 GRACE_SECONDS = 2.0
 """How long a thread may take to end after the test that started it."""
+
+COMPILER = (
+    ("torch._dynamo.eval_frame", "_maybe_set_eval_frame"),
+    ("torch._dynamo.guards", "GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT"),
+    ("torch._dynamo.symbolic_convert", "InstructionTranslator._return"),
+    ("torch._dynamo.variables.nn_module", "UnspecializedNNModuleVariable.call_function"),
+)
+"""Rooms of the compiler's, which load slowly, and what is replaced in them while there are taps."""
 
 settings.register_profile("any machine", deadline=None)  # no test depends on how fast the machine is
 settings.load_profile("any machine")
@@ -96,6 +106,10 @@ def torch_state() -> dict[str, Any]:
         )
         for name in names
     }
+    state |= {
+        f"{room}.{place}": attrgetter(place)(sys.modules[room]) for room, place in COMPILER if room in sys.modules
+    }
+    state["finders"] = [finder for finder in sys.meta_path if type(finder).__module__.startswith("retrograd")]
     state["pickling"] = copyreg.dispatch_table.get(OrderedDict)
     state["default saved-tensor hooks"] = torch._C._autograd._top_saved_tensors_default_hooks(False)
     state["saved-tensor hooks allowed"] = torch._C._autograd._saved_tensors_hooks_is_enabled()

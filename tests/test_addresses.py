@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +18,8 @@ from torch import nn
 import retrograd as rg
 from retrograd.addresses import open_folder
 from retrograd.cli import main
-from retrograd.errors import NotARunError, RunExistsError, RunWriteError
-from retrograd.runs import claim
+from retrograd.errors import NotARunError, RetrogradWarning, RunExistsError, RunWriteError
+from retrograd.runs import claim, writer
 from retrograd.runs.claim import Claim, ClaimHolder, read_holder
 from retrograd.runs.parts import FAN_IN
 from retrograd.runs.ranks import RankClaim
@@ -37,16 +38,22 @@ def memory() -> Iterator[Any]:
     store.pseudo_dirs[:] = [""]
 
 
-def train(where: str | Path, steps: int = 3, **options: Any) -> tuple[Any, list[torch.Tensor]]:
+def train_open(where: str | Path | None, steps: int = 3, **options: Any) -> tuple[Any, list[torch.Tensor]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with rg.record(model, where, **options) as recording:
-        for step in range(steps):
-            model(torch.full((4, 2), step + 1.0)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    recording = rg.record(model, where, **options)
+    for step in range(steps):
+        model(torch.full((4, 2), step + 1.0)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
     return recording, [each.detach().clone() for each in model.parameters()]
+
+
+def train(where: str | Path | None, steps: int = 3, **options: Any) -> tuple[Any, list[torch.Tensor]]:
+    recording, weights = train_open(where, steps, **options)
+    recording.close()
+    return recording, weights
 
 
 def test_what_is_written_to_an_address_is_what_is_written_to_a_folder(memory: Any, tmp_path: Path) -> None:
@@ -90,6 +97,61 @@ def test_a_run_at_an_address_is_resumed_and_its_small_parts_are_merged(memory: A
     assert run.history["0:output"].steps.tolist() == list(range(FAN_IN + 2))
     train("memory://runs/a", steps=1, resume={"step": 5})
     assert rg.open_run("memory://runs/a").history["0:output"].steps.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("kind", ["statistics", "events"])
+def test_files_are_fetched_side_by_side(memory: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    for steps in (3, 6):  # a part each
+        train("memory://runs/a", steps, resume=steps > 3)
+    plain, begun, second = type(memory).cat_file, [], threading.Event()
+
+    def fetch(self: Any, name: str, **where: Any) -> bytes:
+        if f"/{kind}/" in name:
+            begun.append(name)
+            if len(begun) > 1:
+                second.set()
+            assert second.wait(20)  # none is given out before two are asked for
+        return bytes(plain(self, name, **where))
+
+    monkeypatch.setattr(type(memory), "cat_file", fetch)
+    assert rg.open_run("memory://runs/a").history["0:output"].steps.tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("method", ["pipe_file", "cat_file"])
+def test_the_end_waits_for_a_store_that_hangs_but_not_for_ever(
+    memory: Any, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    recording, _ = train_open("memory://runs/a")
+    plain, answers = getattr(type(memory), method), threading.Event()
+
+    def hang(*words: Any, **named: Any) -> Any:
+        answers.wait(100)
+        return plain(*words, **named)
+
+    monkeypatch.setattr(type(memory), method, hang)
+    monkeypatch.setattr(writer, "_LAST_WORDS_SECONDS", 0.2)
+    with pytest.warns(RetrogradWarning, match="has not answered"):
+        recording.close()
+    answers.set()  # it answers after all, and the program still runs
+    recording._sink._thread.join(100)
+    there = rg.open_run("memory://runs/a")
+    assert there.status == "finished"
+    assert there.history["0:output"].steps.tolist() == [0, 1, 2]
+
+
+def test_the_end_tells_what_a_store_that_refuses_has_lost(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, _ = train(None)
+    recording, _ = train_open("memory://runs/a")
+
+    def refuse(*words: Any, **named: Any) -> None:
+        raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(type(memory), "pipe_file", refuse)
+    monkeypatch.setattr(writer, "_LAST_PAUSES", (0.0,))
+    with pytest.warns(RetrogradWarning) as told:
+        recording.close()
+    assert f"{here.history.rows.count} rows" in str(told[-1].message)
+    assert not recording._sink._thread.is_alive()
 
 
 def test_a_folder_that_holds_something_is_refused(memory: Any) -> None:

@@ -149,7 +149,7 @@ def load(stage: str) -> None:
         import rich.console
 
         HELD.hide()
-        importlib.import_module("retrograd.cli")  # what it loads needs no torch
+        importlib.import_module("retrograd.cli.commands")  # what it loads needs no torch
         importlib.import_module("retrograd.launch.closing")
         HELD.lean = {name for name in sys.modules if name.startswith("retrograd")}
         sys.modules.update(HELD.modules)

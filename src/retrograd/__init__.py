@@ -1,34 +1,43 @@
 """retrograd: see, keep and rewrite what happens inside ``loss.backward()``.
 
 The names in ``__init__.pyi`` are all there is to rely on. One is loaded when it is first asked for: the command line,
-and processes that never import torch, need none of them.
+and processes that never import torch, need none of them, and wait for nothing that is imported here.
 """
 
-import re
 from importlib import import_module
-from pathlib import Path
-
-from retrograd.randomness import random_kept as _random_kept
 
 __version__ = "0.1.0"
 
-_LINE = re.compile(r"^from (retrograd[\w.]*) import (\w+) as \2$", re.MULTILINE)
-_HOMES = {name: home for home, name in _LINE.findall(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))}
+_homes: dict[str, str] = {}
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605  # one list, and a test holds it against a literal one
+
+def _find_homes() -> dict[str, str]:
+    """Each public name and the module that it is from, as the stub file tells."""
+    if not _homes:
+        import re
+        from pathlib import Path
+
+        line = re.compile(r"^from (retrograd[\w.]*) import (\w+) as \2$", re.MULTILINE)
+        stub = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+        _homes.update((name, home) for home, name in line.findall(stub))
+    return _homes
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    homes = _find_homes()
+    if name == "__all__":
+        return sorted(homes)
+    if name not in homes:
         raise AttributeError(f"module 'retrograd' has no attribute {name!r}")
-    home = _HOMES[name]
-    with _random_kept():  # rich draws when it is loaded, and a script may have seeded before
-        if home == __name__:  # a room that is public as a whole: ``rg.rules.ClipNorm``
-            return import_module(f"{home}.{name}")
-        thing = getattr(import_module(home), name)
+    from retrograd.randomness import random_kept
+
+    with random_kept():  # rich draws when it is loaded, and a script may have seeded before
+        if homes[name] == __name__:  # a room that is public as a whole: ``rg.rules.ClipNorm``
+            return import_module(f"{homes[name]}.{name}")
+        thing = getattr(import_module(homes[name]), name)
     globals()[name] = thing
     return thing
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_find_homes()})

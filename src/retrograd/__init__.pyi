@@ -74,4 +74,5 @@ from retrograd.views.trace_text import print_trace as print_trace
 
 __version__: str
 __all__: list[str]  # noqa: PYI035  # __init__.py makes it of the names above
-_HOMES: dict[str, str]
+
+def _find_homes() -> dict[str, str]: ...

@@ -86,7 +86,7 @@ def open_folder(given: str | os.PathLike[str]) -> Path:
         RunWriteError: no folder can be at that address, or what is needed for it is not installed.
     """
     if is_remote(given):
-        return cast(Path, given)
+        return _with_listings(given, are_kept=False)
     found = _ADDRESS.fullmatch(os.fspath(given))
     if found is None:
         return Path(given).absolute()
@@ -216,6 +216,24 @@ def list_names(folder: Path) -> dict[str, bool]:
         return {}
     entries = {each["name"].rstrip("/").rpartition("/")[2]: each["type"] == "directory" for each in found}
     return {name: is_folder for name, is_folder in entries.items() if name not in ("", folder.name) or is_folder}
+
+
+def remembering(folder: Path) -> Path:
+    """The same folder; in object storage, one whose names and sizes are those of the last :func:`list_anew`."""
+    return _with_listings(folder, are_kept=True) if is_remote(folder) else folder
+
+
+def list_anew(folder: Path) -> None:
+    """List all that is below a remote folder at once, if its store keeps listings: a request for a thousand names."""
+    if is_remote(folder):
+        store, name = store_of(folder)
+        store.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            store.find(name, detail=True)
+
+
+def _with_listings(folder: Any, *, are_kept: bool) -> Path:
+    return cast(Path, type(folder)(str(folder), **{**folder.storage_options, "use_listings_cache": are_kept}))
 
 
 def make_folder(folder: Path, *, parents: bool = False) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.comparing.distance import FORMATS, UNKNOWN, find_formats, measure
-from retrograd.comparing.pairs import pair_rows, plain_name
+from retrograd.comparing.pairs import pair_rows, plain_name, plain_names
 from retrograd.history.history import History
 
 
@@ -108,3 +108,9 @@ def test_names_of_compiled_models_and_of_first_calls() -> None:
     assert plain_name("_orig_mod.fc#1:output") == "fc:output"
     assert plain_name("cell#2:output") == "cell#2:output"
     assert plain_name("fc#12:output") == "fc#12:output"
+    assert plain_names(["_orig_mod.fc:output", "a:output", "fc:output"]) == [
+        "_orig_mod.fc:output",
+        "a:output",
+        "fc:output",
+    ]
+    assert plain_names(["_orig_mod.fc:output", "_orig_mod.a:output"]) == ["fc:output", "a:output"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import random
 import threading
 import time
@@ -184,24 +186,13 @@ def test_wandb_beside_and_within_the_programs_run(tmp_path: Path, monkeypatch: p
             train(model, each=lambda: mine.log({"accuracy": 0.5}))
         mine.log({"accuracy": 1.0})  # it goes on
         mine.finish()
-        series = read_series_of(tmp_path / "mine")
-        assert len(series.pop("accuracy")) == 13
-        check_series(series, recording.history, "retrograd/")
-        check_series(read_series_of(tmp_path / "ours"), recording.history)
+        rows = read_rows(tmp_path / "mine")
+        assert [row["accuracy"] for row in rows] == [0.5] * 12 + [1.0]  # with ours among them, the last of each look
+        assert rows[-1]["retrograd/loss"] == pytest.approx(recording.history.loss.values[-1])
+        ours = read_series(read_records(tmp_path / "ours"))
+        check_series({name: ours[name] for name in ours if name[0] != "_" and name != "step"}, recording.history)
     finally:
         wandb.teardown()
-
-
-def read_series_of(folder: Path) -> dict[str, dict[int, float]]:
-    """What was logged, under our steps where there are some, else those of the library."""
-    records = read_records(folder)
-    for record in records:
-        if record.WhichOneof("record_type") == "history":
-            names = {"/".join(item.nested_key) or item.key: item for item in record.history.item}
-            step = names.get("step") or names.get("retrograd/step") or names["_step"]
-            record.history.item.add(key="step", value_json=step.value_json)
-    found = read_series(records)
-    return {name: values for name, values in found.items() if not name.startswith("_") and not name.endswith("step")}
 
 
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # MLflow's own
@@ -261,3 +252,99 @@ def test_an_export_of_some_series(tmp_path: Path) -> None:
     check_series(read_board(path), rg.open_run(tmp_path / "run").history)
     with pytest.raises(ExportError, match="not chosen for 'csv'"):
         rg.export(tmp_path / "run", "csv", sites="*")
+
+
+def test_what_the_program_logs_to_its_run_of_wandb_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a step of its own, too: the library drops what comes after a row of a higher one."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    settings = wandb.Settings(console="off", x_disable_stats=True)
+    mine = wandb.init(project="mine", dir=str(tmp_path / "mine"), settings=settings)
+    try:
+        model = make_net()
+        logged = iter(range(100))
+        with rg.record(model) as recording:
+            mirror = rg.mirror(recording, mine)
+
+            def log() -> None:
+                time.sleep(0.02)
+                step = next(logged)
+                mine.log({"accuracy": step}, step=step)
+
+            train(model, 30, each=log)
+        mine.log({"accuracy": 1000}, step=30)
+        mine.finish()
+        rows = read_rows(tmp_path / "mine")
+        assert [(row["_step"], row["accuracy"]) for row in rows] == [*((step, step) for step in range(30)), (30, 1000)]
+        told = [row for row in rows if "retrograd/loss" in row]
+        losses = dict(zip(recording.history.loss.steps.tolist(), recording.history.loss.values.tolist(), strict=True))
+        assert 1 < len(told) <= mirror.steps
+        assert mirror.steps + mirror.skipped == 30
+        for row in told:
+            assert row["retrograd/loss"] == pytest.approx(losses[row["retrograd/step"]])
+        assert told[-1]["retrograd/step"] == 29
+    finally:
+        wandb.teardown()
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """What was logged, row by row."""
+    records = [each for each in read_records(folder) if each.WhichOneof("record_type") == "history"]
+    return [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in records
+    ]
+
+
+def test_a_run_of_wandb_beside_that_of_a_sweep_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+    wandb.teardown()  # it reads them once
+    try:
+        with rg.record(make_net()) as recording, pytest.raises(ExportError, match=r"rg.mirror\(run, wandb.run\)"):
+            rg.mirror(recording, "wandb", tmp_path)
+    finally:
+        wandb.teardown()
+
+
+def test_one_waits_for_a_mirror(tmp_path: Path) -> None:
+    model = make_net()
+    with rg.record(model, tmp_path / "run"):
+        train(model)
+    mirror = rg.mirror(tmp_path / "run", "tensorboard", tmp_path / "board")
+    assert mirror.wait()
+    assert mirror.is_over
+    assert str(tmp_path / "board") in mirror.place
+    check_series(read_board(tmp_path / "board"), rg.open_run(tmp_path / "run").history)
+    with rg.record(model) as recording:
+        mirror = rg.mirror(recording, "tensorboard", tmp_path / "another")
+        assert not mirror.wait(0.05)
+
+
+def test_a_fork_leaves_the_mirror_to_its_parent(tmp_path: Path) -> None:
+    model = make_net()
+    with rg.record(model) as recording:
+        mirror = rg.mirror(recording, "tensorboard", tmp_path / "board")
+        train(model, 6)
+        process = multiprocessing.get_context("fork").Process(target=end_all, args=(recording, mirror))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        assert not mirror.is_over
+        train(model, 6)
+    check_series(read_board(tmp_path / "board"), recording.history)
+
+
+def end_all(recording: rg.Recording, mirror: rg.Mirror) -> None:
+    recording.close()
+    mirror.close()
+    assert mirror.wait()
+
+
+def test_other_ranks_mirror_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    model = make_net()
+    with rg.record(model) as recording:
+        mirror = rg.mirror(recording, "tensorboard", tmp_path / "board")
+        train(model)
+    assert (mirror.place, mirror.steps, mirror.wait()) == ("", 0, True)
+    assert not (tmp_path / "board").exists()

@@ -124,22 +124,25 @@ def test_saturated_units_are_those_of_which_most_elements_are_at_the_bounds(
         assert look.zero == look.always == 0
 
 
-def test_rows_of_an_embedding_that_were_looked_up() -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of the compiler's own
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_rows_of_an_embedding_that_were_looked_up(is_compiled: bool) -> None:
     net = nn.Sequential(nn.Embedding(50, 4), nn.Linear(4, 1))
+    call = torch.compile(net, backend="aot_eager", fullgraph=True) if is_compiled else net
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    recording = rg.record(net)
+    recording = rg.record(call)
     seen: set[int] = set()
     counts = []
     torch.manual_seed(0)
     for step in range(20):
         rows = torch.randint(0, 30, (4, 3))
         seen |= set(rows.flatten().tolist())
-        net(rows).mean().backward()
+        call(rows).mean().backward()
         optimizer.step()
         if step in (0, 1, 2, 3, 16):
             counts.append(len(seen))
     with torch.no_grad():
-        net(torch.full((1, 1), 49))  # not trained with
+        call(torch.full((1, 1), 49))  # not trained with
     recording.close()
     looks = facts_of(recording, Units)
     assert [look.used for look in looks] == counts

@@ -40,7 +40,7 @@ def test_an_optimizer_of_parameters_that_were_replaced() -> None:
     record = make_record(range(4), lambda step: sites, facts=[make_optimizer(names=["0:weight"], unknown=1)])
     [found] = ask(BeforeChange, record)
     assert (found.severity, found.site, found.line) == ("critical", "2:weight", "train.py:5")
-    assert "updates 1 tensors that belong to no recorded model, while 2:weight has gradients" in found.message
+    assert "updates 1 tensor that no recorded model has, while 2:weight has gradients" in found.message
 
 
 def test_parameters_of_which_nothing_is_wrong() -> None:

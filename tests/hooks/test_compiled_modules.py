@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import retrograd as rg
+from retrograd.errors import RetrogradWarning
 from retrograd.hooks import compiled_modules
+from retrograd.hooks.compiled import when_loaded
+from retrograd.hooks.listeners import replace
 
 
 class Pair(nn.Module):
@@ -119,3 +124,16 @@ def test_hooks_that_were_put_first_are_told_apart(traced: list[str]) -> None:
         torch.compile(lambda x: net(x).sum(), backend="aot_eager")(torch.ones(2, 3)).backward()
     assert traced
     assert len(recording.history["self:output.grad"].rms) == 1
+
+
+@pytest.mark.parametrize("name", ["torch._dynamo.guards", "retrograd_loaded_later"])
+def test_a_torch_without_what_is_looked_for_is_told_and_left_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "retrograd_loaded_later.py").write_text("there = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(RetrogradWarning, match=f"has another {name} than retrograd knows"):
+        undo = when_loaded(name, lambda room: replace(room, "not_there", None))
+        room = importlib.import_module(name)
+    undo()
+    assert not hasattr(room, "not_there")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import threading
 import types
+from collections import OrderedDict
 
+import pytest
+
+from retrograd.hooks import listeners
 from retrograd.hooks.listeners import Listeners, Patch, replace
 
 
@@ -107,3 +111,12 @@ def test_threads_may_come_and_go() -> None:
         thread.join()
     assert listeners.all == ()
     assert log == ["in", "out"] * (len(log) // 2)
+
+
+def test_both_orders_of_a_table_are_one_where_compilers_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An OrderedDict has an order of its own above that of the dictionary that it is."""
+    monkeypatch.setattr(listeners, "_NEEDS_ONE_ORDER", True)
+    table: OrderedDict[int, str] = OrderedDict({1: "a", 2: "b", 3: "c"})
+    listeners.move_first(table, 3)
+    listeners.move_last(table, 1)
+    assert list(table.items()) == list(dict.items(table)) == [(3, "c"), (2, "b"), (1, "a")]

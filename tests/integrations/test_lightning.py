@@ -317,6 +317,28 @@ def test_what_is_critical_is_logged_while_it_trains_and_once(
     assert json.loads(next(e for e in read("run").events if e.kind == "finding").text)["step"] == 3
 
 
+def test_mlflow_is_told_by_its_logger() -> None:
+    mlflow = pytest.importorskip("mlflow")
+    task = Task()
+    task.net.register_forward_pre_hook(Breaks(after=3))
+    callback = record_to("run", sites=None)
+    logger = loggers.MLFlowLogger(tracking_uri="sqlite:///board.db")
+    make_trainer(callback, logger=logger).fit(task, loader())
+    client = mlflow.MlflowClient("sqlite:///board.db")
+    told = client.get_metric_history(logger.run_id, "retrograd/critical")
+    assert [each.step for each in told] == [3, 8]
+    assert told[-1].value == callback.finding_counts["retrograd/critical"] >= 1
+    assert client.get_run(logger.run_id).info.status == "FINISHED"
+
+
+def test_a_healthy_end_is_no_line_of_the_log() -> None:
+    callback = record_to("run")
+    make_trainer(callback, logger=loggers.CSVLogger("logs")).fit(Task(), loader())
+    assert callback.findings is not None
+    assert not callback.findings
+    assert not logged_steps("retrograd/critical")
+
+
 def test_a_logger_that_fails_does_not_end_the_training(capfd: pytest.CaptureFixture[str]) -> None:
     class Fails(loggers.CSVLogger):
         def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

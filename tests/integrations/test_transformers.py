@@ -240,6 +240,35 @@ def test_findings_are_printed_and_in_the_log(capfd: pytest.CaptureFixture[str]) 
     assert callback.finding_counts["retrograd/critical"] >= 1
 
 
+def test_a_healthy_end_is_no_line_of_the_log() -> None:
+    def log(*parts: Any) -> list[dict[str, float]]:
+        trainer = make_trainer(Net(), *parts)
+        trainer.train()
+        lines = trainer.state.log_history
+        return [{name: value for name, value in line.items() if not name.startswith("train_")} for line in lines]
+
+    callback = record_to("run")
+    assert log() == log(callback)
+    assert callback.findings is not None
+    assert not callback.findings
+
+
+def test_mlflow_is_told_by_its_reporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///board.db")
+    model = Net()
+    model.net.register_forward_pre_hook(Breaks(after=3))
+    callback = callbacks.RetrogradCallback("run", quiet=True)
+    make_trainer(model, callback, report_to=["mlflow"]).train()
+    client = mlflow.MlflowClient("sqlite:///board.db")
+    (found,) = client.search_runs(["0"])
+    assert found.info.status == "FINISHED"
+    told = client.get_metric_history(found.info.run_id, "retrograd/critical")
+    assert [each.step for each in told] == [4, 8]
+    assert told[-1].value == callback.finding_counts["retrograd/critical"] >= 1
+    assert {each.step for each in client.get_metric_history(found.info.run_id, "loss")} == set(range(1, 9))
+
+
 def test_the_reporters_are_told_while_it_trains_and_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

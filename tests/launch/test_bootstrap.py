@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.launch.requests import RunRequest
-from retrograd.launch.start import BOOTSTRAP, make_environment
+from retrograd.launch.requests import InventoryRequest, RunRequest, TraceRequest
+from retrograd.launch.start import BOOTSTRAP, Request, make_environment
 from tests.launch.conftest import ENVIRONMENT
 
 REQUEST = RunRequest(path="/nowhere/run", shown="run", command=("train.py",))
@@ -32,6 +32,38 @@ def test_nothing_is_imported_that_is_not_there_anyway() -> None:
     code = "import sys; print(*sorted(sys.modules))"
     bare, ours = (set(names.split()) for names in look(code))
     assert ours - bare == {"atexit", "sitecustomize"}
+
+
+def test_a_process_that_ends_without_torch_says_so_and_loads_nothing_for_it() -> None:
+    line = [sys.executable, "-X", "importtime", "-c", "pass"]
+    environment = make_environment(REQUEST, ENVIRONMENT)
+    said = subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stderr
+    loaded = [each.rpartition("|")[2].strip() for each in said.splitlines() if each.startswith("import time:")]
+    assert said.splitlines()[-1] == "retrograd: nothing was recorded: torch was not imported"
+    assert "site" in loaded
+    assert not [name for name in loaded if name.partition(".")[0] in ("retrograd", "json", "re")]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("kind", [RunRequest, TraceRequest, InventoryRequest])
+def test_the_bootstrap_says_what_is_said_of_a_folder_where_nothing_is(
+    kind: type[Request], is_there: bool, tmp_path: Path
+) -> None:
+    if is_there:
+        (tmp_path / "out").mkdir()
+    environment = make_environment(kind(path=str(tmp_path / "out"), shown="out"), ENVIRONMENT)
+    ended = subprocess.run([sys.executable, "-c", ""], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stderr == f"retrograd: nothing was {kind.done}: torch was not imported\n"
+
+
+@pytest.mark.parametrize("closed", ["sys.__stderr__.close()", "sys.__stderr__ = None", "import os; os.close(2)"])
+def test_a_script_that_closes_stderr_ends_as_without_us(closed: str) -> None:
+    code = f"import sys; {closed}; print(1)"
+    bare, ours = (
+        subprocess.run([sys.executable, "-c", code], env=each, capture_output=True, text=True, check=False)
+        for each in (ENVIRONMENT, make_environment(REQUEST, ENVIRONMENT))
+    )
+    assert (ours.returncode, ours.stdout, ours.stderr) == (bare.returncode, "1\n", bare.stderr)
 
 
 def test_the_program_finds_its_paths_as_they_are_without_us() -> None:
@@ -102,3 +134,20 @@ def test_the_environment_carries_the_request() -> None:
     assert json.loads(environment["RETROGRAD_RUN"])["path"] == "/nowhere/run"
     assert "RETROGRAD_SPEAKER" not in environment
     assert make_environment(REQUEST, {})["PYTHONPATH"] == str(BOOTSTRAP)
+
+
+@pytest.mark.parametrize("before", ["enable", "disable"])
+@pytest.mark.parametrize("torch", ["", "raise OSError('no such library')"])
+def test_garbage_is_collected_as_the_program_wants_it(before: str, torch: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(torch)
+    code = f"""
+import gc, sys
+sys.path.insert(0, {str(tmp_path)!r})
+gc.{before}()
+try:
+    import torch
+except OSError:
+    pass
+print(gc.isenabled())
+"""
+    assert run(code, make_environment(REQUEST, ENVIRONMENT)) == f"{before == 'enable'}\n"

@@ -3,11 +3,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import MISSING
 from pathlib import Path
 
 import pytest
 
-from retrograd.cli import COMMANDS, main
+from retrograd.cli import main
+from retrograd.cli.commands import COMMANDS
+from retrograd.launch.options import Command
+from retrograd.launch.parser import parse
 from tests.launch.conftest import ENVIRONMENT, SCRIPTS
 
 SCRIPT = str(SCRIPTS / "no_torch.py")
@@ -62,6 +66,17 @@ def test_torch_is_not_loaded(words: list[str]) -> None:
     assert done.stdout.endswith("False\n"), done.stderr
 
 
+def test_what_runs_a_program_waits_for_no_other_command(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')")
+    line = [sys.executable, "-X", "importtime", "-m", "retrograd.cli", "run", str(script)]
+    done = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    loaded = {each.rpartition("|")[2].strip() for each in done.stderr.splitlines() if each.startswith("import time:")}
+    assert done.stdout == "trained\n"
+    assert "retrograd.launch.requests" in loaded
+    assert not loaded & {"retrograd.cli.commands", "subprocess", "shutil", "random", "secrets", "socket", "difflib"}
+
+
 @pytest.mark.parametrize(
     ("words", "slug"),
     [
@@ -97,6 +112,8 @@ def test_a_mistake_is_told_before_anything_runs(
         ["run", "--schedule", "exp", SCRIPT],
         ["run", "--every", "2", "--schedule", "log", SCRIPT],
         ["nonsense"],
+        ["--nonsense"],
+        ["--sites", "x", "run", SCRIPT],
     ],
 )
 def test_options_that_do_not_exist(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,8 +145,9 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     code = """
 import sys
 from retrograd import cli
-cli.View.check = lambda self: None
-cli.View.carry_out = lambda self: print("x" * 1_000_000)
+from retrograd.cli import commands
+commands.View.check = lambda self: None
+commands.View.carry_out = lambda self: print("x" * 1_000_000)
 sys.exit(cli.main(["view", "."]))
 """
     process = subprocess.Popen(
@@ -149,9 +167,10 @@ sys.exit(cli.main(["view", "."]))
 def test_ctrl_c_ends_us_without_a_traceback() -> None:
     code = """
 from retrograd import cli
+from retrograd.cli import commands
 def view(self): raise KeyboardInterrupt
-cli.View.check = lambda self: None
-cli.View.carry_out = view
+commands.View.check = lambda self: None
+commands.View.carry_out = view
 cli.main(["view", "."])
 """
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, check=False)
@@ -173,6 +192,7 @@ def test_the_recorded_script_may_be_anything(tmp_path: Path) -> None:
         (["rnu"], "usage: retrograd run"),
         (["view", "--site", "x"], "the nearest is '--sites'"),
         (["report", "--site", "x"], "run, view and export have '--sites'"),
+        (["--every=3", "run", "train.py"], "no option '--every' before a command; run has '--every'"),
     ],
 )
 def test_the_nearest_is_told_with_its_usage(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +206,7 @@ def test_the_nearest_is_told_with_its_usage(words: list[str], said: str, capsys:
 def test_a_wrong_path_is_told_without_torch_and_tables(tmp_path: Path) -> None:
     code = """
 import sys
-from retrograd.cli import COMMANDS, main
+from retrograd.cli import main
 for words in (["report", "nosuch"], ["view", "nosuch"], ["explain", "nosuch"], ["compare", "a", "b"], ["ls", "nosuch"]):
     assert main(words) == 2
 print([name for name in ("torch", "pyarrow", "numpy") if name in sys.modules])
@@ -205,3 +225,15 @@ def test_completion_knows_all_commands(shell: str, capsys: pytest.CaptureFixture
         typed = 'COMP_WORDS=(retrograd view --s); COMP_CWORD=2; _retrograd; echo "${COMPREPLY[@]}"'
         done = subprocess.run(["bash", "-c", script + typed], capture_output=True, text=True, check=True)
         assert done.stdout.split() == ["--sites", "--statistic", "--sort"]
+
+
+@pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.name)
+def test_what_is_not_given_has_the_default_of_its_field(kind: type[Command]) -> None:
+    needed = [each for each in kind.options() if each.default is MISSING]
+    words = []
+    for each in needed:
+        words += [*([] if each.is_argument else each.names[-1:]), *(each.choices[:1] or ["here"])]
+    asked = parse([kind.name, *words], lambda: COMMANDS, "", "")
+    for each in kind.options():
+        if each not in needed:
+            assert getattr(asked, each.field) == each.default, each.field

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.cli import COMMANDS, main
+from retrograd.cli import main
+from retrograd.cli.commands import COMMANDS
 from retrograd.launch.options import Command, describe_commands
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"

@@ -19,9 +19,9 @@ from retrograd.findings.finding import store_findings
 from retrograd.history.facts import NonFinite
 from retrograd.history.sink import Event, Moment
 from retrograd.launch import closing
+from retrograd.launch.chosen_run import is_command
 from retrograd.launch.explaining import find_verdict
 from retrograd.launch.live_findings import LiveFindings, say_critical
-from retrograd.launch.start import is_command
 from retrograd.recording.sink_log import EventLog
 from retrograd.runs.layout import find_latest
 from retrograd.runs.reader import open_run

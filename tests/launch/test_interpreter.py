@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from retrograd.errors import LaunchError
-from retrograd.launch.interpreter import find_obstacle, install_hook, remove_hook
+from retrograd.launch.hook_file import install_hook, remove_hook
+from retrograd.launch.interpreter import find_obstacle
 from tests.launch.conftest import ENVIRONMENT, ROOT, SCRIPTS
 from tests.launch.recorded import HEALTHY
 

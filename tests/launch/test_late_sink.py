@@ -157,4 +157,4 @@ def test_what_was_lost_is_told() -> None:
     desk.sink.add_event(Event(Moment(0), "loss"))
     assert desk.sink.lost == ""
     desk.opened[0].lost += Unwritten(rows=1200)
-    assert desk.sink.lost == "1,200 rows, 0 events and 0 tensors"
+    assert desk.sink.lost == "1,200 rows"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.cli import COMMANDS as OURS
+from retrograd.cli.commands import COMMANDS as OURS
 from tests.launch.conftest import ENVIRONMENT, SCRIPTS, run
 
 COMMANDS = {

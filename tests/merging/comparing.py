@@ -13,7 +13,7 @@ EXACT = ("count", "nan", "pos_inf", "neg_inf", "zeros", "min", "max")
 ROUNDED = ("mean", "std", "rms", "l1", "l2", "update_ratio")
 
 
-def assert_alike(merged: Path, apart: Path, *, losses: bool = True) -> tuple[Run, Run]:
+def assert_alike(merged: Path, apart: Path) -> tuple[Run, Run]:
     """Each series of one is that of the other: counts, extremes and histograms to the bit, the rest to rounding."""
     one, many = open_run(merged), open_run(apart)
     assert sorted(one.history.sites) == sorted(many.history.sites)
@@ -26,8 +26,7 @@ def assert_alike(merged: Path, apart: Path, *, losses: bool = True) -> tuple[Run
             left, right = getattr(ours, name), getattr(theirs, name)
             np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-12, err_msg=f"{site} {name}")
         np.testing.assert_array_equal(ours.exponents[1], theirs.exponents[1], err_msg=site)
-    if losses:
-        np.testing.assert_allclose(one.history.loss.values, many.history.loss.values, rtol=1e-12)
+    np.testing.assert_allclose(one.history.loss.values, many.history.loss.values, rtol=1e-12)
     assert one.history.loss.steps.tolist() == many.history.loss.steps.tolist()
     return one, many
 

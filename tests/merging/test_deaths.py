@@ -203,3 +203,23 @@ class SharedSitesOf(SharedSites):
         super().__init__(RANKS)
         for name in GROUPS:
             self.number(name)
+
+
+@pytest.mark.parametrize("length", [10, 150])
+def test_one_that_is_far_behind_when_the_writer_dies_has_no_copy_counted_twice(length: int) -> None:
+    """What the others held of its copies was written long ago; so long that nobody knows of it any more."""
+    world = World()
+    behind = world.ranks[RANKS - 1]
+    for _ in range(length):
+        for rank in world.ranks.values():
+            rank.record()
+        for rank in sorted(world.ranks, reverse=True)[1:]:
+            world.ranks[rank].hand_on()
+            while world.ranks[rank].sent:
+                world.ranks[rank].arrive()
+    assert len(world.units) == (RANKS - 1) * length
+    world.kill(0)
+    behind.hand_on()
+    world.end()
+    assert len(world.units) == RANKS * length
+    assert_counts(world)

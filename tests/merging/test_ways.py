@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from retrograd.launch import closing
+from retrograd.merging import node
 from retrograd.recording.record import record
 from retrograd.runs.reader import open_run
 from tests.merging.comparing import assert_alike, list_names
@@ -48,6 +53,38 @@ def train(rank: int, folder: Path, name: str, merge: bool, is_spread: bool = Fal
     if name != "address":
         return 0
     return int(open_run(path).history["self:output"].count.sum()) if rank == 0 else len(recording.path.name)
+
+
+def count_collectives(rank: int, folder: Path) -> dict[str, list[int]]:
+    """In each step, by the process group's own count: whoever has begun them, in any thread, from Python or not."""
+    node.HANDING_SECONDS = 0.02  # the thread is at work in every step
+    group = torch.distributed.group.WORLD
+    assert group is not None
+    found = {}
+    for name in ("bare", "apart", "merged"):
+        model = DistributedDataParallel(make_net())
+        optimizer = make_optimizer(model)
+        choices: dict[str, Any] = {"sites": SITES, "merge_ranks": name == "merged"}
+        with nullcontext() if name == "bare" else record(model, folder / name, **choices) as recording:
+            counts = [group._get_sequence_number_for_group()]
+            for number in range(STEPS):
+                optimizer.zero_grad()
+                loss_of(model(data_of(number)), slope_of(number)).backward()
+                optimizer.step()
+                time.sleep(0.1)
+                counts.append(group._get_sequence_number_for_group())
+        if recording is not None:
+            recording.flush()
+        counts.append(group._get_sequence_number_for_group())
+        found[name] = [later - earlier for earlier, later in itertools.pairwise(counts)]
+    return found
+
+
+def test_a_recording_asks_for_no_collective(tmp_path: Path) -> None:
+    for found in run_in_two({"counted": count_collectives}, tmp_path)["counted"]:
+        assert found["bare"][0] >= 1
+        assert found["merged"] == found["apart"] == found["bare"]
+    assert list_names(tmp_path / "merged") == ["rank00000"]
 
 
 def test_each_way_merges_to_what_a_reader_makes_of_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import retrograd as rg
+from tests.compiling import count_compiled
 from tests.recording.nets import Trial, bits, build, train
 
 STEPS = 3
@@ -50,14 +51,6 @@ class Net(nn.Module):
             if self.broken and number == 1:
                 torch._dynamo.graph_break()
         return {"hidden": x, "logits": self.norm(x)}
-
-
-def count_compiled() -> dict[str, Any]:
-    """How much was compiled, and how often: all but the number of operations, to which ours are added."""
-    kinds = ("stats", "frames", "graph_break", "recompiles", "recompile_limit")
-    counted = {kind: dict(counters[kind]) for kind in kinds}
-    counted["stats"].pop("calls_captured", None)
-    return counted
 
 
 def run(
@@ -167,7 +160,8 @@ def test_the_boundary_is_recorded(way: Any, warm: bool) -> None:
         assert history[site].steps.tolist() == [0, 1, 2], site
         assert history[site].rms.tolist() == plain[site].rms.tolist(), site
     assert history["blocks.1.linear:weight.grad"].rms.tolist() == plain["blocks.1.linear:weight.grad"].rms.tolist()
-    assert (history["blocks.1:output"].steps.tolist() == [0, 1, 2]) == (not warm)
+    if not warm:  # of what was compiled before, torch 2.11 compiles some anew, and later ones nothing
+        assert history["blocks.1:output"].steps.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("way", [whole, in_place, regions])
@@ -249,11 +243,7 @@ def test_what_is_recorded_inside_is_what_eager_records(way: Any, net: dict[str, 
         pytest.skip("a break is an error there")
     _, _, plain = run(lambda net, _: (net, net), "eager", record=True, net=net, sites=sites)
     _, _, history = run(way, "aot_eager", record=True, net=net, sites=sites)
-    expected, found = recorded_rows(plain), recorded_rows(history)
-    for name in BOUNDARY_ONLY:
-        expected.pop(name, None)
-        found.pop(name, None)
-    assert found == expected
+    assert recorded_rows(history) == recorded_rows(plain)
 
 
 def keep_products(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -339,10 +329,6 @@ def test_kept_tensors_and_statistics_of_users(backend: str) -> None:
     assert spreads.keys() == spreads_before.keys()
     for name in spreads:
         torch.testing.assert_close(spreads[name], spreads_before[name], equal_nan=True)
-
-
-BOUNDARY_ONLY = ("self:output.hidden.grad",)
-"""Of an output that the compiled code itself uses too, the gradient from within does not pass the boundary."""
 
 
 @pytest.mark.parametrize("way", [regions, wrapped_part])

@@ -15,12 +15,11 @@ from torch.utils.checkpoint import checkpoint
 import retrograd as rg
 from retrograd.errors import GraphBreakError, RetrogradWarning
 from retrograd.hooks import watched
+from tests.compiling import count_compiled
 from tests.recording.nets import bits
 from tests.rewriting.models import add_one, halve
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
-
-KINDS = ("stats", "graph_break", "recompiles")
 
 
 class Block(nn.Module):
@@ -47,13 +46,6 @@ class Net(nn.Module):
             x = checkpoint(block, x, use_reentrant=False) if self.saved else block(x)
         state = rg.watch("state", {"x": x.sin(), "pair": (x.cos(), None), "n": x.argmax()})
         return rg.watch("result", state["x"] + state["pair"][0])
-
-
-def count_compiled() -> dict[str, Any]:
-    """How much was compiled: all but the number of operations, to which ours are added."""
-    counted = {kind: dict(counters[kind]) for kind in KINDS}
-    counted["stats"].pop("calls_captured", None)
-    return counted
 
 
 def run(

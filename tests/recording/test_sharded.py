@@ -1,4 +1,4 @@
-"""FSDP2, HSDP and tensor parallelism in several processes: parts are put together, and what all hold counts once."""
+"""FSDP2, HSDP, tensor parallelism, DDP: parts are put together, and what several processes hold counts once."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 from retrograd.recording.record import record
 from retrograd.runs.reader import open_run
@@ -120,9 +121,9 @@ def split_middle(net: nn.Sequential) -> nn.Module:
     return parallelize_module(net, mesh_of(2), plan)
 
 
-def split_and_shard(net: nn.Sequential, *, all_split: bool, copies: int = 0) -> nn.Module:
+def split_and_shard(net: nn.Sequential, *, all_split: bool = True, shards: int = 2, copies: int = 0) -> nn.Module:
     """Tensor parallelism within FSDP2; with ``copies``, within HSDP."""
-    sizes = (copies, 2 // copies, 2) if copies else (2, 2)
+    sizes = (copies, shards, 2) if copies else (shards, 2)
     names = ("copies", "outer", "inner") if copies else ("outer", "inner")
     mesh: Any = init_device_mesh("cpu", sizes, mesh_dim_names=names)
     if all_split:
@@ -211,14 +212,18 @@ TWO: dict[str, tuple[Callable[[Any], nn.Module], int]] = {
     "offloaded": (lambda net: shard(net, 2, offload_policy=CPUOffloadPolicy(pin_memory=False)), 2),
 }
 FOUR: dict[str, tuple[Callable[[Any], nn.Module], int]] = {
+    "ddp": (DistributedDataParallel, 4),
     "quarters": (lambda net: shard(net, 4), 4),
     "uneven": (lambda net: shard(make_net(UNEVEN), 4), 4),
     "hybrid": (lambda net: shard(net, 2, 2), 4),
-    "both": (partial(split_and_shard, all_split=True), 2),
+    "both": (split_and_shard, 2),
     "mixed": (partial(split_and_shard, all_split=False), 2),
-    "hybrid split": (partial(split_and_shard, all_split=True, copies=2), 2),
+    "hybrid split": (partial(split_and_shard, copies=2, shards=1), 2),
 }
-RANKS_OWN = {"fsdp", "leaves", "kept", "early", "offloaded", "quarters", "uneven", "hybrid", "both", "mixed"}
+EIGHT: dict[str, tuple[Callable[[Any], nn.Module], int]] = {"all three": (partial(split_and_shard, copies=2), 4)}
+RANKS_OWN = {
+    "ddp", "fsdp", "leaves", "kept", "early", "offloaded", "quarters", "uneven", "hybrid", "both", "mixed", "all three"
+}  # fmt: skip
 """Runs in which what each process finds before the reduction is recorded."""
 
 WITH_ADDENDS = {"rows", "early rows", "middle", "mixed"}
@@ -226,7 +231,7 @@ WITH_ADDENDS = {"rows", "early rows", "middle", "mixed"}
 
 
 def train_named(rank: int, folder: Path, name: str) -> list[Tensor]:
-    spread, shares = {**TWO, **FOUR}[name]
+    spread, shares = {**TWO, **FOUR, **EIGHT}[name]
     return train(rank, folder, name, spread, shares)
 
 
@@ -277,6 +282,13 @@ def test_two_ranks_are_one_process(two: Path, name: str) -> None:
 @pytest.mark.parametrize("name", FOUR)
 def test_four_ranks_are_one_process(four: Path, name: str) -> None:
     assert_whole(four, name, FOUR[name][1])
+
+
+@pytest.mark.thorough
+def test_copies_of_shards_of_parts_are_one_process(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    run_together({name: partial(train_named, name=name) for name in EIGHT}, tmp_path, 8)
+    assert_whole(tmp_path / "runs", "all three", 4)
 
 
 def test_gradients_that_gather_before_they_are_reduced(two: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +16,10 @@ import retrograd as rg
 from retrograd.errors import CannotRewriteError, GraphBreakError, RetrogradWarning, RuleError
 from tests.rewriting.models import gradients, halve, make_net
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_compiler")]
 
 Rules = dict[str, Any]
 Prepare = Callable[[nn.Module, str], Callable[[Tensor], Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-        yield
-    torch._dynamo.reset()
-    gc.collect()  # hooks stay on modules that compiled code knows
 
 
 class Counting(rg.rules.Rule):

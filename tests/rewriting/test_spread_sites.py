@@ -122,20 +122,28 @@ def train_plain_scaled(rank: int, folder: Path) -> dict[str, Tensor]:
     return train_scaled(split(make_net(), local=True), PLAIN_RULES["output.grad"])
 
 
-def recompute(model: nn.Module) -> dict[str, Tensor]:
+def recompute(model: nn.Module, rules: Any = None, *, is_reentrant: bool = False) -> dict[str, Tensor]:
     """The first layers are computed again in the backward pass."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     layers: Any = model
-    with rewrite(model, {"0:output": divide, "0:output.grad": damp}):
+    with rewrite(model, rules or {"0:output": divide, "0:output.grad": damp}):
         for step in range(STEPS):
             optimizer.zero_grad()
-            loss_of(layers[2:](checkpoint(layers[:2], batch(step, 0), use_reentrant=False)), step).backward()
+            x = batch(step, 0).requires_grad_()
+            loss_of(layers[2:](checkpoint(layers[:2], x, use_reentrant=is_reentrant)), step).backward()
             optimizer.step()
     return whole(model)
 
 
 def recompute_plain(rank: int, folder: Path) -> dict[str, Tensor]:
     return recompute(split(make_net(), local=True))
+
+
+def recompute_plain_reentrantly(rank: int, folder: Path) -> dict[str, Tensor]:
+    """What is first computed without grad has no whole; its gradient has one."""
+    with pytest.raises(CannotRewriteError, match=r"(?s)0:output needs the whole tensor.*use_reentrant=False"):
+        recompute(split(make_net(), local=True), {"0:output": divide}, is_reentrant=True)
+    return recompute(split(make_net(), local=True), {"0:output.grad": damp}, is_reentrant=True)
 
 
 def warn_of_parts(rank: int, folder: Path, rules: str) -> list[str]:
@@ -364,6 +372,7 @@ def in_two(folder: Path) -> dict[str, list[Any]]:
         **{f"plain-part-{rules}": partial(warn_of_parts, rules=rules) for rules in PART_RULES},
         "plain-scaled": train_plain_scaled,
         "plain-recomputed": recompute_plain,
+        "plain-reentrant": recompute_plain_reentrantly,
         "plain-evaluated": evaluate_plain,
         "sequence": train_sequence,
         **{
@@ -417,6 +426,10 @@ def test_plain_tensors_under_loss_scaling(in_two: dict[str, list[Any]]) -> None:
 
 def test_plain_tensors_that_are_computed_again(in_two: dict[str, list[Any]]) -> None:
     assert_all(in_two["plain-recomputed"], recompute(make_net()))
+
+
+def test_plain_tensors_that_are_first_computed_without_grad(in_two: dict[str, list[Any]]) -> None:
+    assert_all(in_two["plain-reentrant"], recompute(make_net(), {"0:output.grad": damp}))
 
 
 def test_plain_tensors_without_grad(in_two: dict[str, list[Any]]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from retrograd.cli import main
 from retrograd.errors import RetrogradWarning, RunExistsError, RunWriteError
-from retrograd.history import windows
+from retrograd.history import histograms, windows
 from retrograd.history.history import History
 from retrograd.history.sink import Moment
 from retrograd.runs import compaction, stored
@@ -202,7 +202,7 @@ def test_a_long_record_is_read_as_a_short_one(tmp_path: Path, monkeypatch: pytes
     expected, differing = read_all(short), short.disagreements
     monkeypatch.setattr(windows, "MOST_ROWS", 0)
     monkeypatch.setattr(windows, "MOST_CELLS", cells)
-    monkeypatch.setattr(windows, "_HISTOGRAMS_AT_ONCE", 3)
+    monkeypatch.setattr(histograms, "_HISTOGRAMS_AT_ONCE", 3)
     monkeypatch.setattr(stored, "_LISTS_AT_ONCE", 4)
     monkeypatch.setattr(stored, "_MOST_GROUPS", 5)  # files are closed and opened again
     history = open_run(run).history

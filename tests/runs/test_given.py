@@ -41,7 +41,7 @@ def test_a_view_takes_a_folder_a_run_a_recording_and_a_history(recording: rg.Rec
         assert rg.write_report(each) == tmp_path / "run" / "report.html"
         rows = csv.DictReader(rg.export(each, "csv", tmp_path / "rows.csv").read_text().splitlines())
         assert {row["step"] for row in rows} == {"0", "1"}
-    assert rg.write_report(recording.history, tmp_path / "history.html", against=recording).exists()
+    assert rg.write_report(recording.history, tmp_path / "history.html").exists()
 
 
 @pytest.mark.parametrize("given", [nn.Linear(1, 1), None, {}, 3])

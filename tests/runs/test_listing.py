@@ -64,6 +64,8 @@ def test_runs_are_told_sorted_and_found(
 
     os.utime(parent / "long" / "manifest.json", (4e9, 4e9))
     monkeypatch.chdir(parent.parent)
+    assert main(["ls", "--json"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) == len(list_runs(parent))
     assert main(["view", "--statistic", "foo"]) == 2
     said = capfd.readouterr()
     assert said.out == ""

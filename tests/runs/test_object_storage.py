@@ -8,18 +8,33 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import retrograd as rg
 from retrograd.errors import RetrogradWarning, RunExistsError, RunUnreachableError, RunWriteError
 from retrograd.runs.claim import read_holder
 from retrograd.runs.writer import RunWriter
+from tests.history.made import make_steps
+from tests.processes import run_in_two
+from tests.recording.spread import (
+    STEPS,
+    assert_merged,
+    data_of,
+    loss_of,
+    make_net,
+    make_optimizer,
+    slope_of,
+    train_whole,
+)
+from tests.runs.written import open_writer
 
 s3fs = pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -158,6 +173,29 @@ def test_numbers_are_those_of_a_local_folder(script: Path, run: str, tmp_path: P
         assert here[site].steps.tolist() == there[site].steps.tolist()
 
 
+def merge(rank: int, folder: Path, run: str, store: Mapping[str, str]) -> None:
+    os.environ.update(store)
+    model = DistributedDataParallel(make_net())
+    optimizer = make_optimizer(model)
+    with rg.record(model, run, merge_ranks=True):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            x, slope = (each.chunk(2)[rank] for each in (data_of(step), slope_of(step)))
+            loss_of(model(x), slope).backward()
+            optimizer.step()
+
+
+def test_ranks_merge_into_one_folder(tmp_path: Path, run: str) -> None:
+    store = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    run_in_two({"merge": partial(merge, run=run, store=store)}, tmp_path)
+    opened = rg.open_run(run)
+    assert [(rank.rank, rank.status) for rank in opened.ranks] == [(0, "finished")]
+    assert opened.manifest["merged"] == {"ranks": [0, 1], "lost": {}, "late": 0, "differing": {}}
+    truth = train_whole()
+    assert_merged(opened.history, truth, sites=["0:output", "self:output", "0:weight.grad", "2:bias.update"])
+    assert opened.history.loss.steps.tolist() == list(range(STEPS))
+
+
 def test_ranks_write_one_run(script: Path, run: str) -> None:
     ranks = [start(script, run, "wait", "2", rank=rank) for rank in range(2)]
     for each in ranks:
@@ -172,6 +210,54 @@ def test_ranks_write_one_run(script: Path, run: str) -> None:
     ]
     assert opened.history["0:output"].steps.tolist() == [0, 1]
     assert opened.history["0:output"].statistic("count").tolist() == [24, 24]  # of both
+
+
+def test_opening_asks_once_for_each_file(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        writer = open_writer(run, join=True)
+        for batch in make_steps(range(5)):
+            writer.add_rows(batch)
+            writer.flush()
+        writer.close()
+    asked: list[str] = []
+    plain = s3fs.S3FileSystem._call_s3
+
+    async def note(self: Any, method: str, *words: Any, **named: Any) -> Any:
+        asked.append(method)
+        return await plain(self, method, *words, **named)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", note)
+    files = len(s3fs.S3FileSystem(skip_instance_cache=True).find(run.removeprefix("s3://")))
+    asked.clear()
+    opened = rg.open_run(run)
+    assert len(asked) <= files + 1  # and one list of them
+    asked.clear()
+    opened.refresh()
+    assert len(asked) <= 6  # the list, the manifest, and of each rank a file, and a folder of tensors that is not there
+    asked.clear()
+    assert len(opened.history["a:output"]) == 5
+    assert not asked
+    monkeypatch.setenv("RANK", "0")
+    writer = open_writer(str(opened.path), resume=True)
+    writer.add_rows(make_steps([5])[0])
+    writer.close()
+    opened.refresh()
+    assert len(opened.history["a:output"]) == 6
+
+
+def test_a_run_is_continued_where_a_reader_found_it(run: str) -> None:
+    """What a reader remembers of names is no concern of a writer that is given its folder."""
+    open_writer(run).close()
+    opened = rg.open_run(run)
+    writer = open_writer(run, resume=True)
+    writer.add_rows(make_steps([0])[0])
+    writer.flush()
+    with pytest.raises(RunExistsError):
+        RunWriter(opened.path)
+    writer.close()
+    later = open_writer(opened.path, resume=True)
+    assert later.next_step == 1
 
 
 def test_an_unmodified_script(script: Path, run: str) -> None:

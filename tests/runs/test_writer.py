@@ -213,7 +213,7 @@ def test_what_has_no_room_to_wait_is_lost_and_told(
         for batch in make_steps(range(100)):
             writer.add_rows(batch)
             writer.flush()
-    with pytest.warns(RetrogradWarning, match="rows, 0 events and 0 tensors were not written"):
+    with pytest.warns(RetrogradWarning, match=r"\d rows were not written"):
         writer.close()
     run = open_run(tmp_path)
     lost = run.ranks[0].facts["lost"]
@@ -228,7 +228,7 @@ def test_a_disk_that_stays_full_is_given_up_at_the_end(tmp_path: Path, monkeypat
     monkeypatch.setattr(files, "create", create_on_full_disk)
     with (
         pytest.warns(RetrogradWarning, match="No space left"),
-        pytest.warns(RetrogradWarning, match="5 rows, 1 events and 1 tensors were not written"),
+        pytest.warns(RetrogradWarning, match="5 rows, 1 event and 1 tensor were not written"),
     ):
         writer.close()
     assert (writer.lost.rows, writer.lost.events, writer.lost.tensors) == (5, 1, 1)
@@ -420,6 +420,32 @@ def test_a_full_queue_loses_and_counts(tmp_path: Path) -> None:
     rows, lost = read_rank(tmp_path)["rows"], read_rank(tmp_path)["lost"]["rows"]
     assert rows + lost == 500
     assert 0 < rows < 100
+
+
+def test_tensors_that_were_held_are_written_when_they_come_all_at_once(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path, queue_bytes=5000)
+    with writer._writing:  # the writer is held up
+        for step in range(10):
+            writer.add_tensor(keep(step, torch.full((1000,), float(step))))
+        writer.add_rows(make_steps([0])[0])
+    writer.close()
+    history = open_run(tmp_path).history
+    assert [kept.tensor.unique().item() for kept in history["a:output"].tensors] == list(range(10))
+    assert history.rows.count == 5
+    assert not writer.lost
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_has_died_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = open_writer(tmp_path)
+    writer.add_rows(make_steps([0])[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_write_all", lambda **how: sys.exit())
+        writer._wake.set()
+        writer._thread.join(60)
+    writer.close()
+    run = open_run(tmp_path)
+    assert (run.history.rows.count, run.status) == (5, "finished")
 
 
 def test_an_item_larger_than_the_queue_passes_alone(tmp_path: Path) -> None:

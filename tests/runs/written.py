@@ -22,7 +22,7 @@ NEVER = 1e6
 """Seconds between flushes for a writer that flushes when told to."""
 
 
-def open_writer(path: Path, **options: Any) -> RunWriter:
+def open_writer(path: Path | str, **options: Any) -> RunWriter:
     """A writer that flushes when told to, and knows the sites."""
     writer = RunWriter(path, **{"flush_seconds": NEVER, **options})
     opened.append(writer)

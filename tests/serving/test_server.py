@@ -18,7 +18,7 @@ from retrograd.history.sink import Phase
 from retrograd.runs.parts import FAN_IN
 from retrograd.runs.reader import open_run
 from retrograd.serving import followed_run
-from retrograd.serving.followed_run import Chosen, FollowedRun, Span
+from retrograd.serving.followed_run import ChosenSites, ColumnRange, FollowedRun
 from retrograd.serving.server import RunServer, Served, serve
 from tests.history.made import make_steps
 from tests.runs.written import add_step, open_writer, write_run
@@ -140,11 +140,11 @@ def test_a_part_that_was_merged_meanwhile_is_read_where_it_is_now(tmp_path: Path
                     part._held = None
             add_step(writer, row)
             writer.flush()
-        span, sites = Span(0, FAN_IN - 2, 1), run._scoped.sites
-        answer = np.frombuffer(run.read_loss(span), "<f4").reshape(3, -1)
+        columns, sites = ColumnRange(0, FAN_IN - 2, 1), run._scoped.sites
+        answer = np.frombuffer(run.read_loss(columns), "<f4").reshape(3, -1)
         np.testing.assert_array_equal(answer[1], np.arange(FAN_IN - 1))
-        chosen = Chosen(range(len(sites)), digest_of(sites))
-        rms = np.frombuffer(run.read_numbers(["rms"], chosen, span), "<f4")
+        chosen = ChosenSites(range(len(sites)), digest_of(sites))
+        rms = np.frombuffer(run.read_numbers(["rms"], chosen, columns), "<f4")
         matrix = open_run(tmp_path / "run").history.matrix("rms")
         np.testing.assert_array_equal(rms.reshape(-1, FAN_IN - 1), matrix.values[:, :-1].astype(np.float32))
     finally:
@@ -222,6 +222,28 @@ def test_runs_of_the_folder_are_compared(server: RunServer, parent: Path) -> Non
     assert b"connect-src" not in page
     assert b'"verdict":"identical"' in page
     assert ask(server, "compare?run=done")[0] == 400
+    both = urlencode([("run", "done"), ("run", hostile)])
+    state = ask(server, f"compare/state?{both}")
+    assert state[0] == 200
+    assert ask(server, f"compare/state?{both}") == state
+    assert ask(server, "compare/state?run=done&run=..")[0] == 404
+    assert ask(server, "compare/state?run=done&run=done")[0] == 400
+    assert ask(server, f"compare/state?{both}", host="evil.example")[0] == 403
     assert ask(server, "compare?run=done&run=done")[0] == 400
     assert ask(server, "compare?run=done&run=..")[0] == 404
     assert sorted(str(path) for path in parent.rglob("*")) == before
+
+
+def test_what_compared_runs_tell_changes_when_one_goes_on(tmp_path: Path) -> None:
+    write_run(tmp_path / "done", range(2))
+    writer = open_writer(tmp_path / "going")
+    add_step(writer, make_steps([0])[0])
+    writer.flush()
+    served = Served(tmp_path)
+    before = served.tell_state(["done", "going"])
+    assert served.tell_state(["done", "going"]) == before
+    assert before in served.compare(["done", "going"], "/token/compare")
+    add_step(writer, make_steps([1])[0])
+    writer.flush()
+    assert served.tell_state(["done", "going"]) != before
+    writer.close()

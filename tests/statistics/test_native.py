@@ -146,7 +146,8 @@ def test_backward_threads_of_two_models(native: Slab) -> None:
 COPIED = (
     torch.nn.Parameter(torch.randn(5, 6)),
     torch.randn(700).bfloat16(),
-    torch.randn(3, 4).double().t().contiguous(),
+    torch.randn(3, 4).double().t(),
+    torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
     torch.arange(9),
     torch.tensor([1.0, float("nan"), float("-inf")]),
     torch.empty(0),
@@ -157,7 +158,7 @@ COPIED = (
 @pytest.mark.parametrize("weight", COPIED)
 def test_an_update_is_told_from_copied_elements(native: Slab, weight: Tensor) -> None:
     before = weight.detach().clone()
-    [copy] = copy_elements([weight], before.nbytes)
+    [copy] = copy_elements([weight], [])
     assert copy is not None
     with torch.no_grad():
         weight += 1  # what was copied must not follow
@@ -174,14 +175,31 @@ def test_an_update_is_told_from_copied_elements(native: Slab, weight: Tensor) ->
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.ones(4, 4).t()[1:], torch.ones(1).expand(3), torch.ones(3).to_sparse(), torch.ones(3, device="meta"),
-     torch.ones(3, dtype=torch.complex64), torch._neg_view(torch.ones(3)), torch.ones(26)],
+    [torch.ones(4, 4)[:, 1:], torch.ones(1).expand(3), torch.ones(3).to_sparse(), torch.ones(3, device="meta"),
+     torch.ones(3, dtype=torch.complex64), torch._neg_view(torch.ones(3))],
 )  # fmt: skip
 def test_what_is_not_copied(tensor: Tensor) -> None:
     small = torch.ones(2)
-    first, found, last = copy_elements([small, tensor, small], 100)
+    first, found, last = copy_elements([small, tensor, small], [])
     assert found is None
     assert first == last is not None
+
+
+def test_copies_are_made_in_the_memory_of_earlier_ones() -> None:
+    weights: list[Tensor | None] = [torch.randn(5), torch.randn(40_000), None]
+    first = copy_elements(weights, [])
+    for weight in weights[:2]:
+        assert weight is not None
+        weight.add_(1)
+    other = bytearray(3)
+    again = copy_elements(weights, [first[0], other])
+    assert again[0] is first[0]
+    assert again[1] is not other
+    assert again[2] is first[2] is None
+    for copy, weight in zip(again[:2], weights[:2], strict=True):
+        assert copy is not None
+        assert weight is not None
+        assert copy.startswith(weight.numpy().tobytes())
 
 
 @pytest.mark.parametrize(
@@ -189,17 +207,25 @@ def test_what_is_not_copied(tensor: Tensor) -> None:
 )
 def test_copied_elements_of_another_tensor(native: Slab, new: Tensor) -> None:
     native.grow(1)
-    [copy] = copy_elements([torch.ones(3)], 100)
+    [copy] = copy_elements([torch.ones(3)], [])
     with pytest.raises(ValueError, match="one size and dtype"):
         native.observe_update(new, copy, 0)
     with pytest.raises(ValueError, match="one size and dtype"):
-        native.observe_update(new, b"", 0)
+        native.observe_update(new, bytearray(), 0)
     assert native.drain() == (b"", b"")
+
+
+def test_a_weight_that_lies_otherwise_after_its_update(native: Slab) -> None:
+    native.grow(1)
+    weight = torch.randn(2, 3, 4, 5)
+    [copy] = copy_elements([weight], [])
+    with pytest.raises(ValueError, match="one size and dtype"):
+        native.observe_update(weight.to(memory_format=torch.channels_last), copy, 0)
 
 
 def test_updates_of_a_list_are_those_of_each_one(native: Slab) -> None:
     weights = [weight.detach().clone() for weight in COPIED]
-    copies: list[Any] = copy_elements(weights, 1 << 16)
+    copies: list[Any] = copy_elements(weights, [])
     for weight in weights:
         weight += 1
     rows = list(range(len(weights)))
@@ -215,16 +241,16 @@ def test_updates_of_a_list_are_those_of_each_one(native: Slab) -> None:
     ("new", "old", "row"),
     [
         (torch.ones(3), torch.zeros(3), 0),  # a copy of another kind
-        (torch.ones(4), copy_elements([torch.zeros(3)], 100)[0], 0),
-        (torch.ones(3).to_sparse(), copy_elements([torch.zeros(3)], 100)[0], 0),
-        (torch.ones(3), copy_elements([torch.zeros(3)], 100)[0], 2),
+        (torch.ones(4), copy_elements([torch.zeros(3)], [])[0], 0),
+        (torch.ones(3).to_sparse(), copy_elements([torch.zeros(3)], [])[0], 0),
+        (torch.ones(3), copy_elements([torch.zeros(3)], [])[0], 2),
     ],
 )
 def test_a_list_of_updates_ends_before_one_that_must_be_seen_by_itself(
     native: Slab, new: Tensor, old: Any, row: int
 ) -> None:
     native.grow(2)
-    plain, copy = torch.ones(3), copy_elements([torch.zeros(3)], 100)[0]
+    plain, copy = torch.ones(3), copy_elements([torch.zeros(3)], [])[0]
     news, olds, rows = [plain, new, plain], [copy, old, copy], [1, row, 1]
     assert observe_updates(native, news, olds, rows, 0) == 1
     assert observe_updates(native, news, olds, rows, 1) == 1

@@ -71,6 +71,14 @@ def test_a_click_on_a_row_opens_its_curves_and_histograms(visit: Visit, small: P
     expect(panel.locator("h3")).to_have_text("head:output")
 
 
+def test_lists_keep_their_names_where_a_panel_takes_the_room_of_their_labels(visit: Visit, small: Path) -> None:
+    page = visit.open(small)
+    page.locator(".label", has_text="conv1").first.click()
+    expect(page.locator(".panel .uplot").first).to_be_visible()
+    for name in ("Statistic", "Scale of the colours"):
+        expect(page.get_by_role("combobox", name=name)).to_be_visible()
+
+
 def test_pinned_panels_stay_and_escape_closes(visit: Visit, small: Path) -> None:
     page = visit.open(small)
     page.locator(".label", has_text="conv1").first.click()
@@ -217,6 +225,32 @@ def test_keys_move_open_and_go_back(visit: Visit, small: Path) -> None:
     expect(page.locator(".panel")).to_have_count(0)
     page.keyboard.press("/")
     expect(page.locator("#filter")).to_be_focused()
+
+
+def test_on_paper_there_are_no_controls_and_the_colours_are_kept(visit: Visit, small: Path) -> None:
+    page = visit.open(small)
+    page.locator("#labels .label:not(.folder)").first.click()
+    expect(page.locator(".panel h3")).to_be_visible()
+    page.emulate_media(media="print")
+    for hidden in page.locator(".toolbar, .finding > button, .panel .icon, #theme").all():
+        expect(hidden).to_be_hidden()
+    expect(page.locator("#cells")).to_be_visible()
+    assert page.evaluate("getComputedStyle(document.querySelector('.swatch i')).printColorAdjust") == "exact"
+
+
+def test_what_a_key_chose_stays_while_the_mouse_rests_on_a_name(visit: Visit, small: Path) -> None:
+    page = visit.open(small)
+    page.locator("#unfold").click()
+    page.locator("#labels .label:not(.folder)").last.click()
+    expect(page.locator(".panel h3")).to_be_visible()
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#tooltip .when")).to_have_text("step 399")
+    page.wait_for_timeout(300)  # what the browser tells of a mouse under which names were drawn anew
+    expect(page.locator("#tooltip .when")).to_have_text("step 399")
+    page.locator("#cells").hover(position={"x": 50, "y": 8})
+    expect(page.locator("#tooltip .when")).not_to_have_text("step 399")
+    page.mouse.move(2, 2)
+    expect(page.locator("#tooltip")).to_be_hidden()
 
 
 def test_every_choice_of_what_and_which_statistic_draws(visit: Visit, small: Path) -> None:

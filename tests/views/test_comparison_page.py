@@ -61,6 +61,16 @@ def test_ratios_are_those_of_numpy_and_zero_is_told_apart(columns: int) -> None:
     np.testing.assert_allclose(found, wanted)
 
 
+def test_sites_of_one_run_with_the_same_plain_name_have_rows_of_their_own() -> None:
+    both = history(np.array([[1.0] * 4, [8.0] * 4]), ["fc:output.grad", "_orig_mod.fc:output.grad"])
+    aligned = align([both, history(np.full((1, 4), 2.0), ["fc:output.grad"])], None, 1000, 8.0)
+    assert sorted(aligned.names) == ["_orig_mod.fc:output.grad", "fc:output.grad"]
+    ratios = dict(zip(aligned.names, find_ratios(aligned, 1), strict=True))
+    np.testing.assert_array_equal(ratios["fc:output.grad"], 1.0)  # log₂ of 2
+    assert np.isnan(ratios["_orig_mod.fc:output.grad"]).all()
+    assert rg.compare(both, both).verdict == "identical"
+
+
 def test_orders_are_merged() -> None:
     assert merge_orders([["a", "b", "c"], ["a", "x", "b", "y"], ["z", "c"]]) == ["z", "a", "x", "b", "y", "c"]
     assert name_apart(["a", "b", "a"]) == ["a (1)", "b", "a (2)"]
@@ -151,6 +161,36 @@ def test_map_losses_and_curves_show_all_runs(visit: Visit, written: Path) -> Non
     page.locator("#viewport").focus()
     page.keyboard.press("ArrowDown")
     expect(page.locator("#readout")).not_to_be_empty()
+
+
+@pytest.mark.browser
+def test_hostile_names_do_nothing_in_a_browser(visit: Visit, tmp_path: Path) -> None:
+    sites = [f"{HOSTILE}:output.grad", f"b.{HOSTILE}:output.grad", f"c.{HOSTILE}:output.grad"]
+    runs = [history(np.ones((3, 3)), sites), history(np.zeros((2, 3)), sites[:2]), history(np.ones((2, 3)), sites[1:])]
+    page = visit.open(write_comparison(runs, tmp_path / "sites.html"))
+    expect(page.locator("#apart")).to_contain_text("<script>")
+    page.locator("#unfold").click()
+    page.locator("#labels .label:not(.folder)").last.click()
+    expect(page.locator(".panel h3")).to_contain_text("<script>")
+    page.locator("#viewport").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#readout")).to_contain_text("<script>")
+    for button in page.get_by_role("button", name="Show it").all():
+        button.click()
+    assert page.locator("img, svg, iframe").count() == 0  # the fixture holds that nothing was said or asked for
+
+
+@pytest.mark.browser
+def test_hostile_names_of_runs_do_nothing_in_a_browser(visit: Visit, tmp_path: Path) -> None:
+    names = ["<img src=x onerror=alert(1)>", "'\"><svg onload=alert(2)>", "$title ${facts}"]
+    folders = [write_run(tmp_path / "runs" / name, range(2 + number)) for number, name in enumerate(names)]
+    page = visit.open(write_comparison(folders, tmp_path / "runs.html"))
+    for number, name in enumerate(names):
+        expect(page.locator("#runs tr").nth(number)).to_contain_text(name)
+    expect(page.locator("#verdicts")).to_contain_text(names[1])
+    page.locator("#labels .label:not(.folder)").first.click()
+    expect(page.locator(".panel")).to_have_count(1)
+    assert page.locator("img, svg, iframe").count() == 0
 
 
 @pytest.mark.browser

@@ -95,7 +95,7 @@ def test_views_take_whatever_holds_a_record(
     report = rg.write_report(given)
     assert report.name == "report.html"
     assert "fc:output.grad" in report.read_text()
-    assert rg.write_report(given, tmp_path / "other.html", against=folder) == tmp_path / "other.html"
+    assert rg.write_report(given, tmp_path / "other.html") == tmp_path / "other.html"
     for show, give in ((rg.print_table, rg.format_table), (rg.print_heatmap, rg.format_heatmap)):
         file = io.StringIO()
         show(given, file=file)

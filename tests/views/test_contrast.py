@@ -6,6 +6,9 @@ import re
 from importlib import resources
 
 import pytest
+from rich.text import Text
+
+from retrograd.views.notebook.page import NotebookPage
 
 CSS = resources.files("retrograd.views.page").joinpath("css/theme.css").read_text()
 
@@ -42,9 +45,33 @@ def luminance(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def contrast(front: str, back: str) -> float:
+    light, dark = sorted((luminance(front), luminance(back)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(("front", "back", "least"), [(*pair, 4.5) for pair in TEXT] + [(*pair, 3.0) for pair in MARKS])
 def test_contrast(theme: str, front: str, back: str, least: float) -> None:
     colors = read_colors(theme)
-    light, dark = sorted((luminance(colors[front]), luminance(colors[back])), reverse=True)
-    assert (light + 0.05) / (dark + 0.05) >= least
+    assert contrast(colors[front], colors[back]) >= least
+
+
+@pytest.mark.parametrize(
+    ("ink", "ground"),
+    [("#212121", "#ffffff"), ("#212121", "#f5f5f5"), ("#e0e0e0", "#111111"), ("#cccccc", "#1f1f1f")],
+    ids=["JupyterLab", "its even rows", "JupyterLab, dark", "VS Code, dark"],
+)
+@pytest.mark.parametrize("name", ["red", "yellow", "green", "cyan"])
+def test_contrast_in_notebooks(name: str, ink: str, ground: str) -> None:
+    """Colours are mixed with that of the text, and what has one is not dimmed besides."""
+    page = NotebookPage()
+    page.console.print(Text("text", style=f"{name} dim"))
+    markup = page.as_html()
+    found = re.search(r"color:color-mix\(in srgb, (#[0-9a-f]{6}) (\d+)%, currentColor\)", markup)
+    assert found
+    assert "opacity" not in markup
+    share = int(found[2]) / 100
+    pairs = [(int(found[1][i : i + 2], 16), int(ink[i : i + 2], 16)) for i in (1, 3, 5)]
+    mixed = "#" + "".join(f"{round(share * one + (1 - share) * other):02x}" for one, other in pairs)
+    assert contrast(mixed, ground) >= 4.5

@@ -8,7 +8,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.history.windows import add_columns
 from retrograd.views.report.blocks import (
     LEVELS_PER_OCTAVE,
     SMALLEST_SHARE,
@@ -23,9 +22,12 @@ from tests.views.invented import Numbers, make_history
 def test_a_code_is_the_logarithm_of_the_share(data: st.DataObject, columns: int, n: int) -> None:
     place = sorted(data.draw(st.lists(st.integers(0, columns - 1), min_size=n, max_size=n)))
     counts = data.draw(st.lists(st.lists(st.integers(0, 10**6), min_size=3, max_size=3), min_size=n, max_size=n))
-    codes = encode_shares(add_columns(np.array(counts), np.array(place), columns))
-    for column in range(columns):
-        total = [sum(line[row] for line, at in zip(counts, place, strict=True) if at == column) for row in range(3)]
+    added = [
+        [sum(line[row] for line, at in zip(counts, place, strict=True) if at == column) for row in range(3)]
+        for column in range(columns)
+    ]
+    codes = encode_shares(np.array(added))
+    for column, total in enumerate(added):
         for row, count in enumerate(total):
             code = int(codes[row, column])
             assert (code == 0) == (count == 0)

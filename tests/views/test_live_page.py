@@ -14,6 +14,22 @@ from tests.serving.served import Training, serving, write_runs
 pytestmark = pytest.mark.browser
 
 
+COMPARE_HISTOGRAMS = """async () => {
+    const tell = ({ first, bins, columns, merged, cells }) => ({
+        columns, merged,
+        cells: [...cells]
+            .map((code, at) => [first + Math.floor(at / columns), at % columns, code].join(" "))
+            .filter((_, at) => cells[at]),
+    });
+    const { freshenExponents, forgetExponents, histogramOf, loadExponents } = module_exponents;
+    await freshenExponents([0]);
+    const added = tell(histogramOf(0));
+    forgetExponents();
+    await loadExponents([0]);
+    return [added, tell(histogramOf(0))];
+}"""
+
+
 def last_step(page: Page) -> int:
     return int(page.locator("#facts").inner_text().split(" to ")[1].split(")")[0].replace(",", ""))
 
@@ -86,6 +102,11 @@ def test_it_follows_a_run_that_is_killed_and_resumed(
             assert told[0] == told[1] == told[2] <= 80
             assert told[3] == 1
             assert told[4]  # the loss of a step is its number: columns hold what their steps had
+            training.kill()
+            expect(page.locator(".status")).to_have_text("stopped")
+            added, whole = page.evaluate(COMPARE_HISTOGRAMS)
+            assert added == whole  # columns that were added one after the other are those that are read together
+            assert added["cells"]
             assert page.evaluate("performance.timeOrigin") == loaded  # it was never loaded again
             assert all(url.startswith(server.address) for url in asked)
             page.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from retrograd.amounts import count_of
 from retrograd.bundles.bundle import Bundle, Came, read_bundle
 from retrograd.bundles.copies import TensorCopies, same_bits
 from retrograd.bundles.files import damaged
@@ -256,7 +257,7 @@ def _compare(one: Tensor, other: Tensor) -> str:
         return "the indices or values differ"
     one, other = one.detach().cpu(), other.detach().cpu()
     if one.dtype is torch.bool:
-        return f"{int((one != other).sum())} of {one.numel()} elements differ"
+        return f"{int((one != other).sum())} of {count_of(one.numel(), 'element')} differ"
     wide = torch.complex128 if one.is_complex() else torch.float64
     one, other = one.to(wide), other.to(wide)
     is_same = (one == other) | (one.isnan() & other.isnan())
@@ -264,7 +265,7 @@ def _compare(one: Tensor, other: Tensor) -> str:
     count = int((~is_same).sum())
     if not count:
         return "signs of zeros, or bits of NaN, differ"
-    return f"{count} of {one.numel()} elements differ, by at most {gap.max().item():.3g}"
+    return f"{count} of {count_of(one.numel(), 'element')} differ, by at most {gap.max().item():.3g}"
 
 
 def _name(tensor: Tensor | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,10 +58,17 @@ def plain_name(name: str) -> str:
     return _FIRST_CALL.sub("", name.replace("_orig_mod.", ""))
 
 
+def plain_names(names: Sequence[str]) -> list[str]:
+    """The plain names of the sites of one run; those that would have the same one keep their own."""
+    plain = [plain_name(name) for name in names]
+    many = Counter(plain)
+    return [name if many[short] > 1 else short for name, short in zip(names, plain, strict=True)]
+
+
 def pair_rows(a: History, b: History) -> Pairs:
     """Pair the rows of two records. The rank of a record that has only one rank is ignored."""
     rows_a, rows_b = a.rows, b.rows
-    names_a, names_b = (list(map(plain_name, each.site_names)) for each in (a, b))
+    names_a, names_b = (plain_names(each.site_names) for each in (a, b))
     shared = {name: number for number, name in enumerate(name for name in names_a if name in set(names_b))}
     last = min(_last_step(rows_a), _last_step(rows_b))
     picked_a, moments_a = _pick(rows_a, names_a, shared, last)

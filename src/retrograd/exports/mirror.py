@@ -142,15 +142,38 @@ class Mirror:
             self._tracker = open_it()
             self._lookout = Lookout(self._look, f"mirror to {library}")
 
+    @property
+    def place(self) -> str:
+        """Where it can be seen: an address, or a command; empty in processes of other ranks than the first."""
+        return "" if self._lookout is None else self._tracker.place
+
+    @property
+    def is_over(self) -> bool:
+        """True once the tracker was told the last of it."""
+        return self._lookout is None or self._lookout.is_over
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run is over and the tracker was told the last of it, for ``timeout`` seconds at most.
+
+        Returns:
+            Whether it is so.
+        """
+        if self._lookout is not None:
+            self._lookout.wait(timeout)
+        return self.is_over
+
     def close(self) -> None:
         """Tell what is left, and end. Calling it twice is harmless."""
         if self._lookout is not None:
             self._lookout.end()
 
     def __repr__(self) -> str:
-        on = self._lookout is not None and not self._lookout.is_over
-        also = f", {self.skipped:,} skipped" if self.skipped else ""
-        return f"<Mirror to {self._library}, {count_of(self.steps, 'step')}{also}{'' if on else ', ended'}>"
+        return f"<Mirror to {self._library}, {self.told}{', ended' if self.is_over else ''}>"
+
+    @property
+    def told(self) -> str:
+        """What the tracker was told so far, in words."""
+        return count_of(self.steps, "step") + (f", {self.skipped:,} skipped" if self.skipped else "")
 
     # ---- in a thread of its own ----
 
@@ -178,7 +201,7 @@ class Mirror:
         steps = self._list_complete(window, is_last=is_last)
         if self._phase is None or not len(steps):
             return
-        chosen = spread_steps(steps, MOST_STEPS)
+        chosen = steps[-1:] if self._tracker.keeps_last_step else spread_steps(steps, MOST_STEPS)
         sites = self._choose(window)
         for step, numbers in read_numbers(window, sites, self._statistics, self._phase, chosen):
             self._tracker.add_numbers(step, numbers)

@@ -35,7 +35,10 @@ class MlflowRun:
         is_ours: it is ended with :meth:`close`.
     """
 
+    keeps_last_step = False
+
     def __init__(self, client: MlflowClient, run: str, home: str = "", *, is_ours: bool = True) -> None:
+        self.place = f"mlflow ui --backend-store-uri {client.tracking_uri}"
         self._home = home
         self._is_ours = is_ours
         self._client = client

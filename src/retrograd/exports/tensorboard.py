@@ -23,7 +23,10 @@ class EventFiles:
         is_ours: it is closed with :meth:`close`.
     """
 
+    keeps_last_step = False
+
     def __init__(self, writer: SummaryWriter, home: str = "", *, is_ours: bool = True) -> None:
+        self.place = f"tensorboard --logdir {writer.log_dir}"
         self._writer = writer
         self._home = home
         self._is_ours = is_ours

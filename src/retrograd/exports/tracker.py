@@ -40,7 +40,15 @@ class Exponents(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Takes what is told of a run. Called from one thread; steps rise, but for those of histograms."""
+    """Takes what is told of a run. Called from one thread; steps rise, but for those of histograms.
+
+    Attributes:
+        keeps_last_step: of all steps that are told at once, it keeps the last.
+        place: where the run can be seen: an address, or a command.
+    """
+
+    keeps_last_step: bool
+    place: str
 
     def add_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Take the numbers of one step, which may be NaN: ``loss``, ``rms/fc:output``."""

@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import NOW
 from retrograd.history.facts import Units
+from retrograd.hooks.argument_taps import unwatch_arguments, watch_arguments
 from retrograd.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.hooks.engine import (
     OUTSIDE,
@@ -119,7 +121,7 @@ class _Switch:
 class _UnitTap:
     """Sees the calls of one module while its switch is on."""
 
-    def __init__(self, switch: _Switch, see: Callable[[tuple[Any, ...], Any], None]) -> None:
+    def __init__(self, switch: _Switch, see: Callable[[Any], None]) -> None:
         self.switch = switch
         self._see = see
 
@@ -127,14 +129,42 @@ class _UnitTap:
         """The forward hook."""
         if current_graph_task() == OUTSIDE and not is_tracing():
             with without_functions():
-                self._see(args, output)
+                self._see(output)
+
+    def after_compiled_call(self, rest: Sequence[tuple[Keys, Tensor]]) -> None:
+        """See nothing more: what these modules return is one tensor."""
 
     def see_in_compiled_code(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
-        """See what a call inside compiled code returns; its arguments are not there."""
+        """See what a call inside compiled code returns."""
         if current_graph_task() == OUTSIDE:
             for keys, tensor in tensors:
                 if not keys:
-                    self._see((), tensor)
+                    self._see(tensor)
+        return ()
+
+
+class _RowTap:
+    """Sees what an embedding is called with while its switch is on."""
+
+    def __init__(self, switch: _Switch, see: Callable[[Any], None]) -> None:
+        self.switch = switch
+        self._see = see
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The forward pre-hook."""
+        given = (*args, *kwargs.values())
+        if self.switch.awake and given and current_graph_task() == OUTSIDE and not is_tracing():
+            with without_functions():
+                self._see(given[0])
+
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        """See nothing."""
+
+    def see_in_compiled_code(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
+        """See what a call inside compiled code is made with."""
+        if current_graph_task() == OUTSIDE:
+            for _, tensor in tensors[:1]:
+                self._see(tensor)
         return ()
 
 
@@ -146,6 +176,7 @@ class UnitLooks(FactSource):
         self._looking, self._training = _Switch(), _Switch()
         self._moment = NOW
         self._watches: WeakKeyDictionary[nn.Module, _UnitTap] = WeakKeyDictionary()
+        self._embeddings: WeakKeyDictionary[nn.Module, _RowTap] = WeakKeyDictionary()
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         self._channels_first: set[str] = set()
         self._held: dict[str, list[_Reduced]] = {}
@@ -182,12 +213,15 @@ class UnitLooks(FactSource):
 
     def _watch_units(self, path: str, bounds: tuple[float, float] | None) -> None:
         if sum(watch.switch is self._looking for watch in self._watches.values()) < _MOST_WATCHED:
-            self._watch(path, _UnitTap(self._looking, lambda args, output: self._see(path, bounds, output)))
+            self._watch(path, _UnitTap(self._looking, partial(self._see, path, bounds)))
 
     def _watch_rows(self, path: str, rows: int) -> None:
         if rows <= _MOST_ROWS:
             self._rows[path] = _LookedUpRows(rows)
-            self._watch(path, _UnitTap(self._training, lambda args, output: self._see_rows(path, args)))
+            module, watch = self._modules[path](), _RowTap(self._training, partial(self._see_rows, path))
+            if module is not None and module not in self._embeddings:
+                self._embeddings[module] = watch
+                watch_arguments(module, watch)
 
     def _watch(self, path: str, watch: _UnitTap) -> None:
         module = self._modules[path]()
@@ -219,9 +253,9 @@ class UnitLooks(FactSource):
             unit = output.ndim - 1 if output.ndim == 3 and path not in self._channels_first else 1
             held.append(_reduce(without_graph(output), unit, bounds))
 
-    def _see_rows(self, path: str, args: tuple[Any, ...]) -> None:
-        if args and type(args[0]) is Tensor and not is_transformed(args[0]):
-            self._rows[path].add(args[0])
+    def _see_rows(self, path: str, indices: Any) -> None:
+        if type(indices) is Tensor and not is_transformed(indices):
+            self._rows[path].add(indices)
 
     def drain(self) -> None:
         """Note what was seen."""
@@ -272,7 +306,10 @@ class UnitLooks(FactSource):
         """Take all hooks away."""
         for module, watch in list(self._watches.items()):
             unwatch_forward(module, watch)
+        for module, rows in list(self._embeddings.items()):
+            unwatch_arguments(module, rows)
         self._watches.clear()
+        self._embeddings.clear()
         self._modules.clear()
 
 

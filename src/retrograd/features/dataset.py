@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.addresses import local_folder
+from retrograd.amounts import count_of
 from retrograd.errors import FeatureError
 from retrograd.features.batches import (
     Part,
@@ -288,7 +289,10 @@ class ProgressReport:
             self._next = now + _SECONDS_A_FRAME
         elif self._shown:
             total = "" if self._total is None else f" of {self._total:,}"
-            print(f"features: {self._done:,}{total} batches, {self._samples:,} samples in this call", file=sys.stderr)
+            print(
+                f"features: {self._done:,}{total} batches, {count_of(self._samples, 'sample')} in this call",
+                file=sys.stderr,
+            )
             self._next = now + _SECONDS_A_LINE
 
 

@@ -283,7 +283,7 @@ class Births:
         phases = [encode_phase(each) for each in ("train", "failed", "forward")]
         told = ("step", "site", "micro", "order", "rank")
         found: dict[str, list[npt.NDArray[Any]]] = {name: [np.empty(0, np.int64)] for name in told}
-        for piece in self._record.history.rows.pieces((*told, "phase", "nan", "pos_inf", "neg_inf")):
+        for piece in self._record.history.rows.nonfinite_pieces((*told, "phase", "nan", "pos_inf", "neg_inf")):
             masked = piece["neg_inf"] * ~self._values[piece["site"]]
             bad = np.flatnonzero(piece["nan"] + piece["pos_inf"] + masked)
             bad = bad[np.isin(piece["phase"][bad], phases)]

@@ -27,9 +27,9 @@ from retrograd.history.facts import (
 )
 from retrograd.history.history import History
 from retrograd.history.matrix import Curve
+from retrograd.history.outline import RecordOutline
 from retrograd.history.series import Series
 from retrograd.history.sink import Event
-from retrograd.history.windows import RecordOutline
 from retrograd.sites.site import ROOT, Site, parse_leniently
 
 F = TypeVar("F", bound=Fact)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -124,37 +124,47 @@ def check_fields(instance: Any) -> None:
 
 def fits(value: Any, hint: Any) -> bool:
     """Check a value against an annotation."""
+    return _make_check(hint)(value)
+
+
+@cache
+def _make_check(hint: Any) -> Callable[[Any], bool]:
+    """What checks values against an annotation; a file may have a million of them."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
-        return True
+        return lambda value: True
     if origin in {Union, types.UnionType}:
-        return any(fits(value, each) for each in inner)
+        checks = [_make_check(each) for each in inner]
+        return lambda value: any(check(value) for check in checks)
     if origin is Literal:
-        return value in inner
+        return lambda value: value in inner
+    if origin is tuple and inner[-1] is not Ellipsis:
+        checks = [_make_check(each) for each in inner]
+        return lambda value: isinstance(value, tuple) and len(value) == len(inner) and _all(checks, value)
     if origin in {list, Sequence, tuple}:
-        return _is_sequence_of(value, origin, inner)
+        kind, check = tuple if origin is tuple else Sequence, _make_check(inner[0])
+        return lambda value: isinstance(value, kind) and not isinstance(value, str) and all(map(check, value))
     if origin in {dict, Mapping}:
-        is_there = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-        return is_there and all(fits(each, inner[1]) for each in value.values())
-    return _is_a(value, hint)
+        return partial(_is_mapping_of, _make_check(inner[1]))
+    return partial(_is_a, hint)
 
 
-def _is_a(value: Any, kind: Any) -> bool:
+def _all(checks: Sequence[Callable[[Any], bool]], values: Sequence[Any]) -> bool:
+    return all(check(value) for check, value in zip(checks, values, strict=True))
+
+
+def _is_mapping_of(check: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value) and all(map(check, value.values()))
+
+
+def _is_a(kind: Any, value: Any) -> bool:
     if kind is None or kind is type(None):
         return value is None
     if kind is int:
         return type(value) is int and -MOST < value < MOST
     if kind is float:
-        return type(value) is float or _is_a(value, int)
+        return type(value) is float or _is_a(int, value)
     return isinstance(value, kind)
-
-
-def _is_sequence_of(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    if origin is tuple and inner[-1] is not Ellipsis:
-        return isinstance(value, tuple) and len(value) == len(inner) and all(map(fits, value, inner))
-    if isinstance(value, str) or not isinstance(value, tuple if origin is tuple else Sequence):
-        return False
-    return all(fits(each, inner[0]) for each in value)
 
 
 @cache

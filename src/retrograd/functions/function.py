@@ -15,7 +15,8 @@ from retrograd.functions.call import FunctionCall
 from retrograd.functions.remembering import Remembering, note_memory, recalling
 from retrograd.functions.torch_function import MAKERS, make_torch_function
 from retrograd.hooks.checkpoints import part_computed_again
-from retrograd.hooks.engine import current_graph_task, uncompiled
+from retrograd.hooks.engine import current_graph_task, grad_enabled, uncompiled
+from retrograd.hooks.saved import read_top_pair
 
 _TORCH_SETTINGS = ("generate_vmap_rule", "clear_saved_tensors_on_access")
 
@@ -173,7 +174,8 @@ def _make_called(cls: type[Function]) -> type[Function]:
         if part is not None:
             with recalling(self, self._memory, part):
                 return apply(*values, call)
-        note_memory(self, self._memory)
+        if read_top_pair(True) is not None or not grad_enabled():  # else it is in no part that is computed again later
+            note_memory(self, self._memory)
         return apply(*values, call)
 
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from retrograd.amounts import list_names
+from retrograd.amounts import count_of, list_names
 from retrograd.errors import GraphError
 from retrograd.findings.finding import Evidence, Finding, Findings
 from retrograd.gradients.passes import PassSeen, PassWatch, look_at_graph
@@ -162,7 +162,7 @@ class GradientReasons(Mapping[str, Reason]):
         loss = self.loss
         for reason in [loss] if loss is not None else self.missing.values():
             groups.setdefault((reason.why, reason.message, reason.line), []).append(reason)
-        return Findings(map(_find, groups.values()), about=f"{len(self)} tensors")
+        return Findings(map(_find, groups.values()), about=count_of(len(self), "tensor"))
 
     def __str__(self) -> str:
         rows = [(each.name, each.grad, each.why, each.message, each.line) for each in self._known().values()]
@@ -177,7 +177,7 @@ class GradientReasons(Mapping[str, Reason]):
         return "\n".join([*head, *lines, *hints])
 
     def __repr__(self) -> str:
-        return f"<GradientReasons of {len(self)} tensors, {len(self.missing)} without a gradient>"
+        return f"<GradientReasons of {count_of(len(self), 'tensor')}, {len(self.missing)} without a gradient>"
 
     def of(self, tensor: Tensor, name: str = "tensor") -> Reason:
         """Why the gradient of another tensor is what it is."""

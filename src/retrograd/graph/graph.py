@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from retrograd.amounts import count_of
 from retrograd.drawings import drawn_by
 from retrograd.errors import DetachedGraphError, GraphError, NoSuchNodeError
 from retrograd.files import make_all_storable, write_file
@@ -94,7 +95,7 @@ class Graph:
 
     def __repr__(self) -> str:
         leaves = sum(number is None for number in self._columns.numbers)
-        return f"<Graph of {len(self)} nodes, {leaves} of them leaves>"
+        return f"<Graph of {count_of(len(self), 'node')}, {count_of(leaves, 'leaf', 'leaves')} among them>"
 
     _repr_html_ = drawn_by("results", "draw_graph")
 

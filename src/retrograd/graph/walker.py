@@ -86,7 +86,7 @@ class _Describer:
         numbers = list(map(number_of, nodes))
         columns.names = names_of(nodes)
         columns.numbers = [None if number == LEAF_NUMBER else number for number in numbers]
-        columns.incoming = list(map(self._describe_incoming, nodes))
+        columns.incoming = list(self._describe_incoming(nodes))
         columns.edges = Edges(links)
         columns.saved = list(map(self._describe_saved, nodes)) if saved else [()] * len(nodes)
         columns.places = list(map(self._find_place, numbers)) if self._origins else [_NOWHERE] * len(nodes)
@@ -103,17 +103,21 @@ class _Describer:
             name = self._origins.name_parameter(variable)
         return watched_name(variable) if name is None else name
 
-    def _describe_incoming(self, node: Any) -> Infos:
-        keys = tuple(
-            [
-                (None if each.is_nested_tensor else tuple(each.shape), each.dtype, each.device)
-                for each in inputs_of(node)
-            ]
-        )
-        found = self._incoming.get(keys)
-        if found is None:
-            found = self._incoming[keys] = tuple([self._info(key) for key in keys])
-        return found
+    def _describe_incoming(self, nodes: Sequence[Any]) -> Iterator[Infos]:
+        """Describe what comes in to each node. Written out for those, nearly all, that take one gradient."""
+        known = self._incoming
+        for node in nodes:
+            described = inputs_of(node)
+            key: tuple[Any, ...]
+            if len(described) == 1:
+                (one,) = described
+                key = (None if one.is_nested_tensor else tuple(one.shape), one.dtype, one.device)
+            else:
+                key = tuple([_key_of(each) for each in described])
+            found = known.get(key)
+            if found is None:
+                found = known[key] = tuple([self._info(_key_of(each)) for each in described])
+            yield found
 
     def _info(self, key: tuple[Any, ...]) -> TensorInfo:
         info = self._infos.get(key)
@@ -161,10 +165,18 @@ def _read(value: Any) -> str | tuple[Any, ...]:
         held = holds(value)
         if not isinstance(held, Tensor):
             return ""
-        return None if held.is_nested else held.shape, held.dtype, held.device, _version_of(held)
+        try:
+            version = held._version
+        except RuntimeError:  # an inference tensor has none
+            version = None
+        return None if held.is_nested else held.shape, held.dtype, held.device, version
     if isinstance(value, list | tuple) and any(map(is_saved_tensor, value)):
         return _Several(map(_read, value))
     return _shorten(repr(value))
+
+
+def _key_of(described: Any) -> tuple[Any, ...]:
+    return shape_of(described), described.dtype, described.device
 
 
 def shape_of(described: Any) -> tuple[int, ...] | None:
@@ -209,13 +221,6 @@ def name_leaves(
     for name, leaf in (*given.items(), *walk_leaves(models.items())):
         found.setdefault(leaf, name)  # a tied parameter has its first name, as in a recording
     return found
-
-
-def _version_of(tensor: Tensor) -> int | None:
-    try:
-        return tensor._version
-    except RuntimeError:  # an inference tensor has none
-        return None
 
 
 def _shorten(text: str) -> str:

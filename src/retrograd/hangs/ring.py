@@ -48,6 +48,7 @@ from retrograd.hangs.ring_file import (
     start_of,
 )
 from retrograd.hooks.engine import current_node, uncompiled
+from retrograd.hooks.native import native
 from retrograd.hooks.nodes import name_of, number_of
 from retrograd.runs.layout import LOCK, RING
 from retrograd.runs.lock import Lock
@@ -331,6 +332,9 @@ def _make_see(
     meet: Callable[[Any], None],
 ) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
     """The function that is called for each node, with all that it needs at hand; and one that gives it new memory."""
+    if native is not None:
+        pen = native.Pen(buffer, capacity, writers, kinds, meet, current_node, time.time_ns)
+        return pen.see, pen.exchange
     mask = capacity - 1
     size = ENTRY.size
     pack = ENTRY.pack_into

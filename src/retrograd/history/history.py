@@ -19,6 +19,7 @@ from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.kept import Kept, TensorRing, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix, find_columns, join_matrices
 from retrograd.history.names import SiteNames
+from retrograd.history.outline import RecordOutline
 from retrograd.history.rows import (
     FIXED_TYPES,
     Part,
@@ -40,7 +41,7 @@ from retrograd.history.table import (
     read_events,
     read_loss,
 )
-from retrograd.history.windows import LongRows, RecordOutline, add_columns, choose_rows, compare_copies, find_outline
+from retrograd.history.windows import LongRows, choose_rows, compare_copies, find_outline
 from retrograd.libraries import load_library
 from retrograd.sites.pattern import Pattern
 
@@ -265,8 +266,7 @@ class History:
             yield from rows.add_exponents([self._find(site) for site in sites], phase, place, columns)
             return
         for site in sites:
-            steps, counts = self[site].select(phase=phase).exponents
-            yield add_columns(counts, place(steps), columns)
+            yield self[site].select(phase=phase).add_exponents(place, columns)
 
     @property
     def outline(self) -> RecordOutline:
@@ -277,7 +277,7 @@ class History:
     def find_first_nonfinite(self, phase: str) -> int | None:
         """A step before which no row of a phase has NaN or infinite elements; None where none has any at all."""
         code, found = encode_phase(phase), []
-        for piece in self.rows.pieces(("step", "phase", "nan", "pos_inf", "neg_inf")):
+        for piece in self.rows.nonfinite_pieces(("step", "phase", "nan", "pos_inf", "neg_inf")):
             bad = [np.flatnonzero(piece[name]) for name in ("nan", "pos_inf", "neg_inf") if piece[name].any()]
             found += [piece["step"][index][piece["phase"][index] == code] for index in bad]
         return min((int(steps.min()) for steps in found if len(steps)), default=None)

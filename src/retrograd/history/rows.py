@@ -164,13 +164,19 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
         rank: the rank that all of it is from.
         count: number of rows.
         codes: codes of the sites that have rows in it, rising.
+        orders: for each of them its lowest order; the largest integer where it is not known.
         step_limits: the first and the last step.
+        step_runs: for each phase, by its code, the steps that have rows, as runs of even gaps: first, last and gap.
+        is_far: reading it is mostly waiting, as for a store.
     """
 
+    is_far = False
     rank: int
     count: int
     codes: npt.NDArray[np.int32]
+    orders: npt.NDArray[np.int64]
     step_limits: tuple[int, int]
+    step_runs: Mapping[int, npt.NDArray[np.int64]]
 
     @abstractmethod
     def plan(
@@ -179,6 +185,8 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
         first: int | None = None,
         last: int | None = None,
         codes: npt.NDArray[np.int32] | None = None,
+        *,
+        nonfinite: bool = False,
     ) -> Iterator[Callable[[], Part]]:
         """Calls that read some columns, a piece each, in order.
 
@@ -187,6 +195,7 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
             first: the first step that is asked for; pieces that have no step between it and the last are left out.
             last: the last one.
             codes: the sites that are asked for; pieces that are known to have no row of them are left out.
+            nonfinite: leave out pieces of which all elements are known to be finite.
         """
 
 
@@ -318,6 +327,10 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
     def pieces(self, names: Sequence[str]) -> Iterator[Part]:
         """Some columns of all rows, not more at once than are held anyway."""
         yield {name: self[name] for name in names}
+
+    def nonfinite_pieces(self, names: Sequence[str]) -> Iterator[Part]:
+        """As :meth:`pieces`, without those of which all elements are known to be finite."""
+        yield from self.pieces(names)
 
     @cached_property
     def custom(self) -> list[str]:

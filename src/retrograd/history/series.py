@@ -200,6 +200,19 @@ class Series:
         steps, groups = whole._numbered
         return steps, Picked(whole._rows, whole._index).exponents(groups, len(steps))
 
+    def add_exponents(
+        self, place: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], columns: int
+    ) -> npt.NDArray[np.int64]:
+        """Exponent histograms added up over steps that share a column: shape ``[columns, 255]``.
+
+        Args:
+            place: returns the column of each of some rising steps.
+            columns: how many there are.
+        """
+        whole = self._whole
+        steps, groups = whole._numbered
+        return Picked(whole._rows, whole._index).exponents(place(steps)[groups], columns)
+
     @property
     def rows(self) -> dict[str, npt.NDArray[Any]]:
         """Selected rows of all ranks, unmerged, as columns of equal length; ``phase`` is text, ``call`` a number."""

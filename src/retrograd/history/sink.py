@@ -98,9 +98,10 @@ class Event:
 
     Attributes:
         moment: when.
-        kind: ``loss`` (value: the scalar that backward started from, unscaled), ``update`` (name: the optimizer,
-            value: how many updates it has made), ``skipped`` (an update that loss scaling skipped), ``scale``
-            (value: the loss scale), ``fault`` and ``dropped`` (name: the site, text: why), ``overwritten``
+        kind: ``loss`` (value: the scalar that backward started from, unscaled; text: of how many ranks it is the mean,
+            if of several), ``update`` (name: the optimizer, value: how many updates it has made), ``skipped`` (an
+            update that loss scaling skipped), ``scale`` (value: the loss scale), ``fault`` and ``dropped`` (name: the
+            site, text: why), ``overwritten``
             (name: the site whose kept tensor was changed in place), ``rewrite`` (name: the site, text: the rule that
             has changed it, value: ‖after − before‖ / ‖before‖), ``trigger``, ``note``, ``error`` (the exception that
             ended the run; name: the node that raised it, else the module; text: its kind and message).

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from retrograd.history.arrays import read_codes, read_numbers, to_coded_texts, to_numbers, to_texts
 from retrograd.history.matrix import Curve, number_steps
 from retrograd.history.rows import Columns, Part
 from retrograd.history.sink import PHASES, UPDATES, Event, Moment
@@ -85,7 +87,7 @@ EVENT_COLUMNS: tuple[Column, ...] = (
     ),
     Column("name", _TEXT, "what it is about: a site, an optimizer, …"),
     Column("value", pa.float64(), "its number; NaN where there is none; for rewrite, ‖after − before‖ / ‖before‖"),
-    Column("text", pa.string(), "its words; for rewrite, the rule"),
+    Column("text", pa.string(), "its words; for rewrite, the rule; for a loss that is the mean of ranks, how many"),
     Column("time", pa.float64(), "seconds since the epoch"),
 )
 """Each row is something that happened once."""
@@ -113,78 +115,55 @@ def build_table(columns: Columns, sites: Sequence[str]) -> pa.Table:
     Returns:
         A table with :data:`STATISTICS_COLUMNS`, then one float64 column a user statistic.
     """
-    names = {"phase": pa.array(PHASES), "site": pa.array(sites, pa.string())}
+    names = {"phase": to_texts(PHASES), "site": to_texts(sites)}
     arrays: dict[str, pa.Array] = {}
     for column in STATISTICS_COLUMNS:
         if column.name in _CODED:
-            codes = pa.array(columns[column.name].astype(np.int32))
+            codes = to_numbers(columns[column.name].astype(np.int32))
             arrays[column.name] = pa.DictionaryArray.from_arrays(codes, names[column.name])
         elif column.name == "bins":
             arrays["bins"] = _build_lists(columns["bin_count"], columns["bins"])
         elif column.name in _DERIVED:
-            arrays[column.name] = pa.array(derive(columns, column.name))
+            arrays[column.name] = to_numbers(derive(columns, column.name))
         else:
-            arrays[column.name] = pa.array(columns[column.name], column.type)
+            arrays[column.name] = to_numbers(columns[column.name], column.type)
     for name in columns.keys() - TAKEN_NAMES:
-        arrays[name] = pa.array(columns[name], pa.float64())
+        arrays[name] = to_numbers(columns[name], pa.float64())
     return pa.table(arrays)
 
 
 def build_ranked_table(columns: Part, sites: Sequence[str]) -> pa.Table:
     """The same, and the rank as the last column."""
     table = build_table({name: columns[name] for name in columns}, sites)
-    return table.append_column("rank", pa.array(columns["rank"]))
-
-
-def view_numbers(array: pa.Array) -> npt.NDArray[Any]:
-    """Numbers where they lie; missing entries are NaN, in a copy."""
-    if array.null_count:
-        return np.asarray(array.to_numpy(zero_copy_only=False))
-    kind = np.dtype(array.type.to_pandas_dtype())  # asking for the array itself loads pandas
-    return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize) if len(array) else _NONE
-
-
-_NONE = np.empty(0, np.int64)
-
-
-def read_numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    """A column of plain numbers; missing entries are NaN."""
-    pieces = [view_numbers(chunk) for chunk in column.chunks if len(chunk)]
-    if not pieces:
-        return np.empty(0, column.type.to_pandas_dtype())
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-def read_codes(
-    column: pa.ChunkedArray, code_of: dict[str, int], rename: Callable[[str], str] = str
-) -> npt.NDArray[np.int32]:
-    """A dictionary column as codes of our own numbering; new names are added to ``code_of``."""
-    pieces = [np.empty(0, np.int32)]
-    for piece in column.chunks:
-        names = [rename(name) for name in piece.dictionary.to_pylist()]
-        codes = np.array([code_of.setdefault(name, len(code_of)) for name in names], np.int32)
-        pieces.append(codes[view_numbers(piece.indices)])
-    return np.concatenate(pieces)
+    return table.append_column("rank", to_numbers(columns["rank"]))
 
 
 def _build_lists(lengths: npt.NDArray[Any], values: npt.NDArray[Any]) -> pa.ListArray:
-    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.array(values, pa.int64()))
+    offsets = to_numbers(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+    return pa.ListArray.from_arrays(offsets, to_numbers(values, pa.int64()))
 
 
 EVENT_SCHEMA = make_schema(EVENT_COLUMNS)
 NO_EVENTS = pa.Table.from_batches([], EVENT_SCHEMA)  # Schema.empty_table() makes arrays, for which pandas is loaded
 _MOMENT = ("step", "micro", "backward", "phase")
 _OWN = ("kind", "name", "value", "text", "time")
+_COUNT = re.compile("[1-9][0-9]{0,8}")
 
 
 def build_event_table(events: Sequence[Event]) -> pa.Table:
     """Events as a table of :data:`retrograd.history.table.EVENT_COLUMNS`."""
     moment, own = operator.attrgetter(*_MOMENT), operator.attrgetter(*_OWN)
     lines = [(*moment(event.moment), *own(event)) for event in events]
-    values = list(zip(*lines, strict=True)) or [()] * len(EVENT_SCHEMA)
-    plain = {field.name: pa.array(column) for field, column in zip(EVENT_SCHEMA, values, strict=True)}
-    return pa.table(plain).cast(EVENT_SCHEMA) if lines else NO_EVENTS
+    if not lines:
+        return NO_EVENTS
+    columns = zip(EVENT_SCHEMA, zip(*lines, strict=True), strict=True)
+    return pa.table([_build_column(values, field.type) for field, values in columns], EVENT_SCHEMA)
+
+
+def _build_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(kind):
+        return to_coded_texts(values)
+    return to_texts(values) if pa.types.is_string(kind) else to_numbers(np.array(values, kind.to_pandas_dtype()))
 
 
 def read_events(table: pa.Table) -> list[Event]:
@@ -196,7 +175,7 @@ def read_events(table: pa.Table) -> list[Event]:
 def find_last_micro_batches(table: pa.Table) -> tuple[IntArray, IntArray]:
     """Steps that have ended in an update, each once and rising, and the last micro-batch of each."""
     code_of: dict[str, int] = {kind: code for code, kind in enumerate(UPDATES)}
-    updates = _filter(table, np.isin(read_codes(table["kind"], code_of), range(len(UPDATES))))
+    updates = filter_rows(table, np.isin(read_codes(table["kind"], code_of), range(len(UPDATES))))
     steps, groups = number_steps(read_numbers(updates["step"]))
     lasts = np.zeros(len(steps), np.int64)
     np.maximum.at(lasts, groups, read_numbers(updates["micro"]))
@@ -205,27 +184,35 @@ def find_last_micro_batches(table: pa.Table) -> tuple[IntArray, IntArray]:
 
 def leave_losses_out(table: pa.Table) -> pa.Table:
     """All other events, of which there are few in a long run."""
-    return _filter(table, ~_are_losses(table))
+    return filter_rows(table, ~_are_losses(table))
 
 
 def pick_losses(table: pa.Table, steps: Collection[int] | None = None) -> pa.Table:
     """Losses alone, of some steps or of all."""
     mask = _are_losses(table)
-    return _filter(table, mask if steps is None else mask & np.isin(read_numbers(table["step"]), list(steps)))
+    return filter_rows(table, mask if steps is None else mask & np.isin(read_numbers(table["step"]), list(steps)))
 
 
 def _are_losses(table: pa.Table) -> npt.NDArray[np.bool_]:
     return np.equal(read_codes(table["kind"], {"loss": 0}), 0)
 
 
-def _filter(table: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
-    bits = pa.py_buffer(np.packbits(mask, bitorder="little"))  # pa.array() loads pandas
-    return table.filter(pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits]))
+def filter_rows(table: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
+    """The rows for which this is true."""
+    return table.filter(to_numbers(mask))
 
 
 def read_loss(table: pa.Table) -> Curve:
     """The loss of each step: the mean of all scalars from which backward started."""
     losses = pick_losses(table)
     steps, groups = number_steps(read_numbers(losses["step"]))
-    total = np.bincount(groups, read_numbers(losses["value"]), minlength=len(steps))
-    return Curve(steps, total / np.bincount(groups, minlength=len(steps)))
+    weights = _weigh_losses(losses["text"])
+    total = np.bincount(groups, weights * read_numbers(losses["value"]), minlength=len(steps))
+    return Curve(steps, total / np.bincount(groups, weights, minlength=len(steps)))
+
+
+def _weigh_losses(texts: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    """Of how many ranks each loss is the mean."""
+    code_of: dict[str, int] = {}
+    codes = read_codes(texts.dictionary_encode(null_encoding="encode"), code_of)
+    return np.array([int(text) if _COUNT.fullmatch(text) else 1 for text in code_of], np.float64)[codes]

@@ -6,12 +6,13 @@ The pair is removed with its last watcher; one that is part of a compiled graph 
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from retrograd.hooks.compiled_inputs import put_entry, put_exit, trace_entry, trace_exit
+from retrograd.hooks.compiled_inputs import entered_calls, put_entry, put_exit, trace_entry, trace_exit
 from retrograd.hooks.compiled_modules import TracedEntry, TracedTap
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.module import CompiledWatcher, EndHook, InputWatcher, ModuleTap, set_after, set_before
@@ -29,6 +30,8 @@ class _ArgumentTap(ModuleTap[ArgumentWatcher]):
         super().__init__()
         before, after = _Enter(self, ArgumentNames(module)), _Leave(self)
         self.entries = (set_before(module, before), set_after(module, after, always=True))
+        entered_calls.hold()
+        weakref.finalize(self, entered_calls.release).atexit = False
 
 
 class _Enter(TracedEntry):
@@ -87,3 +90,9 @@ def unwatch_arguments(module: nn.Module, watcher: ArgumentWatcher) -> None:
         tap = _taps.get(module)
         if tap is not None and not tap.leave(watcher):
             del _taps[module]
+
+
+def has_arguments_in_code(module: nn.Module) -> bool:
+    """Tell whether the tap on what a module is called with is part of compiled code."""
+    tap = _taps.get(module)
+    return tap is not None and tap.is_compiled

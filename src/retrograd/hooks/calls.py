@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.hooks.compiled import call_around
+from retrograd.hooks.compiled import call_around, is_called_around
 from retrograd.hooks.engine import OUTSIDE, current_graph_task, current_node, next_sequence_number
 
 MODULE_CALLS = (nn.Module._call_impl.__code__, call_around.__code__)
@@ -31,6 +31,15 @@ _STEPS = (Optimizer.profile_hook_step(lambda: None).__code__,)
 def count_calls(module: nn.Module) -> int:
     """Count the calls of a module, one within the other, that this thread is in."""
     return _count(MODULE_CALLS, module)
+
+
+def find_call_of(module: nn.Module) -> FrameType | None:
+    """The frame of the innermost call of a module that this thread is in: the one that our hooks are called from."""
+    codes = MODULE_CALLS[1:] if is_called_around(module) else MODULE_CALLS
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (frame.f_code in codes and frame.f_locals.get("self") is module):
+        frame = frame.f_back
+    return frame
 
 
 def count_steps(optimizer: Optimizer) -> int:

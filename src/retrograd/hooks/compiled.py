@@ -31,6 +31,7 @@ from torch._C._dynamo import eval_frame
 
 from retrograd.hooks.engine import TORCH, is_compiling, uncompiled, uncompiled_itself
 from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
+from retrograd.notices import warn
 
 _ROOM = "torch._dynamo.eval_frame"
 _NAME = "_maybe_set_eval_frame"
@@ -114,7 +115,7 @@ class _ModuleFinder(MetaPathFinder):
                 load(room)
                 with _lock:
                     if not self._is_over:
-                        self._undo = self._change(room)
+                        self._undo = _apply(self._change, room)
 
             spec.loader.exec_module = load_and_change  # type: ignore[assignment, method-assign]
         return spec
@@ -129,6 +130,22 @@ class _ModuleFinder(MetaPathFinder):
                 self._undo()
 
 
+def _apply(change: Callable[[ModuleType], Undo], room: ModuleType) -> Undo:
+    """Change a module; not one of another torch that has nothing by the names that are asked for, which is told."""
+    try:
+        return change(room)
+    except (AttributeError, KeyError) as error:
+        warn(
+            f"torch {torch.__version__} has another {room.__name__} than retrograd knows ({error}); less is recorded "
+            "inside compiled code."
+        )
+        return _do_nothing
+
+
+def _do_nothing() -> None:
+    """Take nothing back."""
+
+
 def when_loaded(name: str, change: Callable[[ModuleType], Undo]) -> Undo:
     """Change a module of torch's that loads slowly: now, or when the program loads it.
 
@@ -136,7 +153,7 @@ def when_loaded(name: str, change: Callable[[ModuleType], Undo]) -> Undo:
         What takes that back.
     """
     if name in sys.modules:
-        return change(sys.modules[name])
+        return _apply(change, sys.modules[name])
     finder = _ModuleFinder(name, change)
     sys.meta_path.insert(0, finder)
     return finder.remove
@@ -216,6 +233,11 @@ def tables_of(module: nn.Module) -> Any:
         call = _CompiledCall(module, call)
         module._compiled_call_impl = call  # not a part of the module's state
     return call
+
+
+def is_called_around(module: nn.Module) -> bool:
+    """Tell whether hooks of ours are called around the compiled call of a module, of which its own hooks are a part."""
+    return isinstance(module._compiled_call_impl, _CompiledCall)
 
 
 class _CompiledCall:

@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.node import has_side_effect
 
+from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.compiled_taps import (
     BETWEEN,
     define,
@@ -30,6 +32,7 @@ from retrograd.hooks.compiled_taps import (
 )
 from retrograd.hooks.engine import at_end_of_backward, is_transformed, next_sequence_number, uncompiled
 from retrograd.hooks.gradients import InputGradient, edge_of, hook_input_gradients
+from retrograd.hooks.listeners import Patch, Undo
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.reach import DeepGraphGuard
 
@@ -97,11 +100,28 @@ class _Entered:
 
 
 class _Here(threading.local):
+    """The calls that this thread is in; what a compiled call that raises leaves of them goes when it ends."""
+
     def __init__(self) -> None:
         self.entered: list[_Entered] = []
 
+    def compiled_call_begins(self, function: object, frame: FrameType) -> None:
+        pass
+
+    def compiled_call_ends(self) -> None:
+        self.entered.clear()
+
 
 _here = _Here()
+
+
+def _listen() -> list[Undo]:
+    compiled_call_listeners.add(_here)
+    return [partial(compiled_call_listeners.remove, _here)]
+
+
+entered_calls = Patch(_listen)
+"""While somebody holds it, nothing is left of calls that raise while they are traced."""
 
 
 @uncompiled

@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import when_loaded
+from retrograd.hooks.compiled_roots import tap_roots
 from retrograd.hooks.engine import has_transform
 from retrograd.hooks.listeners import Hook, Patch, Undo, replace
 
 _CALLS, _GUARDS = "torch._dynamo.variables.nn_module", "torch._dynamo.guards"
+_TRACING = "torch._dynamo.symbolic_convert"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _OF_BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 _MARKS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
@@ -93,7 +95,8 @@ class UntracedHook(Hook):
     __slots__ = ()
 
 
-_OURS = (TracedHook, UntracedHook)
+READERS = (TracedHook, UntracedHook)
+"""Hooks that change nothing."""
 
 
 def has_taps_alone(module: nn.Module) -> bool:
@@ -103,7 +106,7 @@ def has_taps_alone(module: nn.Module) -> bool:
         kind.__call__ is nn.Module.__call__
         and kind._call_impl is nn.Module._call_impl
         and any(isinstance(hook, TracedHook) for hook in module._forward_hooks.values())
-        and all(isinstance(hook, _OURS) for table in _HOOKS for hook in getattr(module, table).values())
+        and all(isinstance(hook, READERS) for table in _HOOKS for hook in getattr(module, table).values())
         and not any(getattr(module, table) for table in _OF_BACKWARD)
         and not any(getattr(modules, table) for table in _OF_ALL)
         and "__call__" not in module.__dict__
@@ -224,5 +227,11 @@ def _guard_missing_taps(room: ModuleType) -> Undo:
     return replace(owner, "EMPTY_NN_MODULE_HOOKS_DICT", guard_table)
 
 
-tapped_calls = Patch(lambda: [when_loaded(_CALLS, _shorten_calls), when_loaded(_GUARDS, _guard_missing_taps)])
+tapped_calls = Patch(
+    lambda: [
+        when_loaded(_CALLS, _shorten_calls),
+        when_loaded(_GUARDS, _guard_missing_taps),
+        when_loaded(_TRACING, tap_roots),
+    ]
+)
 """While somebody holds it, calls of modules with nothing but taps are traced in short, and guarded."""

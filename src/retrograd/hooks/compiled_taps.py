@@ -20,7 +20,7 @@ import operator
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -44,6 +44,9 @@ Told = tuple[tuple[SeeGradient, ...], ...]
 
 BETWEEN = "\x1f"
 """Between the keys of a tensor, which the graph holds as one text."""
+
+RETURNED = "\x1e"
+"""Before them, where the whole graph is the call of the module that returns the tensor."""
 
 
 class CompiledTap(Protocol):
@@ -128,7 +131,12 @@ def trace_tap(handle: Tensor, value: Any, keys: Keys = ()) -> None:
 
 def put_tap(create: Callable[..., Any], handle: Any, output: Any, trains: bool) -> None:
     """Put a tap on one tensor into a graph, without tracing that: ``create`` makes a node of a tracer's."""
-    create("call_function", _TAP, ([output], handle, [""], trains), {})
+    put_taps(create, handle, {"": output}, trains)
+
+
+def put_taps(create: Callable[..., Any], handle: Any, tensors: Mapping[str, Any], trains: bool) -> None:
+    """Put a tap on tensors by their names into a graph, without tracing that."""
+    create("call_function", _TAP, (list(tensors.values()), handle, list(tensors), trains), {})
 
 
 # ---- what runs when a graph runs ------------------------------------------------------------------------------------

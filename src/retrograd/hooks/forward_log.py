@@ -44,7 +44,9 @@ from retrograd.hooks.engine import (
 from retrograd.hooks.function_mode import FunctionListener, FunctionMode, SeveralListeners, is_fused
 from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
 from retrograd.hooks.module import ModuleHooks
-from retrograd.hooks.torch_calls import is_inner, user_frame
+from retrograd.hooks.native import native
+from retrograd.hooks.torch_calls import TORCHS_WAY, is_inner, user_frame
+from retrograd.hooks.writes import TO_ARRAYS, WriteNotes
 
 
 class ForwardLog:
@@ -64,6 +66,7 @@ class ForwardLog:
         self._logs = logs
         log = OperationLog(logs)
         self._listener = SeveralListeners(log, *listeners) if listeners else log
+        self._make_tap = _tap_maker(logs, listeners)
         self._mode = FunctionMode() if lines else None
         self._undo: list[Callable[[], None]] = []
         self._hooks: ModuleHooks | None = None
@@ -92,6 +95,8 @@ class ForwardLog:
         if self._mode is not None:
             mode = self._mode
             mode.listener = self._listener
+            if self._make_tap is not None:
+                mode.hasten(self._make_tap(mode).call)
             mode.put_on()
             self._undo.append(lambda: mode.leave({log.thread for log in self._logs.all}))
             thread_listeners.add(mode)
@@ -257,6 +262,30 @@ class OperationLog(FunctionListener):
             log.insert(*operation)
         else:
             operations.append(operation)
+
+
+def _tap_maker(logs: Logs, listeners: tuple[FunctionListener, ...]) -> Callable[[FunctionMode], Any] | None:
+    """What makes compiled code that notes operations, and writes if they are asked for; None where there is none."""
+    if native is None or len(listeners) > 1 or not all(type(each) is WriteNotes for each in listeners):
+        return None
+    make = native.OperationTap
+
+    def make_tap(mode: FunctionMode) -> Any:
+        return make(
+            logs=logs,
+            here=logs.here,
+            writes=next(iter(listeners), None),
+            otherwise=mode.__torch_function__,
+            fail=mode.fail,
+            tensor_type=torch.Tensor,
+            sequence_number=next_sequence_number,
+            torchs_way=TORCHS_WAY,
+            is_inner=is_inner,
+            to_arrays=TO_ARRAYS,
+            limit=logs.limit,
+        )
+
+    return make_tap
 
 
 @uncompiled

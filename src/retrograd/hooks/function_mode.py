@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any
 
 import torch
@@ -147,7 +147,18 @@ class FunctionMode(TorchFunctionMode):
     @uncompiled
     def _drop(self, listener: FunctionListener, error: Exception) -> None:
         self.listener = None
+        vars(self).pop("__torch_function__", None)
         listener.fail(error)
+
+    @uncompiled
+    def fail(self, error: Exception) -> None:
+        """Show nothing more: its listener has raised."""
+        if self.listener is not None:
+            self._drop(self.listener, error)
+
+    def hasten(self, call: Callable[..., Any]) -> None:
+        """Have this called in place of ``__torch_function__``, until ``leave``: compiled code that does the same."""
+        vars(self)["__torch_function__"] = MethodType(call, self)  # torch asks whose method it is
 
     def put_on(self, place: int | None = None) -> Callable[[], None] | None:
         """Put it on this thread's stack, at this place or on top; returns what takes it off, None if it was on."""
@@ -176,6 +187,7 @@ class FunctionMode(TorchFunctionMode):
                 and nothing waits in torch's tables for it before it does.
         """
         self.listener = None
+        vars(self).pop("__torch_function__", None)
         self._take_off()
         self._frames.clear()
         for thread, count in tuple(self._places.items()):
@@ -269,7 +281,8 @@ class ForwardListener(FunctionListener):
         self._mode = FunctionMode()
         self._hooks: ModuleHooks | None = None
         self._fused: tuple[int, Callable[[], None]] | None = None
-        self._aside: tuple[Callable[[], None], ModuleHooks] | None = None
+        self._aside: tuple[Callable[[], None] | None, ModuleHooks] | None = None
+        self._thread = 0
 
     @property
     def is_started(self) -> bool:
@@ -278,6 +291,7 @@ class ForwardListener(FunctionListener):
 
     def start(self) -> None:
         """Begin to listen, as low on the stack as a mode may stay."""
+        self._thread = threading.get_ident()
         self._mode.listener = self
         self._mode.put_on(_lowest_place())
         self._hooks = ModuleHooks(self.module_begins, self.module_ends)
@@ -312,9 +326,10 @@ class ForwardListener(FunctionListener):
 
     @uncompiled
     def compiled_call_begins(self, function: object, frame: FrameType) -> None:
-        """Compiled code begins."""
+        """Compiled code begins; in a call of ``backward``, for which torch puts modes aside, to compute it again."""
         put_on = self.take_off()
-        if put_on is not None and self._hooks is not None:  # else in a thread that it is not on
+        is_here = put_on is not None or self._thread == threading.get_ident()
+        if is_here and self._hooks is not None:
             self._hooks.pause()
             self._aside = put_on, self._hooks
 
@@ -324,7 +339,8 @@ class ForwardListener(FunctionListener):
         if self._aside is not None:
             (put_on, hooks), self._aside = self._aside, None
             hooks.resume()
-            put_on()
+            if put_on is not None:
+                put_on()
 
 
 Errand = Callable[[], None]

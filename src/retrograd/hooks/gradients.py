@@ -46,8 +46,13 @@ def change_gradient(tensor: Tensor, change: ChangeGradient) -> None:
     So the rules of an outer module, whose result it may be too, come before those of an inner one, and all of them
     before whoever reads. :func:`leave_gradient` takes the hook back.
     """
-    table = hooks_on(tensor)
-    earlier = list(table.items()) if table else ()
+    table: Any = tensor._backward_hooks
+    if table is None:
+        table = hooks_on(tensor)
+    if not table:
+        table[change] = change
+        return
+    earlier = list(table.items())
     table.clear()  # torch goes by the order of insertion, whatever is moved within the table
     table[change] = change
     table.update(earlier)

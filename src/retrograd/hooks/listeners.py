@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.errors import NoGraphError
-from retrograd.hooks.engine import uncompiled, uncompiled_itself
+from retrograd.hooks.engine import TORCH, uncompiled, uncompiled_itself
 from retrograd.notices import warn
 
 Listener = TypeVar("Listener")
@@ -208,7 +208,10 @@ def never_raise(consequence: str = "") -> Callable[[F], F]:
 
 SeeGradient = Callable[[Tensor], None]
 
-_numbers = itertools.count(-1, -1)
+TAP, TAP_OF_WRAPPER = -1, -2
+"""Numbers of the tap on a module, and of that on its compiled wrapper: the same for all, so that graphs find them."""
+
+_numbers = itertools.count(-3, -1)
 
 
 class Hook:
@@ -241,6 +244,7 @@ class Entry:
         marks: tables in which torch looks up how to call it: with keyword arguments, or also after an exception. It
             asks for the number alone, so that the hook itself can stand there, and is told for one of ours.
         is_first: whether it comes before the hooks that are there.
+        number: one of those that are the same everywhere; left out, it gets one of its own.
 
     Attributes:
         number: by which it stands in these tables.
@@ -249,27 +253,38 @@ class Entry:
     __slots__ = ("_tables", "number")
 
     def __init__(
-        self, hook: Any, table: dict[int, Any], marks: tuple[dict[int, Any], ...] = (), *, is_first: bool = False
+        self,
+        hook: Any,
+        table: dict[int, Any],
+        marks: tuple[dict[int, Any], ...] = (),
+        *,
+        is_first: bool = False,
+        number: int | None = None,
     ) -> None:
-        self.number = next(_numbers)
+        self.number = next(_numbers) if number is None else number
         tables = (*marks, table)  # called only once it is known how
         for each in tables:
             each[self.number] = hook
         if is_first:
-            table.move_to_end(self.number, last=False)  # type: ignore[attr-defined]
+            move_first(table, self.number)
         self._tables = tuple(weakref.ref(each) for each in reversed(tables))
+
+    @property
+    def place(self) -> tuple[weakref.ref[dict[int, Any]], int]:
+        """Its table, and the number by which it stands there."""
+        return self._tables[0], self.number
 
     def put_first(self) -> None:
         """Call it before all others."""
         table = self._tables[0]()
         if table is not None and self.number in table:
-            table.move_to_end(self.number, last=False)
+            move_first(table, self.number)
 
     def put_last(self) -> None:
         """Call it after all others."""
         table = self._tables[0]()
         if table is not None and self.number in table:
-            table.move_to_end(self.number)
+            move_last(table, self.number)
 
     def remove(self) -> None:
         """Take it away. May be called twice."""
@@ -277,6 +292,28 @@ class Entry:
             table = find()
             if table is not None:
                 table.pop(self.number, None)
+
+
+_NEEDS_ONE_ORDER = TORCH < (2, 13)
+"""An older compiler looks hooks up by their places in the plain dictionary below, which ``move_to_end`` leaves be."""
+
+
+def move_first(table: Any, number: int) -> None:
+    """Have a hook called before all others of its table, an ordered dictionary."""
+    table.move_to_end(number, last=False)
+    _align(table)
+
+
+def move_last(table: Any, number: int) -> None:
+    """Have a hook called after all others of its table, an ordered dictionary."""
+    table.move_to_end(number)
+    _align(table)
+
+
+def _align(table: dict[int, Any]) -> None:
+    if _NEEDS_ONE_ORDER:
+        for number in list(table):
+            table[number] = table.pop(number)
 
 
 def hooks_on(tensor: Tensor) -> Any:

@@ -10,24 +10,38 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from retrograd.hooks.compiled import has_been_compiled, keep_compiled_modules_quiet, tables_of
-from retrograd.hooks.compiled_modules import TracedEntry, TracedHook, TracedTap, UntracedHook, tapped_calls
-from retrograd.hooks.compiled_taps import NOBODY, Told, make_handle, make_ticket, name_tensors, put_tap, trace_tap
+from retrograd.hooks.calls import find_call_of, hooked_call
+from retrograd.hooks.compiled import keep_compiled_modules_quiet, tables_of
+from retrograd.hooks.compiled_modules import (
+    READERS,
+    TracedEntry,
+    TracedHook,
+    TracedTap,
+    UntracedHook,
+    tapped_calls,
+)
+from retrograd.hooks.compiled_taps import (
+    NOBODY,
+    RETURNED,
+    Told,
+    make_handle,
+    make_ticket,
+    name_tensors,
+    put_tap,
+    trace_tap,
+)
 from retrograd.hooks.engine import is_compiling, uncompiled
-from retrograd.hooks.listeners import Entry, Hook, SeeGradient, hidden_hooks
-from retrograd.hooks.nested import Keys
-
-
-class TapSwitch(Protocol):
-    """Says whether taps have anything to do."""
-
-    awake: bool
+from retrograd.hooks.listeners import TAP, TAP_OF_WRAPPER, Entry, Hook, SeeGradient, hidden_hooks, move_last
+from retrograd.hooks.nested import Keys, flatten
+from retrograd.hooks.resting import TapSwitch, add_tap, change_taps
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -46,7 +60,9 @@ def set_before(module: nn.Module, hook: Hook, *, is_first: bool = False) -> Entr
     return Entry(hook, tables._forward_pre_hooks, marks=(tables._forward_pre_hooks_with_kwargs,), is_first=is_first)
 
 
-def set_after(module: nn.Module, hook: Hook, *, with_kwargs: bool = False, always: bool = False) -> Entry:
+def set_after(
+    module: nn.Module, hook: Hook, *, with_kwargs: bool = False, always: bool = False, number: int | None = None
+) -> Entry:
     """Call ``hook(module, args, [kwargs,] output)`` after each forward of a module.
 
     Args:
@@ -54,6 +70,7 @@ def set_after(module: nn.Module, hook: Hook, *, with_kwargs: bool = False, alway
         hook: what to call.
         with_kwargs: give it the keyword arguments.
         always: call it also after an exception, with None as the output.
+        number: by which it is found, where that is the same for all.
     """
     tables = tables_of(module)
     marks = []
@@ -61,7 +78,7 @@ def set_after(module: nn.Module, hook: Hook, *, with_kwargs: bool = False, alway
         marks.append(tables._forward_hooks_with_kwargs)
     if always:
         marks.append(tables._forward_hooks_always_called)
-    return Entry(hook, tables._forward_hooks, marks=tuple(marks))
+    return Entry(hook, tables._forward_hooks, marks=tuple(marks), number=number)
 
 
 class CompiledWatcher(Protocol):
@@ -90,6 +107,9 @@ class ForwardWatcher(CompiledWatcher, Protocol):
 
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """See what a module returned."""
+
+    def after_compiled_call(self, rest: Sequence[tuple[Keys, Tensor]]) -> None:
+        """See the other tensors of the last call, of which compiled code has shown some."""
 
 
 class InputWatcher(Protocol):
@@ -185,22 +205,86 @@ class ModuleTap(Tap[Watcher]):
 
 
 class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
-    __slots__ = ()
+    __slots__ = ("_find_module", "_shown")
 
     trace, put = staticmethod(trace_tap), staticmethod(put_tap)
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.entries = (set_after(module, self),)
+        self._find_module = weakref.ref(module)
+        self._shown: dict[int, _Shown] = {}
+        self.entries = (set_after(module, self, number=TAP),)
+        add_tap(self)
+        wrapped = getattr(module, "_orig_mod", None) if is_compiled(module) else None
+        if isinstance(wrapped, nn.Module) and TAP_OF_WRAPPER not in wrapped._forward_hooks:  # the first wrapper's stays
+            self.entries += (set_after(wrapped, _TapOfWrapper(self.handle), number=TAP_OF_WRAPPER),)
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if is_compiling():
             trace_tap(self.handle, output)
             return
+        shown = self._shown.pop(threading.get_ident(), None) if self._shown else None
+        rest = shown.rest_of(output) if shown is not None else None
         for watcher in self.watchers:
             if watcher.switch.awake:
-                watcher.after_forward(module, args, output)
+                if rest is None:
+                    watcher.after_forward(module, args, output)
+                elif rest:
+                    watcher.after_compiled_call(rest)
+
+    def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
+        """Tell the watchers of a call inside compiled code, or of one that is compiled code itself."""
+        if names[0].startswith(RETURNED):
+            self.is_compiled = True
+            module = self._find_module()
+            frame = find_call_of(module) if module is not None and _returns_as_it_is(module) else None
+            if frame is None:  # its forward alone is called, or somebody changes what it returns
+                return NOBODY
+            names = [name.removeprefix(RETURNED) for name in names]
+            shapes = {keys: tensor.shape for keys, tensor in name_tensors(tensors, names)}
+            self._shown[threading.get_ident()] = _Shown(id(frame), shapes)
+        return super().see_compiled(tensors, names, trains)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What compiled code has shown of that which its module is about to return.
+
+    Attributes:
+        frame: identity of the frame of the call, which may have raised since.
+        shapes: of these tensors.
+    """
+
+    frame: int
+    shapes: dict[Keys, torch.Size]
+
+    def rest_of(self, output: Any) -> list[tuple[Keys, Tensor]] | None:
+        """The other tensors of what is returned; None if this is another call."""
+        frame, found = hooked_call(), dict(flatten(output, ()))
+        is_same = all(keys in found and found[keys].shape == shape for keys, shape in self.shapes.items())
+        if frame is None or id(frame) != self.frame or not is_same:
+            return None
+        return [(keys, tensor) for keys, tensor in found.items() if keys not in self.shapes]
+
+
+class _TapOfWrapper(UntracedHook):
+    """Stands on a module that a compiled wrapper calls, whose tap is at the wrapper's boundary."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: Tensor) -> None:
+        self.handle = handle
+
+    @uncompiled
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        pass
+
+
+def _returns_as_it_is(module: nn.Module) -> bool:
+    """Tell whether what the forward of a module returns reaches the tap on it unchanged."""
+    wrapped = getattr(module, "_orig_mod", module)
+    return all(isinstance(hook, READERS) for each in (module, wrapped) for hook in each._forward_hooks.values())
 
 
 _lock = threading.Lock()
@@ -210,6 +294,7 @@ _taps: WeakKeyDictionary[nn.Module, _ForwardTap] = WeakKeyDictionary()
 def watch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
     """Tell ``watcher`` after every forward of ``module``, behind the hooks that the user has set so far."""
     with _lock:
+        change_taps()
         tap = _taps.get(module)
         if tap is None:
             tap = _taps[module] = _ForwardTap(module)
@@ -219,16 +304,16 @@ def watch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
 def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
     """Take a watcher away, and the hook with the last one."""
     with _lock:
+        change_taps()
         tap = _taps.get(module)
         if tap is not None and not tap.leave(watcher):
             del _taps[module]
 
 
-def is_late(module: nn.Module, tapped: nn.Module) -> bool:
-    """Tell whether this module, or what ``torch.compile`` made of it, runs code that was compiled without its tap."""
+def has_output_in_code(module: nn.Module) -> bool:
+    """Tell whether the tap on what a module returns is part of compiled code."""
     tap = _taps.get(module)
-    is_tapped = tap is not None and tap.is_compiled
-    return (is_compiled(module) or is_compiled(tapped)) and has_been_compiled(module) and not is_tapped
+    return tap is not None and tap.is_compiled
 
 
 class CallTap:
@@ -288,7 +373,7 @@ def put_readers_last(module: nn.Module) -> None:
     for hooks in (tables._forward_pre_hooks, tables._forward_hooks):
         for number, hook in list(hooks.items()):
             if _only_reads(hook):
-                hooks.move_to_end(number)
+                move_last(hooks, number)
 
 
 def _only_reads(hook: object) -> bool:

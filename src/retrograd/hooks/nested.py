@@ -37,6 +37,8 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         names = getattr(value, "_fields", None) or range(len(value))
         for key, item in zip(names, value, strict=False):
             yield str(key), item
+    elif value is None:
+        return  # torch 2.11 cannot compile the next question, asked of None
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield field.name, getattr(value, field.name)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from retrograd.hooks.backward import EngineRun
+from retrograd.hooks.native import native
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, number_of, root_edges, variable_of
 
@@ -47,6 +48,12 @@ def find_nodes(roots: Iterable[tuple[Any, int]], most: float = math.inf) -> Reac
     nodes = list(dict.fromkeys(node for node, _ in edges))
     places = {node: place for place, node in enumerate(nodes)}
     several = {node for node, slot in edges if slot}
+    links = (native.follow if native is not None else follow)(nodes, places, several, most)
+    return Reach(nodes, several, links)
+
+
+def follow(nodes: list[Any], places: dict[Any, int], several: set[Any], most: float) -> list[int]:
+    """Append to these nodes all that they lead to, and return the links."""
     links: list[int] = []  # one flat list: a list for each node would wake the garbage collector all the time
     note, note_node, find = links.append, nodes.append, places.get
     for node in nodes:  # grows while it is walked
@@ -65,7 +72,7 @@ def find_nodes(roots: Iterable[tuple[Any, int]], most: float = math.inf) -> Reac
         note(_END)
         if len(nodes) > most:
             break
-    return Reach(nodes, several, links)
+    return links
 
 
 def read_links(links: Sequence[int]) -> Iterator[tuple[tuple[int, int] | None, ...]]:
@@ -173,17 +180,28 @@ def guard_nodes(nodes: Sequence[Any], links: Sequence[int] | None = None) -> Non
 
 def _order_upwards(nodes: Sequence[Any], links: Sequence[int]) -> list[Any]:
     """The nodes that are no leaves, each behind all that it leads to."""
+    order = native.order_upwards if native is not None else order_upwards
+    ordered: list[Any] | None = order(list(nodes), list(links), LEAF_NUMBER)
+    if ordered is None:
+        ordered = [nodes[place] for place in _sort_by_links(links) if number_of(nodes[place]) < LEAF_NUMBER]
+    return ordered
+
+
+def order_upwards(nodes: list[Any], links: list[int], leaf: int) -> list[Any] | None:
+    """The nodes whose number is below that of leaves, by their numbers.
+
+    Returns:
+        None where numbers do not fall along all links: several threads have made the nodes.
+    """
     numbers = list(map(number_of, nodes))
     place = 0
     for link in links:
         if link == _END:
             place += 1
-        elif link >= 0 and numbers[place] <= numbers[link] < LEAF_NUMBER:
-            break  # they were made by several threads, whose numbers do not compare
-    else:
-        inner = [place for place, number in enumerate(numbers) if number < LEAF_NUMBER]
-        return [nodes[place] for place in sorted(inner, key=numbers.__getitem__)]
-    return [nodes[place] for place in _sort_by_links(links) if numbers[place] < LEAF_NUMBER]
+        elif link >= 0 and numbers[place] <= numbers[link] < leaf:
+            return None
+    inner = [place for place, number in enumerate(numbers) if number < leaf]
+    return [nodes[place] for place in sorted(inner, key=numbers.__getitem__)]
 
 
 def _sort_by_links(links: Sequence[int]) -> list[int]:

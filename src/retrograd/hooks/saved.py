@@ -23,7 +23,7 @@ Unpack = Callable[[Any], Tensor]
 
 _push = torch._C._autograd._push_saved_tensors_default_hooks
 _pop = torch._C._autograd._pop_saved_tensors_default_hooks
-_top = torch._C._autograd._top_saved_tensors_default_hooks
+read_top_pair = torch._C._autograd._top_saved_tensors_default_hooks
 
 _are_allowed = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 _transform = torch._C._functorch.peek_interpreter_stack
@@ -60,7 +60,7 @@ def push_pair(pack: Pack, unpack: Unpack) -> bool:
 def remove_pair(pack: Pack) -> None:
     """Take the innermost pair with this ``pack`` off this thread's stack; those within it stay."""
     within: list[tuple[Pack, Unpack]] = []
-    while (top := _top(True)) is not None:
+    while (top := read_top_pair(True)) is not None:
         _pop()
         if top[0] == pack:
             break
@@ -71,12 +71,12 @@ def remove_pair(pack: Pack) -> None:
 
 def top_pair() -> tuple[Pack, Unpack] | None:
     """The innermost pair of this thread."""
-    return _top(True)
+    return read_top_pair(True)
 
 
 def belongs_to_checkpoint() -> bool:
     """Tell whether what is saved now belongs to a checkpointed part: it is computed again, and need not be kept."""
-    top = _top(True)
+    top = read_top_pair(True)
     return top is not None and getattr(top[0], "__qualname__", "") in _CHECKPOINTS
 
 

@@ -26,7 +26,7 @@ from retrograd.hooks.torch_calls import is_inner, tensors_of, user_line
 
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 _LIMIT = 4096
-_TO_ARRAYS = (Tensor.numpy, Tensor.__array__)
+TO_ARRAYS = (Tensor.numpy, Tensor.__array__)
 """Functions whose result shares memory with what they are given, out of torch's sight."""
 
 
@@ -85,7 +85,7 @@ class WriteNotes(FunctionListener):
         for tensor, version in seen:
             if tensor._version != version and is_plain(tensor):
                 self._note(self.writes, tensor, _name_writer(function, frame), frame)
-        if function in _TO_ARRAYS and seen and is_plain(seen[0][0]):
+        if function in TO_ARRAYS and seen and is_plain(seen[0][0]):
             self._note(self._arrays, seen[0][0], "NumPy, which was given its memory", frame)
 
     def _note(self, notes: deque[Write], tensor: Tensor, writer: str, frame: FrameType) -> None:

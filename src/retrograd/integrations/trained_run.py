@@ -203,8 +203,8 @@ class TrainedRun:
             self._log(log, {"retrograd/critical": float(len(self._critical))}, boards, new, step)
 
     def _log_findings(self, log: Log, boards: Callable[[], Iterable[Board]], step: int) -> None:
-        """Log what was found at the end, which has been told; as :meth:`_log_critical`."""
-        if self.findings is not None:
+        """Log what was found at the end, which has been told, if anything was; as :meth:`_log_critical`."""
+        if self.findings:
             self._log(log, self.finding_counts, boards, self.findings, step)
 
     def _log(

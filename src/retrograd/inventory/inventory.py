@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from retrograd.amounts import show_bytes
+from retrograd.amounts import count_of, show_bytes
 from retrograd.drawings import drawn_by
 from retrograd.errors import SavedTensorError
 from retrograd.files import write_file
@@ -83,7 +83,7 @@ class Inventory:
         return int(self.table.num_rows)
 
     def __repr__(self) -> str:
-        return f"<Inventory of {len(self)} saved tensors, {self.resident:,} bytes>"
+        return f"<Inventory of {count_of(len(self), 'saved tensor')}, {count_of(self.resident, 'byte')}>"
 
     def __str__(self) -> str:
         return "\n".join(_describe(self))

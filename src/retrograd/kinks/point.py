@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from retrograd.amounts import count_of
 from retrograd.hooks.engine import TORCH
 
 _NODE = re.compile(r"Backward\d*$")
@@ -72,7 +73,7 @@ class Point:
 
 def describe_elements(point: Point, count: int, total: int) -> str:
     """Describe elements, as in ``relu at 0 (3 of 12 elements: torch gives 0, the subgradient of least norm)``."""
-    return f"{point} ({count:,} of {total:,} elements: torch gives {point.gives}, {point.convention.value})"
+    return f"{point} ({count:,} of {count_of(total, 'element')}: torch gives {point.gives}, {point.convention.value})"
 
 
 def key_of(name: str) -> str:

@@ -1,75 +1,56 @@
-"""The page of a run, served by a process of its own beside the program that is recorded. Loads without torch."""
+"""Processes of ours beside the program that is recorded. Loads within a moment."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import threading
-import time
-from pathlib import Path
 
 from retrograd.errors import LaunchError
 from retrograd.launch.start import make_own_environment
-from retrograd.serving.server import RunServer, Served
 
-AFTERWARDS = 10.0
-"""Seconds for which a page is still answered when the program is over: it asks for the end, and for the findings."""
+_POLITENESS = 10
+"""How far such a process gives way to the program."""
 
-_BEGIN = "import os; os.fork() and os._exit(0); from retrograd.launch.beside import main; main()"
+_BEGIN = "import os; os.fork() and os._exit(0); os.nice({}); from {} import main; main()"
 """It forks before it loads anything: libraries with threads of their own may hang in a fork."""
 
-_LOOK = 0.5  # seconds between two looks whether the program lives
-_POLITENESS = 10  # of a process that gives way to the program
 
-
-def serve_beside(run: Path) -> str:
-    """Serve a run as long as this process lives, whatever program it becomes.
-
-    The server is no child of ours: the program may wait for all that it has.
+def start_beside(module: str, *words: str, is_heard: bool = False) -> str:
+    """Start a process that outlives this one, and is none of its children: the program may wait for all that it has.
 
     Args:
-        run: its folder, which may come later.
+        module: its function ``main`` is called. It says a line on its standard output, and then nothing more.
+        words: the arguments of the process.
+        is_heard: it shares our standard error. Whoever reads that then waits for the end of the process.
 
     Returns:
-        The address.
+        That line.
 
     Raises:
-        LaunchError: it cannot be served.
+        LaunchError: it did not say one.
     """
-    words = [sys.executable, "-P", "-c", _BEGIN, str(run), str(os.getpid())]
     with subprocess.Popen(
-        words,
+        [sys.executable, "-P", "-c", _BEGIN.format(_POLITENESS, module), *words],
         env=make_own_environment(os.environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # whoever reads ours must not wait for it
+        stderr=None if is_heard else subprocess.DEVNULL,
         encoding="utf-8",
         start_new_session=True,
     ) as starting:
-        address = starting.stdout.readline().strip() if starting.stdout else ""
-    if not address:
-        raise LaunchError("The page of the run cannot be served.", repair="leave --live and --open away.")
-    return address
+        line = starting.stdout.readline().strip() if starting.stdout else ""
+    if not line:
+        raise LaunchError(
+            "The process beside the program did not start.", repair="leave out --live, --open and --mirror."
+        )
+    return line
 
 
-def main() -> None:
-    """Serve the run of a process: both are the arguments."""
-    os.nice(_POLITENESS)
-    run, process = Path(sys.argv[1]), int(sys.argv[2])
-    with RunServer(Served(run, is_awaited=True)) as server:
-        threading.Thread(target=end_with, args=(server, process), daemon=True).start()
-        print(server.address, flush=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        server.serve_forever()
-
-
-def end_with(server: RunServer, process: int) -> None:
-    """End a server a little after a process."""
-    while is_alive(process):
-        time.sleep(_LOOK)
-    time.sleep(AFTERWARDS)
-    server.shutdown()
+def answer(line: str) -> None:
+    """Say the line that is waited for, and nothing more on standard output."""
+    print(line, flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def is_alive(process: int) -> bool:

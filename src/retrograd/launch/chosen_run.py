@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 
 from retrograd.addresses import is_remote, open_folder
 from retrograd.errors import NotARunError
 from retrograd.notices import say
 from retrograd.runs.layout import find_latest, find_rank_folders, is_run
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Tell whether this is a command to be run, not the folder of a run."""
+    if not words or is_run(open_folder(words[0])):
+        return False
+    first = words[0]
+    return first == "-m" or first.endswith(".py") or Path(first, "__main__.py").is_file() or bool(shutil.which(first))
 
 
 def check_run(given: Path | None) -> None:

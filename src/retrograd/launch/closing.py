@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 from retrograd.addresses import open_folder
 from retrograd.amounts import count_of
 from retrograd.foreign.text import read_json
-from retrograd.launch.requests import REQUESTS, RunRequest
+from retrograd.launch.beside import is_alive
+from retrograd.launch.requests import MIRROR, REQUESTS, RunRequest
 from retrograd.launch.start import Request, make_own_environment
 from retrograd.notices import say
 from retrograd.runs.layout import FINDINGS, MANIFEST, parse_rank
@@ -25,6 +27,11 @@ SPEAKER = "RETROGRAD_SPEAKER"
 
 _VERDICT_SECONDS = 60.0
 """For how long a program that has ended is held up at most."""
+
+_MIRROR_SECONDS = 60.0
+"""The same for its mirror: where this process is all that keeps a container, it is to be told the last of it."""
+
+_LOOK = 0.05  # seconds between two looks whether it is
 
 
 def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None:
@@ -52,7 +59,7 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
     if not done and saw_nothing and any(folder.glob("rank*")):
         obstacle = f"a backward pass began and did not end; see where with: retrograd hangs {request.shown}"
     if not done:
-        say(f"nothing was {request.done}: {obstacle}")
+        say(f"{request.undone}{obstacle}")
     elif not isinstance(request, RunRequest):
         say(f"{request.done} {done}; {request.see.format(request.shown)}")
     elif not request.quiet:
@@ -60,6 +67,8 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
         if not _is_explained(folder):
             _say_failure(folder, request.command)
         say(f"{request.done} {done}" + (found or f"; {request.see.format(request.shown)}"))
+    if done:
+        _await_mirror()
 
 
 def _count_processes(folder: Path, leaves: str) -> int:
@@ -97,6 +106,15 @@ def _ask_verdict(run: Path, shown: str) -> str:
     except (OSError, ValueError, subprocess.SubprocessError, KeyboardInterrupt):
         return ""
     return told.stdout
+
+
+def _await_mirror() -> None:
+    """Wait for the process that tells a tracker of the run."""
+    number = os.environ.get(MIRROR, "")
+    end = time.monotonic() + _MIRROR_SECONDS
+    with contextlib.suppress(KeyboardInterrupt):
+        while number.isdecimal() and is_alive(int(number)) and time.monotonic() < end:
+            time.sleep(_LOOK)
 
 
 def _say_failure(run: Path, command: Sequence[str]) -> None:

@@ -1,23 +1,16 @@
-"""How Python interpreters find us: by ``PYTHONPATH``, or, where they ignore it, by a hook file in site-packages."""
+"""How Python interpreters find us: by ``PYTHONPATH``, or, where they ignore it, by the file of ``hook_file.py``."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-from retrograd.errors import LaunchError
-from retrograd.files import write_text
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 """Folder of the ``sitecustomize`` that every Python process below finds first."""
 
 OURS = "RETROGRAD_"
 """Prefix of all our environment variables."""
-
-HOOK = "retrograd_hook.pth"
-"""Name of the file that runs the bootstrap in interpreters that ignore ``PYTHONPATH``, as ``python -I`` does."""
 
 _PYTHON = re.compile(r"python[\d.]*[dt]?(\.exe)?")
 _REASONS = {
@@ -70,6 +63,8 @@ def _list_options(command: Sequence[str]) -> Iterator[str]:
 
 
 def _is_reached(python: str, options: set[str], environment: Mapping[str, str]) -> bool:
+    import subprocess
+
     words = [python, *(f"-{option}" for option in options), "-c", _ASK]
     try:
         asked = subprocess.run(
@@ -78,42 +73,3 @@ def _is_reached(python: str, options: set[str], environment: Mapping[str, str]) 
     except (OSError, subprocess.SubprocessError):
         return False
     return asked.returncode == _REACHED
-
-
-# ---- the hook file ----
-
-
-def install_hook(site_packages: Path) -> Path:
-    """Write the file; it does nothing in processes that are not below a command of ours.
-
-    Args:
-        site_packages: folder of the environment that isolated children use.
-
-    Returns:
-        The file.
-
-    Raises:
-        LaunchError: if it cannot be written.
-    """
-    bootstrap = str(BOOTSTRAP / "sitecustomize.py")
-    run = f"exec(open({bootstrap!r}).read(), {{'__name__': 'retrograd_hook', '__file__': {bootstrap!r}}})"
-    hook = site_packages / HOOK
-    try:
-        write_text(hook, f"import os; any(name.startswith({OURS!r}) for name in os.environ) and {run}\n")
-    except OSError as error:
-        raise LaunchError(f"{str(hook)!r} cannot be written: {error.strerror}.") from error
-    return hook
-
-
-def remove_hook(site_packages: Path) -> Path:
-    """Remove the file, if it is there.
-
-    Raises:
-        LaunchError: if it cannot be removed.
-    """
-    hook = site_packages / HOOK
-    try:
-        hook.unlink(missing_ok=True)
-    except OSError as error:
-        raise LaunchError(f"{str(hook)!r} cannot be removed: {error.strerror}.") from error
-    return hook

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -87,6 +88,7 @@ class Command(ABC):
     reads: ClassVar[bool] = False
 
     @classmethod
+    @cache
     def options(cls) -> list[Option]:
         """Its options, in the order of its fields."""
         hints = get_type_hints(cls)

@@ -6,17 +6,23 @@ the bootstrap. Loads without torch, and within a moment, as ``--help`` does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from retrograd.addresses import local_path
 from retrograd.errors import SavedTensorError, ScheduleError, TraceError
+from retrograd.launch.interpreter import OURS
 from retrograd.launch.options import Command, option
 from retrograd.launch.start import Request, make_usage
 from retrograd.notices import say
-from retrograd.recording.schedule import NamedSchedule, every, log_schedule
-from retrograd.sites.selection import Selection
+
+if TYPE_CHECKING:
+    from retrograd.recording.schedule import NamedSchedule
+
+MIRROR = f"{OURS}MIRROR"
+"""Environment variable with the number of the process that tells a tracker of the run."""
 
 Passes = tuple[int, int | None]
 """First of some backward passes, counted from 0, and the one after the last; None for no end."""
@@ -29,6 +35,8 @@ def _folder(parent: str) -> Any:
 
 
 def _check_patterns(name: str, patterns: tuple[str, ...]) -> None:
+    from retrograd.sites.selection import Selection
+
     Selection(patterns)
 
 
@@ -67,6 +75,7 @@ examples:
   retrograd run --tensors '*.attn:output' --schedule log train.py
   retrograd run --inventory 1 train.py
   retrograd run --open train.py                    its page in the browser, live
+  retrograd run --mirror wandb train.py            a few series and all findings there, live
   retrograd run torchrun --nproc-per-node 2 train.py
 
 What follows the command belongs to it, and so do its output and its exit code. To stderr go a line when it starts,
@@ -97,6 +106,9 @@ one at once for anything critical, and the findings when it ends.
     quiet: bool = option("-q --quiet", False, "print no findings, and nothing where all goes well")
     live: bool = option("--live", False, "serve the page of the report while it trains, and say its address")
     open: bool = option("--open", False, "the same, and show it in the browser")
+    mirror: Literal["wandb", "mlflow", "tensorboard"] | None = option(
+        "--mirror", None, "show the loss, a few series and all findings in this tracker while it trains"
+    )
     watch: bool = False
     limit: int | None = None
 
@@ -106,6 +118,8 @@ one at once for anything critical, and the findings when it ends.
         Raises:
             ScheduleError: for a number of steps below 1.
         """
+        from retrograd.recording.schedule import every, log_schedule
+
         return log_schedule() if self.schedule else every(self.every)
 
     def check(self) -> None:
@@ -116,16 +130,21 @@ one at once for anything critical, and the findings when it ends.
     def greet(self) -> str:
         return "" if self.quiet else super().greet()
 
-    def accompany(self) -> None:
-        if not self.live and not self.open:
-            return
-        from retrograd.launch.beside import serve_beside
-        from retrograd.launch.chosen_run import show_in_browser
+    def accompany(self) -> Mapping[str, str]:
+        variables = {}
+        if self.mirror:
+            from retrograd.launch.live_mirror import mirror_beside
 
-        address = serve_beside(local_path(self.path))
-        say(f"live, while it runs: {address}")
-        if self.open:
-            show_in_browser(address)
+            variables[MIRROR] = str(mirror_beside(local_path(self.path), self.mirror, quiet=self.quiet))
+        if self.live or self.open:
+            from retrograd.launch.chosen_run import show_in_browser
+            from retrograd.launch.live_page import serve_beside
+
+            address = serve_beside(local_path(self.path))
+            say(f"live, while it runs: {address}")
+            if self.open:
+                show_in_browser(address)
+        return variables
 
 
 @dataclass(frozen=True, kw_only=True)

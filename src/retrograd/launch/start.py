@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import shlex
-import shutil
 import signal
 import sys
 import time
@@ -21,8 +19,9 @@ from retrograd.errors import LaunchError, RunWriteError
 from retrograd.launch.interpreter import BOOTSTRAP, OURS, find_obstacle
 from retrograd.launch.options import Command
 from retrograd.notices import say
-from retrograd.runs.layout import is_run
-from retrograd.runs.ranks import check_vacant
+
+UNDONE = f"{OURS}UNDONE"
+"""Environment variable for the bootstrap, which may not load JSON: ``undone`` and ``path`` of the request, as lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +33,7 @@ class Request(Command):
         promise: said before the program starts, with ``{}`` for the command and for the folder.
         parent: where folders of such requests lie; empty for a request that needs none.
         done: what is done, for the last line: ``"recorded"``; empty where there is nothing to say.
+        undone: what is said before the reason why it was not done, as in ``"nothing was recorded: "``.
         leaves: what each process that has done it leaves in the folder, as a glob.
         see: how to see it, with ``{}`` for the folder.
         command: what the user asked to run.
@@ -46,6 +46,7 @@ class Request(Command):
     promise: ClassVar[str]
     parent: ClassVar[str] = ""
     done: ClassVar[str] = ""
+    undone: ClassVar[str]
     leaves: ClassVar[str] = ""
     see: ClassVar[str] = ""
 
@@ -56,6 +57,7 @@ class Request(Command):
     def __init_subclass__(cls) -> None:
         cls.variable = f"{OURS}{cls.name.upper()}"
         cls.usage = make_usage(cls.name)
+        cls.undone = f"nothing was {cls.done}: " if cls.done else ""
 
     def write(self) -> str:
         """The request as the text of :attr:`variable`."""
@@ -86,7 +88,7 @@ class Request(Command):
         path = open_folder(shown) if self.parent == "runs" else local_folder(shown)
         if is_remote(path):
             with reaching(path):
-                check_vacant(path, resume=getattr(self, "resume", False))
+                self._check_vacant(path)
             return replace(self, path=str(path), shown=shown)
         there = next(folder for folder in (path, *path.parents) if folder.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -94,8 +96,14 @@ class Request(Command):
                 f"{str(path)!r} cannot be made: {str(there)!r} is not a folder that we may write to.",
                 repair="give another folder: -o DIR.",
             )
-        check_vacant(path, resume=getattr(self, "resume", False))
+        if there == path:
+            self._check_vacant(path)
         return replace(self, path=str(path), shown=shown)
+
+    def _check_vacant(self, folder: Path) -> None:
+        from retrograd.runs.ranks import check_vacant
+
+        check_vacant(folder, resume=getattr(self, "resume", False))
 
     def carry_out(self) -> NoReturn:
         """Say what will be done, and become the command; or say why it will not be done, and become it all the same.
@@ -109,11 +117,15 @@ class Request(Command):
         environment = make_environment(request, os.environ)
         if said := find_obstacle(words, environment) or request.greet():
             say(said)
-        request.accompany()
-        replace_process(words, environment)
+        replace_process(words, {**environment, **request.accompany()})
 
-    def accompany(self) -> None:
-        """Start what runs beside the program."""
+    def accompany(self) -> Mapping[str, str]:
+        """Start what runs beside the program; returns variables for its environment.
+
+        Raises:
+            LaunchError: it cannot be started.
+        """
+        return {}
 
 
 def make_usage(name: str, *more: str) -> str:
@@ -128,14 +140,6 @@ def make_usage(name: str, *more: str) -> str:
 
 
 # ---- the program ----
-
-
-def is_command(words: Sequence[str]) -> bool:
-    """Tell whether this is a command to be run, not the folder of a run."""
-    if not words or is_run(open_folder(words[0])):
-        return False
-    first = words[0]
-    return first == "-m" or first.endswith(".py") or Path(first, "__main__.py").is_file() or bool(shutil.which(first))
 
 
 def resolve_command(command: Sequence[str], verb: str = "run") -> list[str]:
@@ -153,16 +157,24 @@ def resolve_command(command: Sequence[str], verb: str = "run") -> list[str]:
     first = command[0]
     if first == "-m":
         _check_module(command[1:2], verb)
-    elif first.endswith(".py") or not (program := shutil.which(first)):
+    elif first.endswith(".py") or not (program := _find_program(first)):
         _check_script(Path(first))
     else:
         return [program, *command[1:]]
     return [sys.executable, *command]
 
 
+def _find_program(name: str) -> str | None:
+    import shutil
+
+    return shutil.which(name)
+
+
 def _check_script(script: Path) -> None:
     if script.is_file() or Path(script, "__main__.py").is_file():
         return
+    import difflib
+
     files = [str(path) for path in script.parent.glob("*.py")]
     near = difflib.get_close_matches(str(script), files, n=1)
     raise LaunchError(
@@ -201,7 +213,12 @@ def make_environment(request: Request, environment: Mapping[str, str]) -> dict[s
     hidden = environment.get("PYTHONPATH")
     paths = [path for path in hidden.split(os.pathsep) if path != str(BOOTSTRAP)] if hidden else []
     theirs = {name: value for name, value in environment.items() if not name.startswith(OURS)}
-    return {**theirs, request.variable: request.write(), "PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), *paths])}
+    return {
+        **theirs,
+        request.variable: request.write(),
+        UNDONE: f"{request.undone}\n{request.path}",
+        "PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), *paths]),
+    }
 
 
 def make_own_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,8 @@ from retrograd.merging.links import Door, Peer
 from retrograd.merging.tree import find_children, find_span
 
 _HASTE_SECONDS = 3.0
+_PATIENT_SECONDS = 1.0
+"""So long a rank that ends waits for its rows to be complete with those of others: mostly these end, too."""
 _HEAD = {
     "through": int,
     "joined": list[int],
@@ -71,6 +73,12 @@ class RanksBelow:
         """Those of which more is to come."""
         return [peer for peer in self.connected if not peer.is_done]
 
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether one that has ended waits for its rows to be written, though those of others are not there."""
+        now = time.monotonic()
+        return any(peer.is_urgent or now > peer.done_at + _PATIENT_SECONDS for peer in self.connected)
+
     def hear(self, peer: Peer, head: Mapping[str, Any]) -> None:
         """Take in what a rank tells with its rows.
 
@@ -91,7 +99,8 @@ class RanksBelow:
         for site, *numbers in head["differing"]:
             check_kinds({"site": site, "numbers": numbers}, {"site": str, "numbers": list[int]})
             self.note_difference(Disagreement(site, *numbers))
-        peer.is_done = bool(head.get("is_last"))
+        peer.is_urgent = bool(head.get("is_urgent"))
+        peer.done_at = min(peer.done_at, time.monotonic()) if head.get("is_last") else float("inf")
 
     def note_difference(self, found: Disagreement) -> None:
         """Note that copies differ at a site; of each the first step counts."""

@@ -122,7 +122,7 @@ class Holdings:
         """Forget what is held, and begin with what is in already."""
         self.taken = taken.copy()
         self._units, self._losses = {}, {}
-        self.merger.reset()
+        self.merger.reset(taken.forgotten)
         for step, turn, ranks in taken.late_steps:
             self.merger.count_elsewhere((step, turn), ranks, self._processes)
 
@@ -164,12 +164,17 @@ class OwnUnits:
         if len(self._lasts) > _REMEMBERED:
             del self._lasts[min(self._lasts)]
 
-    def close(self, before: int | None = None) -> list[Parcel]:
-        """Make units of earlier steps than this one; of all where it is None. They are kept."""
-        steps = sorted(step for step in self._rows.keys() | self._losses.keys() if before is None or step < before)
-        return [self._make_unit(step) for step in steps]
+    def close(self, before: int | None = None, *, over: int | None = None) -> list[Parcel]:
+        """Make units of earlier steps than this one; of all where it is None. They are kept.
 
-    def _make_unit(self, step: int) -> Parcel:
+        Args:
+            before: which steps.
+            over: earlier steps than this one are over; all where it is None. Of others more may come.
+        """
+        steps = sorted(step for step in self._rows.keys() | self._losses.keys() if before is None or step < before)
+        return [self._make_unit(step, is_over=over is None or step < over) for step in steps]
+
+    def _make_unit(self, step: int, *, is_over: bool) -> Parcel:
         turn = self._turns.get(step, 0)
         self._turns[step] = turn + 1
         if len(self._turns) > _REMEMBERED:
@@ -177,16 +182,19 @@ class OwnUnits:
         unit = Unit(self._rank, self._n_units, step, turn)
         self._n_units += 1
         losses = self._losses.pop(step, LossMeans()).take()
-        parcel = Parcel((step, turn), (unit,), tuple(self._take_rows(step)), tuple(losses))
+        parcel = Parcel((step, turn), (unit,), tuple(self._take_rows(step, is_over=is_over)), tuple(losses))
         self._kept.append(parcel)
         self._bytes += parcel.size
         while self._bytes > KEEPING_BYTES and len(self._kept) > 1:
             self.unkept += self._drop().n_rows
         return parcel
 
-    def _take_rows(self, step: int) -> Iterator[RankedRows]:
-        """Take the rows of a step; one without an update is taken to be as long as the last one that had one."""
-        last = self._lasts.get(step, self._last)
+    def _take_rows(self, step: int, *, is_over: bool) -> Iterator[RankedRows]:
+        """Take the rows of a step; one whose update is to come is taken to be as long as the last one that had one.
+
+        One that is over without an update has no end at which ranks meet: readers count from its beginning, too.
+        """
+        last = self._lasts.get(step, None if is_over else self._last)
         for rows in self._rows.pop(step, ()):
             yield from [rows] if last is None else count_from_end(rows, last)
 

@@ -124,7 +124,8 @@ class Peer:
         codes: by its code of a site, ours.
         address: where it listens itself.
         through: all rows of earlier steps than this one have come.
-        is_done: no more of its rows are to come.
+        done_at: when it has said that no more of its rows are to come; infinite until then.
+        is_urgent: a rank behind it waits to end until its rows are written.
         demand: the number of what was last asked of it; what it sent before it knew is not taken.
         heard_of: ranks whose units have come through it.
         told: what it was last told to be written.
@@ -137,12 +138,18 @@ class Peer:
         self.address = ""
         self.codes = np.zeros(0, np.int64)
         self.through = 0
-        self.is_done = False
+        self.done_at = float("inf")
+        self.is_urgent = False
         self.demand = 0
         self.heard_of: set[int] = set()
         self.told: object = None
         self.heard = time.monotonic()
         self._unsent = b""
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether no more of its rows are to come."""
+        return self.done_at < float("inf")
 
     def say(self, kind: str, **head: Any) -> None:
         """Send a message, as much of it as the other one takes by now."""

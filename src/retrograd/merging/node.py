@@ -10,27 +10,21 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from retrograd.foreign.text import check_kinds
-from retrograd.history.sink import Moment
 from retrograd.merging.above import LOOKING_SECONDS, RanksAbove
-from retrograd.merging.below import News, RanksBelow
-from retrograd.merging.holdings import Holdings, OwnUnits, Parcel
+from retrograd.merging.below import RanksBelow
+from retrograd.merging.holdings import Holdings, Parcel
 from retrograd.merging.links import Door, NoteBoard, Peer, RankLink
 from retrograd.merging.messages import Message, pack, pack_parcels, unpack_parcels
-from retrograd.merging.rows import rank_rows
-from retrograd.merging.sites import SharedSites, read_groups
+from retrograd.merging.own_rows import OwnRecord, OwnRows
+from retrograd.merging.sites import SharedSites
+from retrograd.merging.top import Top
 from retrograd.merging.tree import find_span
 from retrograd.notices import warnings_kept
 from retrograd.runs.ledger import Ledger
-from retrograd.runs.placements import Placements
-from retrograd.runs.queue import WriteQueue
 
 HANDING_SECONDS = 1.0
 """How often rows are handed on."""
@@ -43,55 +37,6 @@ ENDING_SECONDS = 30.0
 _FAILING_SECONDS = 3.0
 _HURRY_SECONDS = 0.1
 _HEIRS = 3
-
-
-class Top(Protocol):
-    """Where rows go that go no further."""
-
-    def add_sites(self, names: Sequence[str]) -> None:
-        """Name the next rows."""
-
-    def add_parcel(self, parcel: Parcel) -> None:
-        """Keep rows, and the means of losses."""
-
-    def describe_sites(self, told: dict[str, Any]) -> None:
-        """Keep what ranks hold at sites."""
-
-    def describe_ranks(self, news: News) -> None:
-        """Keep whose rows are merged, and what of them is not."""
-
-    def begin(self, sessions: Collection[str]) -> Ledger:
-        """Go on with what these sessions have written; returns the units in it."""
-
-    @property
-    def written(self) -> Ledger:
-        """The units that need not be handed over again; an object of its own in each state."""
-
-    def flush(self) -> None:
-        """Return once all of it can be read."""
-
-
-@dataclass
-class OwnRows:
-    """What this process has recorded and the thread has not taken yet.
-
-    Attributes:
-        queue: rows.
-        names: of its sites, in the order of its numbers.
-        losses: since they were last taken.
-        updates: when they were made, since they were last taken.
-        placements: what it holds at its sites.
-        how: how users' statistics merge, by name.
-        through: all rows of earlier steps have been added.
-    """
-
-    queue: WriteQueue
-    names: list[str] = field(default_factory=list)
-    losses: deque[tuple[Moment, float]] = field(default_factory=deque)
-    updates: deque[Moment] = field(default_factory=deque)
-    placements: Placements = field(default_factory=Placements)
-    how: Mapping[str, str] = field(default_factory=dict)
-    through: int = 0
 
 
 class MergingNode:
@@ -120,15 +65,11 @@ class MergingNode:
         self.rank = rank
         self._processes = processes
         self._run_key = run
-        self._own = own
+        self._own = OwnRecord(rank, own)
         self._find_board = find_board
         self._open_top = open_top
         self._sites = SharedSites(processes)
         self._holdings = Holdings(self._sites, find_span(rank, processes))
-        self._units = OwnUnits(rank)
-        self._codes = np.zeros(0, np.int64)
-        self._stages: dict[str, int] | None = None
-        self._placed: object = None
         self._board: NoteBoard | None = None
         self._above = RanksAbove(rank, run)
         self._below = RanksBelow(rank, processes, self._has_called)
@@ -143,7 +84,6 @@ class MergingNode:
         self._news = ""
         self._handed: int | None = None
         self._held_since = time.monotonic()
-        self._through = 0
         self._closing: float | None = None
         self._has_ended = False
         self._patience = ENDING_SECONDS
@@ -200,7 +140,7 @@ class MergingNode:
                 self._wait()
                 with self._working:
                     self._work()
-            self.lost = self._units.unkept + sum(parcel.n_rows for parcel in self._units.kept)
+            self.lost = self._own.units.unkept + sum(parcel.n_rows for parcel in self._own.units.kept)
         finally:
             self.silence()
             self._flushed.release(1000)
@@ -222,7 +162,8 @@ class MergingNode:
 
     @property
     def _is_hurried(self) -> bool:
-        return self._is_seeking or self._closing is not None or any(peer.is_done for peer in self._below.connected)
+        has_ended = any(peer.is_done or peer.is_urgent for peer in self._below.connected)
+        return self._is_seeking or self._closing is not None or has_ended
 
     @property
     def _is_seeking(self) -> bool:
@@ -233,11 +174,12 @@ class MergingNode:
         self._meet()
         is_last = self._is_last  # who has not met the others yet does not know of any to wait for
         self._reach()
-        self._take_own()
-        for parcel in self._units.close(None if wanted or is_last else self._through):
+        self._own.take(self._sites, self._holdings.merger)
+        over = None if is_last else self._own.through
+        for parcel in self._own.units.close(None if wanted else over, over=over):
             self._holdings.accept(parcel, range(self.rank, self.rank + 1))
         if not self._is_seeking:
-            self._hand_on(is_forced=wanted > 0, is_last=is_last)
+            self._hand_on(is_forced=wanted > 0 or self._below.is_waiting, is_last=is_last)
         elif (step := self._holdings.first_step) is not None and self._holdings.merger.waiting > HOLDING_BYTES:
             list(self._holdings.take(step + 1))  # whoever has made it keeps it, and is asked for it again
         self._settle(is_flushed=wanted > 0)
@@ -253,7 +195,7 @@ class MergingNode:
                 self._top.flush()
                 self._is_unflushed = False
             self._written = self._top.written
-        self._units.forget(self._written)
+        self._own.units.forget(self._written)
         for peer in self._below.connected:
             told = self._written, len(peer.heard_of)
             if peer.told != told:
@@ -329,7 +271,7 @@ class MergingNode:
 
     def _reset(self, taken: Ledger) -> None:
         self._holdings.reset(taken)
-        for parcel in self._units.kept:
+        for parcel in self._own.units.kept:
             self._holdings.accept(parcel, range(self.rank, self.rank + 1))
         self._demand += 1
         for peer in self._below.connected:
@@ -352,38 +294,6 @@ class MergingNode:
         """Go on with what these sessions have written."""
         assert self._top is not None
         self._reset(self._top.begin(sessions))
-
-    # ---- rows of this process ----
-
-    def _take_own(self) -> None:
-        own = self._own
-        through = own.through  # first: all before has been added by now
-        load = own.queue.take()
-        self._place_own(own.placements)
-        self._holdings.merger.how = {**self._holdings.merger.how, **own.how}
-        if len(self._codes) < len(own.names):
-            names = own.names[len(self._codes) :]
-            codes = [self._sites.number(own.placements.rename(name)) for name in names]
-            self._codes = np.concatenate([self._codes, np.array(codes, np.int64)])
-        for batch in load.batches:
-            self._units.add_rows(rank_rows(batch, self._codes, self._sites, self.rank))
-        for _ in range(len(own.losses)):
-            self._units.add_loss(*own.losses.popleft())
-        for _ in range(len(own.updates)):
-            update = own.updates.popleft()
-            self._units.add_update(update.step, update.micro)
-        self._through = through
-
-    def _place_own(self, placements: Placements) -> None:
-        if placements is self._placed:
-            return
-        self._placed = placements
-        if self._stages != placements.stages:
-            self._stages = dict(placements.stages)
-            self._codes = self._codes[:0]
-        for name, fact in placements.sites.items():
-            spec = str(fact.get("placements", ""))
-            self._sites.place(placements.rename(name), fact["holds"], spec, read_groups(fact))
 
     # ---- rows of ranks below ----
 
@@ -459,14 +369,14 @@ class MergingNode:
         """Steps before this one are complete, or have been waited for long enough."""
         first = self._holdings.first_step
         missing = self._below.find_missing(self._closing)
-        known = min([self._through, *(peer.through for peer in self._below.sending), *(0 for _ in missing)])
+        known = min([self._own.through, *(peer.through for peer in self._below.sending), *(0 for _ in missing)])
         now = time.monotonic()
         if first is None or first < known:
             self._held_since = now
         is_too_long = now > self._held_since + HOLDING_SECONDS or self._holdings.merger.waiting > HOLDING_BYTES
         if first is not None and is_too_long:
             self._held_since = now
-            return max(known, self._through)
+            return max(known, self._own.through)
         return known
 
     def _write(self, top: Top, parcels: Sequence[Parcel]) -> None:
@@ -494,6 +404,7 @@ class MergingNode:
             "late": {str(rank): rows for rank, rows in news.late.items()},
             "differing": list(news.differing.values()),
             "is_last": is_last,
+            "is_urgent": self._below.is_waiting,
         }
         try:
             if self._told != self._sites.version:
@@ -520,4 +431,4 @@ class MergingNode:
     @property
     def _is_over(self) -> bool:
         """Tell whether what is our own is written, and all that is below has ended."""
-        return self._has_ended and (self._is_tired or not (self._units.kept or self._below.connected))
+        return self._has_ended and (self._is_tired or not (self._own.units.kept or self._below.connected))

@@ -25,6 +25,8 @@ from retrograd.statistics.row import BINS, ROW, merge_rows
 _COMPARED = ("calls", "count", "nan", "zeros", "sum", "m2", "min", "max")
 _REMEMBERED = 32
 """Steps that have gone of which late copies are still told apart."""
+_MARKED = 128
+"""Steps and turns of which it is known whose copies have counted elsewhere: as many as a ledger tells of."""
 _GROUPS_AT_ONCE = 4096
 """Histograms that are spread out in memory at a time, 2 KB each."""
 
@@ -106,13 +108,19 @@ class RowMerger:
         """Note that these ranks' copies have counted already, if all who hold the same are in the span."""
         marks = self._counted.setdefault(when, [])
         marks.append((frozenset(ranks), span))
-        if len(self._counted) > 2 * _REMEMBERED:
-            del self._counted[min(self._counted)]
+        while len(self._counted) > _MARKED:
+            first = min(self._counted)
+            del self._counted[first]
+            self._forgotten = max(self._forgotten, first[0])
 
-    def reset(self) -> None:
-        """Forget rows and copies, those that are held and those that have gone."""
+    def reset(self, forgotten: int = -1) -> None:
+        """Forget rows and copies, those that are held and those that have gone.
+
+        Args:
+            forgotten: the last step of which nobody knows any more whose copies have counted.
+        """
         self._held, self._gone, self._counted = {}, OrderedDict(), {}
-        self.waiting, self._forgotten = 0, -1
+        self.waiting, self._forgotten = 0, forgotten
 
     def take(self, before: int | None = None) -> Iterator[RankedRows]:
         """Merge and take what is held of earlier steps than this one; of all where it is None."""
@@ -207,11 +215,14 @@ class RowMerger:
         """Mark copies that have counted elsewhere."""
         found = np.zeros(len(codes), np.bool_)
         marks = self._counted.get(when, ())
+        known: dict[tuple[int, ...], bool] = {}
         for place in np.flatnonzero(owners != OWN) if marks else ():
             group = self.sites.find_group(int(codes[place]), int(owners[place]))
-            found[place] = any(
-                group[0] in span and group[-1] in span and not ranks.isdisjoint(group) for ranks, span in marks
-            )
+            if group not in known:
+                known[group] = any(
+                    group[0] in span and group[-1] in span and not ranks.isdisjoint(group) for ranks, span in marks
+                )
+            found[place] = known[group]
         return found
 
     def _compare(self, step: int, rows: npt.NDArray[Any], sources: IntArray, first: IntArray, own: IntArray) -> None:

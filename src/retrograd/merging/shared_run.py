@@ -24,7 +24,8 @@ from retrograd.history.sink import UPDATES, Event, EventKind, KeptTensor, Moment
 from retrograd.merging.below import News
 from retrograd.merging.holdings import Parcel
 from retrograd.merging.links import NoteBoard
-from retrograd.merging.node import MergingNode, OwnRows
+from retrograd.merging.node import MergingNode
+from retrograd.merging.own_rows import OwnRows
 from retrograd.merging.rows import count_from_begin, unrank_rows
 from retrograd.notices import Notices, warn
 from retrograd.runs.ending import describe_exception, find_exception
@@ -302,7 +303,7 @@ class FolderTop:
             self._give_up(parcel)
             return
         for step, micro, backward, phase, n, total in parcel.losses:
-            writer.add_event(Event(Moment(step, micro, backward, phase), "loss", "", total / n, "", time.time()))
+            writer.add_event(Event(Moment(step, micro, backward, phase), "loss", "", total / n, str(n), time.time()))
         last = max((rows.batch.moment.micro for rows in parcel.rows), default=0)
         batches = count_from_begin([unrank_rows(rows) for rows in parcel.rows], max(last, 0))
         batches = batches or [RowBatch(Moment(parcel.when[0]), b"")]

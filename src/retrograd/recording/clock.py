@@ -33,6 +33,7 @@ from retrograd.hooks.engine import at_end_of_backward, is_compiling, is_tracing,
 from retrograd.hooks.gradients import InputGradient
 from retrograd.hooks.listeners import Entry, never_raise
 from retrograd.hooks.reach import DeepGraphGuard
+from retrograd.hooks.resting import RestingTaps
 from retrograd.progress.steps import Steps
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.schedule import Schedule
@@ -78,6 +79,7 @@ class Clock:
         "_is_led",
         "_over",
         "_paused",
+        "_resting",
         "_roots",
         "_saw_forward",
         "_schedule",
@@ -115,6 +117,7 @@ class Clock:
         self._over = self._stopped = self._saw_forward = self._is_led = False
         self._aside: list[bool] = []
         self._paused: tuple[int, bool, bool] | None = None
+        self._resting = RestingTaps()
         self.was_reached = self.is_free = False
         self.buffers = buffers
         self.buffer: ModeBuffer | None = None
@@ -168,6 +171,11 @@ class Clock:
         if not buffer.touched:
             buffer.training = training
         self.buffer = buffer
+
+    def rest(self) -> None:
+        """Let taps rest until the call of a recorded model that has begun has ended, unless its step is recorded."""
+        if not self.on:
+            self._resting.rest()
 
     def forward_ends(self, root: int, failed: bool) -> None:
         """End a call that has returned, or raised."""
@@ -303,8 +311,10 @@ class Clock:
         self._schedule = _never
         self._stopped = True
         self.on = self.awake = self.stale = False
+        self._resting.remove()
 
     def _finish_forward(self, failed: bool) -> None:
+        self._resting.wake()
         buffer, self.buffer = self.buffer, None
         if failed and buffer is not None and buffer.touched:
             buffer.failed = True
@@ -344,6 +354,8 @@ class Clock:
         self.micro = 0
         self.stale = self._over = self._saw_forward = self.was_reached = False
         self.on = self.awake = self._schedule(self.step)
+        if self.on:
+            self._resting.wake()  # the model that runs trains by itself
 
 
 def _never(step: int) -> bool:

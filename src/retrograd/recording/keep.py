@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from retrograd.amounts import parse_bytes
+from retrograd.amounts import count_of, parse_bytes
 from retrograd.errors import TensorPolicyError
 from retrograd.history.sink import Event, KeptTensor, Moment, Sink
 from retrograd.notices import warn
@@ -332,7 +332,7 @@ class TensorKeeper:
             if keep.when is None:
                 self._hand_over(*held)
         for pattern, number in self._dropped.items():
-            text = f"{number:,} tensors of {pattern} did not fit into the budget of {self._budget:,} bytes"
+            text = f"{count_of(number, 'tensor')} of {pattern} did not fit into the budget of {self._budget:,} bytes"
             self._sink.add_event(Event(moment, "dropped", value=float(number), text=text))
 
     def _by_policy(self, kept: Sequence[Kept]) -> Iterable[tuple[Keep | None, list[Kept]]]:

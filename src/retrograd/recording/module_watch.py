@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -113,29 +113,40 @@ class SlotWatch:
 
     def see(self, value: Any) -> None:
         """Record the tensors in ``value`` as those of the next call."""
-        clock = self.switch
-        if current_graph_task() != -1:  # a checkpointed part is computed again
-            if clock.on:
-                self._see_again(value)
-            return
-        buffer = clock.buffer
-        if buffer is None:
-            buffer = clock.find_buffer(mode_now())
-        if not clock.on:
-            return
-        calls = self._buffers[buffer.mode]
-        if calls.serial != buffer.serial:
-            self._restart(calls, buffer)
-        call = calls.count
-        calls.count = call + 1
-        if call >= len(calls.plain):
-            call = self._next_call(calls)
-        recorder = calls.plain[call]
-        if recorder is not None and type(value) is torch.Tensor:
-            hooked = (self._visit_past_modes if count_function_modes() else self._visit)(recorder, value)
-        else:
-            hooked = self._see_nested(buffer, calls, call, value)
-        if not hooked and buffer.mode is Mode.GRAD and not grad_enabled():
+        self.after_forward(None, (), value)
+
+    def after_forward(self, module: nn.Module | None, args: tuple[Any, ...], output: Any) -> None:
+        """The forward hook: record the tensors in what was returned as those of the next call. It raises nothing."""
+        try:
+            clock = self.switch
+            if current_graph_task() != -1:  # a checkpointed part is computed again
+                if clock.on:
+                    self._see_again(flatten(output, self._keys))
+                return
+            buffer = clock.buffer
+            if buffer is None:
+                buffer = clock.find_buffer(mode_now())
+            if not clock.on:
+                return
+            calls = self._buffers[buffer.mode]
+            if calls.serial != buffer.serial:
+                self._restart(calls, buffer)
+            call = calls.count
+            calls.count = call + 1
+            if call >= len(calls.plain):
+                call = self._next_call(calls)
+            recorder = calls.plain[call]
+            if recorder is not None and type(output) is torch.Tensor:
+                hooked = (self._visit_past_modes if count_function_modes() else self._visit)(recorder, output)
+            else:
+                hooked = self._see_nested(buffer, calls, call, flatten(output, self._keys))
+            if not hooked:
+                self._await_hooks(buffer, calls, call)
+        except Exception as error:
+            self._factory.events.fault(Site(self.path, self._keys), error)
+
+    def _await_hooks(self, buffer: ModeBuffer, calls: SlotCalls, call: int) -> None:
+        if buffer.mode is Mode.GRAD and not grad_enabled():
             calls.unhooked.append((next_sequence_number(), calls.recorders[call]))
 
     def _visit_past_modes(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
@@ -161,9 +172,11 @@ class SlotWatch:
             text = "this and all further calls within a micro-batch are merged"
             self._factory.events.note("note", str(site), text=text)
 
-    def _see_nested(self, buffer: ModeBuffer, calls: SlotCalls, call: int, value: Any) -> bool:
+    def _see_nested(
+        self, buffer: ModeBuffer, calls: SlotCalls, call: int, tensors: Iterable[tuple[Keys, torch.Tensor]]
+    ) -> bool:
         hooked = True
-        for keys, tensor in flatten(value, self._keys):
+        for keys, tensor in tensors:
             recorder = self._find_recorder(buffer, calls, call, keys, tensor)
             if recorder is None:
                 continue
@@ -199,7 +212,7 @@ class SlotWatch:
         """Take care of the gradient alone."""
         recorder.watch(tensor)
 
-    def _see_again(self, value: Any) -> None:
+    def _see_again(self, tensors: Iterable[tuple[Keys, torch.Tensor]]) -> None:
         """Hook gradients in a reentrant checkpoint, whose first run had no grad: only its second has gradients.
 
         All calls of a checkpointed part have seen the number after that of the part's own node, or, in parts within
@@ -217,7 +230,7 @@ class SlotWatch:
         if not grad_enabled():  # a part within the part, which is computed once more in its own time
             unhooked.append((next_sequence_number(), recorders))
             return
-        for keys, tensor in flatten(value, self._keys):
+        for keys, tensor in tensors:
             recorder = recorders.get(keys)
             if recorder is not None and tensor.requires_grad:
                 self._watch(recorder, tensor)
@@ -264,6 +277,20 @@ class SlotWatch:
             self._factory.events.fault(Site(self.path, keys, call + 1), error)
         return recorder.see_gradient if recorder.wants_gradient else None
 
+    def see_rest(self, tensors: Sequence[tuple[Keys, torch.Tensor]]) -> None:
+        """Record further tensors of the last call."""
+        clock = self.switch
+        if current_graph_task() != -1:
+            if clock.on:
+                self._see_again(tensors)
+            return
+        buffer = clock.buffer or clock.find_buffer(mode_now())
+        calls = self._buffers[buffer.mode]
+        if clock.on and calls.serial == buffer.serial and calls.plain:
+            call = min(calls.count, len(calls.plain)) - 1
+            if not self._see_nested(buffer, calls, call, tensors):
+                self._await_hooks(buffer, calls, call)
+
     def see_in_compiled_code(
         self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
     ) -> Sequence[SeeGradient | None]:
@@ -290,10 +317,10 @@ class OutputWatch(SlotWatch):
 
     __slots__ = ()
 
-    def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """The forward hook."""
+    def after_compiled_call(self, rest: Sequence[tuple[Keys, torch.Tensor]]) -> None:
+        """See what compiled code has not shown of the call that it makes."""
         try:
-            self.see(output)
+            self.see_rest([((*self._keys, *keys), tensor) for keys, tensor in rest])
         except Exception as error:
             self._factory.events.fault(Site(self.path, self._keys), error)
 
@@ -422,6 +449,7 @@ class ModelWatch:
         self._steps.model_runs(module)
         if clock.is_outermost:
             self._facts.forward_begins(module, (args, kwargs))
+            clock.rest()
         buffer = clock.waiting_buffer
         if buffer is not None:
             buffer.forwards.begin(id(module), module.training, buffer.serial)

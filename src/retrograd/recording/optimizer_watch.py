@@ -96,53 +96,34 @@ def _make_keys(group: Mapping[str, Any], number: int, index: int) -> tuple[str, 
 class WeightCopies:
     """Copies of weights, made before an update and given back after it.
 
-    What copying a small weight costs is the tensor that holds the copy; so bytes hold it where the kernel can read
-    them. Memory that comes from the system page by page costs several times what the copying does. So the memory of a
-    large copy on the CPU waits for the next one, as long as all that waits is little.
+    Memory that comes from the system page by page costs several times what the copying does. So the memory of copies on
+    the CPU waits for the next update of the same optimizer, as long as all that waits is little. What the kernel can
+    read is copied by it, in one call for all.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[TensorRecorder, torch.Tensor] = {}
-        self._bytes = 0
+        self._waiting: WeakKeyDictionary[Optimizer, list[bytearray | None]] = WeakKeyDictionary()
 
-    def take(self, recorders: list[TensorRecorder], weights: list[torch.Tensor]) -> list[torch.Tensor | bytes]:
-        """Copy weights, each for the recorder of its update."""
-        copies = copy_elements(weights, _LARGE - 1)
-        return [
-            self._clone(recorder, weight) if copy is None or recorder.keep is not None else copy
-            for recorder, weight, copy in zip(recorders, weights, copies, strict=True)
+    def take(
+        self, optimizer: Optimizer, recorders: list[TensorRecorder], weights: list[torch.Tensor]
+    ) -> list[torch.Tensor | bytearray]:
+        """Copy the weights of an optimizer, each for the recorder of its update."""
+        plain = [
+            None if recorder.keep is not None else weight for recorder, weight in zip(recorders, weights, strict=True)
         ]
+        copies = copy_elements(plain, self._waiting.pop(optimizer, []))
+        return [weight.detach().clone() if copy is None else copy for weight, copy in zip(weights, copies, strict=True)]
 
-    def _clone(self, recorder: TensorRecorder, weight: torch.Tensor) -> torch.Tensor:
-        weight = weight.detach()
-        room = self._waiting.pop(recorder, None)
-        if room is None:
-            return weight.clone()
-        self._bytes -= room.nbytes
-        is_alike = room.shape == weight.shape and room.dtype == weight.dtype and room.stride() == weight.stride()
-        return room.copy_(weight) if is_alike and weight.is_cpu else weight.clone()
-
-    def give_back(self, recorders: list[TensorRecorder], copies: list[torch.Tensor | bytes]) -> None:
+    def give_back(self, optimizer: Optimizer, copies: list[torch.Tensor | bytearray]) -> None:
         """Give copies back that are not read any more."""
-        for recorder, copy in zip(recorders, copies, strict=True):
-            if not isinstance(copy, bytes):
-                self._give_back(recorder, copy)
+        room = _WAITING - sum(len(each) for waiting in self._waiting.values() for each in waiting if each is not None)
+        waiting: list[bytearray | None] = []
+        for copy in copies:
+            stays = isinstance(copy, bytearray) and len(copy) <= room
+            waiting.append(copy if isinstance(copy, bytearray) and stays else None)
+            room -= len(copy) if stays else 0
+        self._waiting[optimizer] = waiting
 
-    def _give_back(self, recorder: TensorRecorder, copy: torch.Tensor) -> None:
-        size = copy.nbytes
-        if (
-            size >= _LARGE
-            and self._bytes + size <= _WAITING
-            and copy.is_cpu
-            and not copy.is_inference()
-            and recorder not in self._waiting
-        ):
-            self._waiting[recorder] = copy
-            self._bytes += size
-
-
-_LARGE = 1 << 16
-"""Bytes from which an allocator may ask the system for memory."""
 
 _WAITING = 64 << 20
 """Bytes of copies that wait, at most: what a recording holds between updates."""
@@ -153,7 +134,7 @@ class _Update(NamedTuple):
 
     recorders: list[TensorRecorder]
     parameters: list[torch.Tensor]
-    copies: list[torch.Tensor | bytes]
+    copies: list[torch.Tensor | bytearray]
 
 
 class UpdateRecorder:
@@ -199,7 +180,7 @@ class UpdateRecorder:
             recorder = watch.update
             if recorder is None:
                 continue
-            weight = _values_of(parameter)
+            weight = parameter if type(parameter) is nn.Parameter else _values_of(parameter)
             size += weight.nbytes
             if size > COPY_LIMIT:
                 self.left_out.add(recorder.name)
@@ -207,7 +188,7 @@ class UpdateRecorder:
                 recorders.append(recorder)
                 parameters.append(parameter)
                 weights.append(weight)
-        self._updates[optimizer] = _Update(recorders, parameters, self._weights.take(recorders, weights))
+        self._updates[optimizer] = _Update(recorders, parameters, self._weights.take(optimizer, recorders, weights))
 
     def _see_value(self, value: TensorRecorder, parameter: torch.Tensor) -> None:
         try:
@@ -222,7 +203,7 @@ class UpdateRecorder:
             return
         recorders, parameters, copies = update
         rows = [recorder.row for recorder in recorders]
-        slab = self._buffer.slab(_CPU) if bytes in map(type, copies) else None
+        slab = self._buffer.slab(_CPU) if bytearray in map(type, copies) else None
         at = 0
         while (at := observe_updates(slab, parameters, copies, rows, at)) < len(rows):
             try:
@@ -230,7 +211,7 @@ class UpdateRecorder:
             except Exception as error:
                 self._fault(recorders[at].site, error)
             at += 1
-        self._weights.give_back(recorders, copies)
+        self._weights.give_back(optimizer, copies)
 
     def release(self) -> None:
         """Give up the memory of copies: nothing more is measured."""
@@ -241,7 +222,7 @@ class UpdateRecorder:
         """Forget the copies for an update that was not made."""
         update = self._updates.pop(optimizer, None)
         if update is not None:
-            self._weights.give_back(update.recorders, update.copies)
+            self._weights.give_back(optimizer, update.copies)
 
 
 _CPU = torch.device("cpu")

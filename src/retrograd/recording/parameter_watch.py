@@ -100,7 +100,7 @@ class ParameterWatch:
         if gradient is not None and clock.on and (clock.entered or clock.is_second_half or self._backward.enter()):
             self.has_come = True
             tensor_recorder = self.gradient
-            if self.exchange is not None or is_summand(gradient):
+            if self.exchange is not None or (type(gradient) is not torch.Tensor and is_summand(gradient)):
                 tensor_recorder, self.is_alone = self.local, True
             if tensor_recorder is None:
                 return

@@ -17,7 +17,7 @@ from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
 from retrograd.hooks.distributed import count_processes, is_second_half, is_sharded
 from retrograd.hooks.listeners import SeeGradient, hidden_hooks, never_raise
-from retrograd.hooks.module import is_late, put_readers_last
+from retrograd.hooks.module import put_readers_last
 from retrograd.hooks.names import (
     NamedModule,
     describe_model,
@@ -35,6 +35,7 @@ from retrograd.recording.clock import Clock, RecordedPass
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.keep import TensorKeeper
+from retrograd.recording.late_taps import warn_of_compiled_code
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.recording.module_watch import ModelWatch
 from retrograd.recording.omissions import Coverage, RequestedSites, list_omissions, list_unmatched
@@ -43,7 +44,7 @@ from retrograd.recording.parameter_watch import Reductions
 from retrograd.recording.settings import Settings
 from retrograd.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.recording.site_recorder import RecorderFactory
-from retrograd.recording.taps import Taps, warn_of_compiled_code
+from retrograd.recording.taps import Taps
 from retrograd.sites.site import WATCH, Site
 
 
@@ -152,15 +153,15 @@ class Recorder:
         self._factory.placements.add_model(model)
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
-        late = [entry.path for entry in entries if is_late(entry.module, entry.tapped)]
-        if late:
-            warn_of_compiled_code(late)
         for entry in entries:
             self._taps.tap_outputs(entry)
             self._taps.tap_inputs(entry)
             self._taps.release_loose(entry)
             self._taps.tap_parameters(entry)
-        if not late:
+        late = self._taps.regions.find_late(entries)
+        if late:
+            warn_of_compiled_code(late)
+        else:
             self._taps.expect(entries)
         self._models.add(model, name)
         self._facts.model_added(name, model)

@@ -85,11 +85,11 @@ class TensorRecorder(KeptSource):
         if self.keep is not None:
             self._keep(tensor, self.keep)
 
-    def see_update(self, new: torch.Tensor, old: torch.Tensor | bytes) -> None:
-        """Take in the difference of two tensors, and the size of the old one; bytes where nothing is kept."""
+    def see_update(self, new: torch.Tensor, old: torch.Tensor | bytearray) -> None:
+        """Take in the difference of two tensors, and the size of the old one; a bytearray where nothing is kept."""
         if self.row >= 0:
             self._buffer.slab(new.device).observe_update(new, old, self.row)
-        if self.keep is not None and not isinstance(old, bytes):
+        if self.keep is not None and not isinstance(old, bytearray):
             self._keep(new.detach() - old, self.keep)
 
     def _keep(self, tensor: torch.Tensor, keep: Keep) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
-from retrograd.hooks.argument_taps import unwatch_arguments, watch_arguments
+from retrograd.hooks.argument_taps import has_arguments_in_code, unwatch_arguments, watch_arguments
 from retrograd.hooks.backward import runs_in_another_thread
 from retrograd.hooks.compiled import has_compiled_code
 from retrograd.hooks.distributed import has_other_processes
-from retrograd.hooks.module import unwatch_forward, watch_forward
+from retrograd.hooks.module import has_output_in_code, unwatch_forward, watch_forward
 from retrograd.hooks.names import NamedModule, parameter_site
-from retrograd.notices import warn
+from retrograd.recording.late_taps import CompiledRegions, warn_of_compiled_code
 from retrograd.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
 from retrograd.recording.parameter_watch import ParameterWatch, Reductions
 from retrograd.recording.site_recorder import RecorderFactory, TensorRecorder
@@ -38,6 +38,7 @@ class Taps:
         frozen: parameters that do not train, as site, module and parameter.
         calls: those with grad of each of these.
         unseen: for each model the parts with parameters of their own, until one of them has been seen.
+        regions: parts of the models that are compiled by themselves.
         may_lack: parameters may have come that have no watch: no model has run yet, or a watched one is gone.
     """
 
@@ -48,6 +49,7 @@ class Taps:
         self._grad = factory.buffers.grad
         self._inputs: WeakKeyDictionary[nn.Module, ArgumentWatch] = WeakKeyDictionary()
         self._outputs: WeakKeyDictionary[nn.Module, OutputWatch] = WeakKeyDictionary()
+        self.regions = CompiledRegions(self._is_in_code)
         self.unseen: list[WeakSet[nn.Module]] = []
         self._watched: dict[str, SlotWatch] = {}
         self.frozen: list[tuple[Site, weakref.ref[nn.Module] | None, WeakIdRef]] = []
@@ -63,6 +65,14 @@ class Taps:
             watch = self._outputs[entry.tapped] = OutputWatch(self._factory, entry.module, entry.path, ("output",))
             watch_forward(entry.tapped, watch)
             self._add_slot(watch)
+
+    def _is_in_code(self, module: nn.Module) -> bool | None:
+        wanted = [
+            tells(module)
+            for watches, tells in ((self._outputs, has_output_in_code), (self._inputs, has_arguments_in_code))
+            if module in watches
+        ]
+        return all(wanted) if wanted else None
 
     def expect(self, entries: Iterable[NamedModule]) -> None:
         """Expect calls of those parts of a model that have parameters of their own."""
@@ -131,6 +141,7 @@ class Taps:
 
     def remove(self) -> None:
         """Take every hook back."""
+        self.regions.end()
         for module, arguments in self._inputs.items():
             unwatch_arguments(module, arguments)
         for module, watch in self._outputs.items():
@@ -191,19 +202,6 @@ class Taps:
 
 def _own(module: nn.Module) -> Iterator[nn.Parameter]:
     return nn.Module.parameters(module, recurse=False)
-
-
-def warn_of_compiled_code(paths: Sequence[str]) -> None:
-    """Warn of modules that run in code which was compiled without taps, where nothing can be recorded."""
-    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
-    warn(
-        "Nothing is recorded inside of code that was compiled before the recording began, which runs "
-        f"{', '.join(paths[:_MOST_NAMED])}{more}. Call torch.compiler.reset() before rg.record, or now: torch then "
-        "compiles it anew, and it is recorded."
-    )
-
-
-_MOST_NAMED = 3
 
 
 def _forget(find_taps: weakref.ref[Taps], number: int, _: object) -> None:

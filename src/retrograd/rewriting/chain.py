@@ -18,7 +18,7 @@ from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
 from retrograd.hooks.saved import version_of
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rewriting.spread import act, needs_whole, show, spread, whole_inputs
-from retrograd.rules.rule import Rule
+from retrograd.rules.rule import Change, PlainRule, Rule
 from retrograd.sites.site import Site
 
 NOTHING: Mapping[str, Tensor] = {}
@@ -129,8 +129,8 @@ class RuleChain:
                 repair="set it on the gradient of a module's output or input: 'fc:output.grad'.",
                 reason="the gradient of a parameter comes from all calls, and a watched tensor is of no module.",
             )
-        self._steps = [(rule, rule.state_at(self.name)) for rule in rules]
-        for _, state in self._steps:
+        self._steps = [(rule, rule.state_at(self.name), _plain(rule)) for rule in rules]
+        for _, state, _ in self._steps:
             state.rank = rank
 
     def change(
@@ -140,8 +140,13 @@ class RuleChain:
         training: bool,
         beside: Beside | None = None,
         share: PlainShare | None = None,
+        *,
+        tells: bool = True,
     ) -> Tensor:
         """Let the rules change a value; returns the very same object if they leave it alone.
+
+        Written out: it runs for every tensor that has rules, and what nearly every call is like (a plain tensor, which
+        is alone) makes no further call but that of the rule.
 
         Args:
             value: an activation, a parameter or a gradient.
@@ -149,12 +154,51 @@ class RuleChain:
             training: whether the module is in training mode.
             beside: what the rules are shown beside a gradient.
             share: what a plain value is a part of, where a rule needs the whole.
+            tells: whether those are told who listen for changes.
 
         Raises:
             RuleError: if one of them breaks the contract, or raises.
         """
+        if share is not None:
+            joined = share.join(value)
+            spread_out = self.change(joined, call, training, beside, tells=tells)
+            return value if spread_out is joined else local_part(spread_out)
         with self._lock:
-            return self._act(value, call, training, beside, share, intervention_listeners.all != ())
+            for rule, state, ask in self._steps:
+                state.step = self._clock.step
+                state.call = call
+                state.training = training
+                if beside is not None:
+                    state.value = beside.read_value(self.name)
+                    state.inputs = whole_inputs(beside.read_inputs(self.name))
+                is_spread = type(value) is not Tensor and is_sharded(value)
+                shown = show(rule, value, state) if is_spread else value
+                version = -1 if shown.is_inference() else shown._version  # those of inference mode count no versions
+                try:
+                    changed = act(rule, value, shown, state) if is_spread else ask(value, state)
+                except EnoughComputed:
+                    raise
+                except Exception as error:
+                    raise self._explain(rule, error) from error
+                finally:
+                    state.value, state.inputs = None, NOTHING  # the memory outlives the graph, and these must not
+                if version >= 0 and shown._version != version:
+                    raise RuleError(
+                        f"The rule {rule.name} has written into its argument at {self.name}.",
+                        repair="return a new tensor: `value * 0.5`, not `value.mul_(0.5)`.",
+                        reason="others read the same memory: another branch of the backward pass, or the optimizer.",
+                    )
+                if changed is None or changed is shown:
+                    continue
+                if not isinstance(changed, Tensor) or (
+                    changed.shape != shown.shape or changed.dtype is not shown.dtype or changed.device != shown.device
+                ):
+                    raise self._refuse(rule, shown, changed)
+                if tells and intervention_listeners.all:
+                    module = self._find_module() if self._find_module is not None else None
+                    tell_intervention(module, replace(self.site, call=call), rule.name, shown, changed)
+                value = spread(rule, value, changed) if is_spread else changed
+            return value
 
     def change_scaled(
         self,
@@ -189,68 +233,23 @@ class RuleChain:
             now = self.remember()
             try:
                 self._recall(remembered)
-                return self._act(value, call, training, None, share, False)
+                return self.change(value, call, training, share=share, tells=False)
             finally:
                 self._recall(now)
 
     @property
     def has_memory(self) -> bool:
         """True if a rule has remembered anything of the site so far."""
-        return any(state.snapshot() for _, state in self._steps)
+        return any(state.snapshot() for _, state, _ in self._steps)
 
     def remember(self) -> list[Snapshot]:
         """Copy what the rules remember of the site by now, for :meth:`change_again`."""
         with self._lock:
-            return [state.snapshot() for _, state in self._steps]
+            return [state.snapshot() for _, state, _ in self._steps]
 
     def _recall(self, remembered: Sequence[Snapshot]) -> None:
-        for index, (_, state) in enumerate(self._steps):
+        for index, (_, state, _) in enumerate(self._steps):
             state.restore(remembered[index] if remembered else {})
-
-    def _act(
-        self,
-        value: Tensor,
-        call: int,
-        training: bool,
-        beside: Beside | None,
-        share: PlainShare | None,
-        tells: bool,
-    ) -> Tensor:
-        if share is not None:
-            joined = share.join(value)
-            spread_out = self._act(joined, call, training, beside, None, tells)
-            return value if spread_out is joined else local_part(spread_out)
-        for rule, state in self._steps:
-            state.step = self._clock.step
-            state.call = call
-            state.training = training
-            if beside is not None:
-                state.value, state.inputs = beside.read_value(self.name), whole_inputs(beside.read_inputs(self.name))
-            is_spread = is_sharded(value)
-            shown = show(rule, value, state) if is_spread else value
-            version = -1 if shown.is_inference() else shown._version  # those of inference mode count no versions
-            try:
-                changed = act(rule, value, shown, state) if is_spread else rule(value, state)
-            except EnoughComputed:
-                raise
-            except Exception as error:
-                raise self._explain(rule, error) from error
-            finally:
-                state.value, state.inputs = None, NOTHING  # the memory outlives the graph; what it is shown does not
-            if version >= 0 and shown._version != version:
-                raise RuleError(
-                    f"The rule {rule.name} has written into its argument at {self.name}.",
-                    repair="return a new tensor: `value * 0.5`, not `value.mul_(0.5)`.",
-                    reason="others read the same memory: another branch of the backward pass, or the optimizer.",
-                )
-            if changed is None or changed is shown:
-                continue
-            self._check(rule, shown, changed)
-            if tells:
-                module = self._find_module() if self._find_module is not None else None
-                tell_intervention(module, replace(self.site, call=call), rule.name, shown, changed)
-            value = spread(rule, value, changed) if is_spread else changed
-        return value
 
     def _explain(self, rule: Rule, error: Exception) -> RuleError:
         return RuleError(
@@ -259,19 +258,22 @@ class RuleChain:
             reason="going on without it would train something else than was asked for.",
         )
 
-    def _check(self, rule: Rule, value: Tensor, changed: object) -> None:
+    def _refuse(self, rule: Rule, value: Tensor, changed: object) -> RuleError:
         if not isinstance(changed, Tensor):
-            raise RuleError(
+            return RuleError(
                 f"The rule {rule.name} has returned {type(changed).__name__} at {self.name}.",
                 repair="return a tensor, or None to leave the value alone.",
             )
-        if changed.shape == value.shape and changed.dtype is value.dtype and changed.device == value.device:
-            return
-        raise RuleError(
+        return RuleError(
             f"The rule {rule.name} has returned {_describe(changed)} for {_describe(value)} at {self.name}.",
             repair="return a tensor of the same shape, dtype and device.",
             reason="what follows was computed for that shape, dtype and device.",
         )
+
+
+def _plain(rule: Rule) -> Change:
+    """What to call: of a function that was made a rule, the function itself."""
+    return rule.change if type(rule) is PlainRule else rule
 
 
 def _describe(tensor: Tensor) -> str:

@@ -18,8 +18,17 @@ from retrograd.progress.steps import LossScales, Steps
 from retrograd.rewriting.plain_parts import PlainParts
 
 
-class _ThreadClock(threading.local):
-    """Each thread that trains has forwards, passes and losses of its own."""
+class ThreadClock(threading.local):
+    """Each thread that trains has forwards, passes and losses of its own.
+
+    Attributes:
+        guard: of the graph that this thread makes.
+        depth: how many calls of models it is in; in none, a part of one may be called by itself.
+        serial: changes whenever the calls of modules are counted anew: with the first forward after a backward pass or
+            an update, and with each one in eval mode or without grad. Such a forward in between leaves the count of
+            training as it was.
+        trained: the serial number of the last forward that trained.
+    """
 
     def __init__(self) -> None:
         self.guard = DeepGraphGuard()
@@ -41,6 +50,8 @@ class RuleClock:
         pass_number: of the outermost backward pass that began last.
         was_run: a model has been called, or a backward pass has begun.
         when_skipped: called with an optimizer whose update loss scaling has skipped.
+        here: what concerns this thread alone. Hooks read it without a call between.
+        is_scaling: a loss has been multiplied by a scale.
         parts: knows which plain activations are parts of a tensor.
 
     Args:
@@ -53,36 +64,12 @@ class RuleClock:
         self.when_skipped: Callable[[Optimizer], None] = lambda optimizer: None
         self.step = 0
         self.pass_number = 0
-        self._here = _ThreadClock()
+        self.here = ThreadClock()
         self._ends = 0
         self._serials = itertools.count(1)
         self.steps = Steps()
         self._last_scale: torch.Tensor | None = None
-        self._is_scaling = False
-
-    @property
-    def guard(self) -> DeepGraphGuard:
-        """The guard of the graph that this thread makes."""
-        return self._here.guard
-
-    @property
-    def serial(self) -> int:
-        """A number that changes whenever the calls of modules are counted anew.
-
-        They are with the first forward after a backward pass or an update, and with each one in eval mode or without
-        grad; for each thread by itself. Such a forward in between leaves the count of training as it was.
-        """
-        return self._here.serial
-
-    @property
-    def trained(self) -> int:
-        """The serial number of the last forward that trained."""
-        return self._here.trained
-
-    @property
-    def is_outside(self) -> bool:
-        """True if this thread is in no call of a model; then a part of one may be called by itself."""
-        return self._here.depth == 0
+        self.is_scaling = False
 
     @property
     def scale(self) -> torch.Tensor | None:
@@ -90,9 +77,9 @@ class RuleClock:
 
         A device's own thread knows of no pass that it has asked for; there it is that of the pass that began last.
         """
-        if not self._is_scaling:
+        if not self.is_scaling:
             return None
-        here = self._here
+        here = self.here
         return here.scale if here.in_backward else self._last_scale
 
     # ---- forward ----
@@ -103,7 +90,7 @@ class RuleClock:
         if current_graph_task() != -1:
             return
         self.steps.model_runs(module)
-        here = self._here
+        here = self.here
         here.depth += 1
         here.guard.begin_forward((args, kwargs))
         if here.depth == 1:
@@ -120,7 +107,7 @@ class RuleClock:
         """End the call."""
         if current_graph_task() != -1:
             return
-        here = self._here
+        here = self.here
         here.depth = max(0, here.depth - 1)
         here.guard.pause()
         if output is None:  # raised, most likely: its calls are not to be counted on from
@@ -135,14 +122,14 @@ class RuleClock:
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Begin a pass from these tensors."""
-        here = self._here
+        here = self.here
         self.was_run = here.in_backward = True
         here.scale = self._last_scale = here.scales.find(roots)
         self.pass_number += 1
 
     def backward_ends(self, failed: bool) -> None:
         """End the pass."""
-        here = self._here
+        here = self.here
         here.in_backward = False
         here.scale = None
         here.guard.restart()
@@ -152,8 +139,8 @@ class RuleClock:
 
     def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
         """Note that losses were multiplied by ``scale``."""
-        self._is_scaling = True
-        self._here.scales.add(losses, scale)
+        self.is_scaling = True
+        self.here.scales.add(losses, scale)
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to update."""
@@ -177,9 +164,9 @@ class RuleClock:
         if self._is_heeded(optimizer) and self.steps.ends_step(optimizer):
             self.step += 1
             self._ends += 1
-            self._here.scales.forget()
+            self.here.scales.forget()
             self._last_scale = None
-            self._here.depth = 0  # a forward that was left by KeyboardInterrupt has run no hook at its end
+            self.here.depth = 0  # a forward that was left by KeyboardInterrupt has run no hook at its end
 
 
 Remembered = dict[Hashable, list[Mapping[str, Any]]]
@@ -234,20 +221,16 @@ class CallNumbers:
 
     def count_on(self) -> int:
         """Number a call that was not there before, and is not asked for again."""
-        here = self._here
-        serial = self._clock.serial
-        if here.serial != serial:
-            self._turn(here, serial)
+        here, clock = self._here, self._clock.here
+        serial = clock.serial
+        if here.serial != serial:  # count anew, or go on with a training that an evaluation has interrupted
+            if here.serial == clock.trained:
+                here.trained = here.serial, here.count
+            here.count = here.trained[1] if here.trained[0] == serial else 0
+            here.serial = serial
         here.count += 1
         here.only = self._only = None
         return here.count
-
-    def _turn(self, here: _ThreadCount, serial: int) -> None:
-        """Count anew, or go on with a training that an evaluation has interrupted."""
-        if here.serial == self._clock.trained:
-            here.trained = here.serial, here.count
-        here.count = here.trained[1] if here.trained[0] == serial else 0
-        here.serial = serial
 
     def note(self, number: int) -> RewrittenCall:
         """Remember the call of this number, for the case that a checkpointed part computes it again."""

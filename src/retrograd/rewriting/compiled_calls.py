@@ -73,7 +73,7 @@ def begin_compiled_call(
         return None
     with torch.set_grad_enabled(trains):
         module = rewriters.module
-        if factory.clock.is_outside and module is not None:
+        if factory.clock.here.depth == 0 and module is not None:
             factory.clock.part_begins(module, (), {})
         again = current_graph_task() != -1
         return RewrittenCompiledCall(rewriters, calls.find_again() if again else calls.begin(), training, again)

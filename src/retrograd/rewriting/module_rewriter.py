@@ -104,7 +104,7 @@ class InputRewriter:
         self._end_interrupted(module)
         if not self._factory.is_active:
             return args, kwargs
-        if self._factory.clock.is_outside:
+        if self._factory.clock.here.depth == 0:
             self._factory.clock.part_begins(module, args, kwargs)
         again = current_graph_task() != -1
         running = CallInProgress(self._calls.find_again() if again else self._calls.begin(), again=again)
@@ -201,7 +201,7 @@ class InputRewriter:
 
     def _watch_overwritten(self, use: _BranchedArgument, outputs: list[Tensor]) -> None:
         """Hook the gradient of an argument that the module has written into, past the branch."""
-        rewriter, guard = use.rewriter, self._factory.clock.guard
+        rewriter, guard = use.rewriter, self._factory.clock.here.guard
         if (
             rewriter.needs_value
             or rewriter.needs_input
@@ -239,7 +239,7 @@ class OutputRewriter:
         if not self._factory.is_active:
             return output
         inputs = self._inputs.take_inputs() if self._inputs is not None else None
-        if self._clock.is_outside:
+        if self._clock.here.depth == 0:
             self._clock.part_begins(module, args, kwargs)
         calls = self._calls
         if type(output) is not Tensor or not grad_enabled() or current_graph_task() != -1:
@@ -251,9 +251,12 @@ class OutputRewriter:
         new = output
         if rewriter.acts_on_value:
             new = rewriter.change_value(output, calls.note(number), module.training, again=False)
-        if kwargs or any([new is each or type(each) is not Tensor for each in args]):  # noqa: C419  # the quicker
-            return rewriter.watch(new, module.training, branches=is_among(new, (args, kwargs)), inputs=inputs)
-        return rewriter.watch(new, module.training, inputs=inputs)
+        branches = bool(kwargs) and is_among(new, (args, kwargs))
+        for each in () if kwargs else args:
+            if new is each or type(each) is not Tensor:
+                branches = is_among(new, args)
+                break
+        return rewriter.watch(new, module.training, branches=branches, inputs=inputs)
 
     def begin_compiled_call(self, trains: bool, training: bool) -> RewrittenCompiledCall | None:
         """Begin a call that compiled code makes."""

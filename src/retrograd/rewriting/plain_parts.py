@@ -13,6 +13,7 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
+from retrograd.hooks.checkpoints import parts_running
 from retrograd.hooks.distributed import (
     PlainPlacements,
     PlainShare,
@@ -61,6 +62,10 @@ class PlainParts:
             known: what this has told of the site before.
             is_placed: whether it has told anything.
 
+        Raises:
+            CannotRewriteError: nothing says whether it is a part, and it will be computed again with grad, where that
+                is known: the rule would do something else the second time.
+
         Warns:
             UserWarning: once, where it may be a part and nothing says of what.
         """
@@ -75,6 +80,8 @@ class PlainParts:
         if is_placed and known is None:
             return None
         placement = self._placements.place(tensor)
+        if placement is None and parts_running():
+            raise _refuse_unknown(site)
         if placement is None:
             self._notices.warn_once(
                 "unplaced",
@@ -90,6 +97,15 @@ class PlainParts:
                 "parallelize_module).",
             )
         return None
+
+
+def _refuse_unknown(site: str) -> CannotRewriteError:
+    return CannotRewriteError(
+        f"A rule at {site} needs the whole tensor, and it is not known whether this is one.",
+        repair="use `checkpoint(…, use_reentrant=False)`; or hand the tensor on as a DTensor (`use_local_output=False` "
+        "in the plan of parallelize_module).",
+        reason="a reentrant checkpoint computes it without grad first, and other processes share the forward.",
+    )
 
 
 def refuse_part(site: str) -> CannotRewriteError:

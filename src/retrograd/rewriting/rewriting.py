@@ -255,7 +255,7 @@ class Rewriting:
         if self._joint is not None:
             self._joint.attach()
             self._joint.pass_begins()
-        self._factory.views.check(forgets=self.clock.is_outside)
+        self._factory.views.check(forgets=self.clock.here.depth == 0)
 
     def backward_ends(self, failed: bool) -> None:
         """End the pass."""

@@ -99,7 +99,7 @@ class RewriterFactory:
 
     def watch_view(self, site: str, tensor: Tensor) -> None:
         """Watch a tensor whose gradient would be lost if it were written into."""
-        self.views.watch(self.clock.serial, site, tensor)
+        self.views.watch(self.clock.here.serial, site, tensor)
 
 
 class SiteRewriter:
@@ -191,7 +191,7 @@ class SiteRewriter:
             if share is not None and not share.keeps_gradient:
                 raise refuse_part(self.name)
         node = tensor.grad_fn
-        guard = self._clock.guard
+        guard = self._clock.here.guard
         if branches or node is None:
             if node is not None:
                 guard.saw(node)
@@ -238,7 +238,8 @@ class SiteRewriter:
         chain = self._gradient
         if gradient is None or chain is None or not self._factory.is_active:
             return None
-        scale, training = self._clock.scale, self._training if training is None else training
+        training = self._training if training is None else training
+        scale = self._clock.scale if self._clock.is_scaling else None
         if scale is not None:
             return chain.change_scaled(gradient, scale, self._call, training, beside, share)
         changed = chain.change(gradient, self._call, training, beside, share)

@@ -77,6 +77,8 @@ def limit_factor(norm: Tensor, limit: Tensor | float) -> Tensor:
     1 where either is NaN, so what is not known clips nothing; 0 where the norm is infinite.
     """
     above = norm > limit
+    if not norm.requires_grad:
+        return torch.where(above, limit / norm, 1)
     return torch.where(above, limit / torch.where(above, norm, 1), 1)
 
 

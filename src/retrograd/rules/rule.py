@@ -157,17 +157,21 @@ def _brief(value: object) -> str:
 
 
 class PlainRule(Rule):
-    """A function as a rule."""
+    """A function as a rule.
+
+    Attributes:
+        change: the function.
+    """
 
     def __init__(self, change: Change) -> None:
         super().__init__()
-        self._change = change
+        self.change = change
 
     def __call__(self, value: Tensor, state: SiteState) -> Tensor | None:
-        return self._change(value, state)
+        return self.change(value, state)
 
     def __repr__(self) -> str:
-        return str(getattr(self._change, "__qualname__", type(self._change).__qualname__))  # without an address
+        return str(getattr(self.change, "__qualname__", type(self.change).__qualname__))  # without an address
 
 
 def as_rule(given: Rule | Change) -> Rule:

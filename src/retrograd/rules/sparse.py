@@ -20,7 +20,7 @@ def is_packed(value: Tensor) -> bool:
 
 def on_values(value: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Change all elements by a function that leaves zero as it is: of a sparse tensor only those that are stored."""
-    if not is_sparse(value):
+    if value.layout is not torch.sparse_coo:
         return change(value)
     value = value.coalesce()
     return torch.sparse_coo_tensor(

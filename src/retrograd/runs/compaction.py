@@ -17,31 +17,22 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from retrograd.addresses import is_remote
 from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import RunWriteError
-from retrograd.files import remove_unfinished, write_json, write_whole
+from retrograd.files import remove_unfinished, write_json
+from retrograd.history.arrays import read_numbers, to_numbers, view_numbers
+from retrograd.history.cells import MOMENT, IntArray, MergedTable, cell_of, locate, number_moments, split_moments
 from retrograd.history.copies import CopyWatch
+from retrograd.history.histograms import Histograms
 from retrograd.history.rows import ROW_TYPES, Columns, Part
 from retrograd.history.table import build_table
-from retrograd.history.windows import (
-    MOMENT,
-    Histograms,
-    IntArray,
-    LongRows,
-    MergedTable,
-    cell_of,
-    locate,
-    number_moments,
-    read_once,
-    split_moments,
-)
+from retrograd.history.windows import LongRows, read_once
 from retrograd.randomness import random_kept
 from retrograd.runs.layout import LOCK, MANIFEST, MERGED, Span, list_merged_parts, list_parts
 from retrograd.runs.lock import Lock
-from retrograd.runs.parts import count_rows, parquet_options, read_part
+from retrograd.runs.parts import count_rows, read_part, write_part
 from retrograd.runs.reader import Given, Run, open_run, read_run
 
 T = TypeVar("T")
@@ -327,10 +318,9 @@ def _write(path: Path, table: pa.Table) -> None:
     """Write a part whose rows are sorted by site, each site's by step, in the order in which they were."""
     column = table["site"].combine_chunks()
     column = column if isinstance(column, pa.DictionaryArray) else column.chunk(0)
-    order = np.lexsort((table["step"].to_numpy(), column.indices.to_numpy(zero_copy_only=False)))
-    ordered = table.take(pa.array(order)).combine_chunks()
-    with write_whole(path) as file:
-        pq.write_table(ordered, file, row_group_size=ROWS_OF_A_GROUP, **parquet_options(ordered.schema))
+    order = np.lexsort((read_numbers(table["step"]), view_numbers(column.indices)))
+    ordered = table.take(to_numbers(order)).combine_chunks()
+    write_part(path, ordered, ROWS_OF_A_GROUP)
 
 
 def _show(
@@ -352,4 +342,4 @@ def _show(
 
 
 def _count_steps(table: pa.Table) -> int:
-    return len(np.unique(table["step"].to_numpy()))
+    return len(np.unique(read_numbers(table["step"])))

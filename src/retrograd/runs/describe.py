@@ -132,6 +132,10 @@ faults, its exception, or rows from the step on at which no rank above it could 
 statistics tell in their metadata, under `retrograd.ledger`, whose contributions are in them and in those before;
 readers need it not.
 
+All part files of statistics tell in their metadata which rows they have, so that opening a run reads none:
+`retrograd.steps` the steps of each phase, `retrograd.sites` the sites. Other readers need neither, and need not write
+them: what a file does not tell, or tells of other rows than it has, is read from the rows.
+
 ## placements.json
 
 There is one where several processes know of each other. `sites` tells for each site, by its name in this rank's
@@ -175,7 +179,9 @@ What lies there is the same, file by file. What differs:
 - A process writes every thirty seconds, not every two, and loses that much when it is killed. A flush is some three
   requests to look and up to five to put (rows, events, `rank.json`, its claim, the manifest); of 32 flushes the small
   parts are read, merged and removed. One rank makes some 600 puts an hour. What cannot be written, since the store
-  does not answer, waits in memory (256 MB) and is tried again; training never waits for it.
+  does not answer, waits in memory (256 MB) and is tried again; training never waits for it. The end of a recording
+  waits for a store that hangs, for a minute at most, and says so; one that refuses is tried four times within some two
+  seconds, besides what its client takes to try again.
 - There are no locks. A process claims its rank's folder by an object `.lock`, put on the condition that there is none,
   where the store can do that: `nonce`, `place`, `pid`, `written`, `is_released`. It is written again with each flush.
   Another writer of that rank is refused while it is less than two minutes old, unless its process is known to be gone

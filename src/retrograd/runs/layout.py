@@ -33,6 +33,9 @@ FINDINGS = "findings.jsonl"
 PARENT = Path("runs")
 """Where runs are recorded that were given no folder."""
 
+PAUSE = 2.0
+"""Seconds between two parts that are written, and between two looks at them."""
+
 _PART = re.compile(r"part-(?P<first>\d{8,})-(?P<last>\d{8,})\.parquet")
 _SHARD = re.compile(r"shard-(?P<number>\d{8,})\.safetensors")
 _RANK = re.compile(r"rank(?P<rank>\d{5,})(?P<extra>\.p\d+)?")

@@ -30,15 +30,19 @@ _REMEMBERED = 64
 class Ledger:
     """A set of units.
 
-    Of each rank the first number that is missing is held, and those in after it: numbers come nearly in order. Of late
-    steps it is known besides which ranks are in.
+    Of each rank the first number that is missing is held, and, where there are gaps, those in after it: numbers come
+    nearly in order. Of late steps it is known besides which ranks are in.
 
     Args:
         sessions: what tells the processes that merge from others that have written the same folder before.
+
+    Attributes:
+        forgotten: the last step of which it is known no more which ranks are in; −1 for none.
     """
 
     def __init__(self, sessions: Iterable[str] = ()) -> None:
         self.sessions = set(sessions)
+        self.forgotten = -1
         self._next: dict[int, int] = {}
         self._beyond: dict[int, set[int]] = {}
         self._ranks: dict[tuple[int, int], set[int]] = {}
@@ -49,17 +53,23 @@ class Ledger:
     def add(self, units: Iterable[Unit]) -> None:
         """Put units in."""
         for unit in units:
-            self._beyond.setdefault(unit.rank, set()).add(unit.number)
-            self._close_gaps(unit.rank)
+            if unit.number == self._next.get(unit.rank, 0):
+                self._next[unit.rank] = unit.number + 1
+                self._close_gaps(unit.rank)
+            elif unit not in self:
+                self._beyond.setdefault(unit.rank, set()).add(unit.number)
             self._ranks.setdefault((unit.step, unit.turn), set()).add(unit.rank)
         self._forget()
 
     def update(self, other: Ledger) -> None:
         """Put in all of another one."""
         self.sessions |= other.sessions
-        for rank in {*other._next, *other._beyond}:
-            self._next[rank] = max(self._next.get(rank, 0), other._next.get(rank, 0))
-            self._beyond.setdefault(rank, set()).update(other._beyond.get(rank, ()))
+        self.forgotten = max(self.forgotten, other.forgotten)
+        for rank, first in other._next.items():
+            self._next[rank] = max(self._next.get(rank, 0), first)
+        for rank, numbers in other._beyond.items():
+            self._beyond.setdefault(rank, set()).update(numbers)
+        for rank in list(self._beyond):
             self._close_gaps(rank)
         for when, ranks in other._ranks.items():
             self._ranks.setdefault(when, set()).update(ranks)
@@ -86,7 +96,8 @@ class Ledger:
             if rank in self._next or rank in self._beyond
         }
         steps = [] if ranks is not None else [[*when, *_pack(found)] for when, found in self._ranks.items()]
-        return {"sessions": sorted(self.sessions), "numbers": numbers, "steps": steps}
+        told = {"sessions": sorted(self.sessions), "numbers": numbers, "steps": steps}
+        return told if self.forgotten < 0 or ranks is not None else {**told, "forgotten": self.forgotten}
 
     @classmethod
     def read(cls, told: Any) -> Ledger:
@@ -97,27 +108,33 @@ class Ledger:
         """
         check_kinds({"told": told}, {"told": dict[str, Any]})
         kinds = {"sessions": list[str], "numbers": dict[str, list[int]], "steps": list[list[int]]}
-        check_kinds({**dict.fromkeys(kinds), **told}, kinds)
+        check_kinds({**dict.fromkeys(kinds), **told}, {**kinds, "forgotten": int})
         ledger = cls(told["sessions"])
+        ledger.forgotten = told.get("forgotten", -1)
         for rank, (first, *beyond) in told["numbers"].items():
-            ledger._next[int(rank)], ledger._beyond[int(rank)] = first, set(beyond)
+            ledger._next[int(rank)] = first
+            if beyond:
+                ledger._beyond[int(rank)] = set(beyond)
         for step, turn, *spans in told["steps"]:
             ledger._ranks[step, turn] = set(_unpack(spans))
         return ledger
 
     def _close_gaps(self, rank: int) -> None:
-        first, beyond = self._next.get(rank, 0), self._beyond[rank]
+        beyond = self._beyond.pop(rank, None)
+        if beyond is None:
+            return
+        first = self._next.get(rank, 0)
         while first in beyond:
-            beyond.discard(first)
             first += 1
         self._next[rank] = first
-        if beyond and min(beyond) < first:
-            self._beyond[rank] = {number for number in beyond if number > first}
+        if left := {number for number in beyond if number > first}:
+            self._beyond[rank] = left
 
     def _forget(self) -> None:
         if len(self._ranks) > 2 * _REMEMBERED:
             for when in sorted(self._ranks)[:-_REMEMBERED]:
                 del self._ranks[when]
+                self.forgotten = max(self.forgotten, when[0])
 
 
 def _pack(ranks: Collection[int]) -> list[int]:

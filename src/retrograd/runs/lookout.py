@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable
 
 from retrograd.notices import warn, warnings_kept
-
-PAUSE = 2.0
-"""Seconds between two looks, at least: parts are written as often."""
+from retrograd.runs.layout import PAUSE
 
 SHARE = 0.1
 """Of the time of one processor, what looks may take: after a dear one the pause is longer."""
@@ -47,6 +45,11 @@ class Lookout:
     def is_over(self) -> bool:
         """True once the last look was taken."""
         return not self._thread.is_alive()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the last look, which somebody else may ask for; ``timeout`` seconds at most."""
+        if os.getpid() == self._process:  # a fork has no such thread
+            self._thread.join(timeout)
 
     def stop(self) -> None:
         """Take the last look soon; returns at once."""

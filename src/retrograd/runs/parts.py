@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ from retrograd.errors import DamagedRunError, RunError
 from retrograd.files import remove_unfinished, write_whole
 from retrograd.foreign.tables import check_table
 from retrograd.foreign.text import expect_file
+from retrograd.history.arrays import read_numbers
+from retrograd.history.table import filter_rows
 from retrograd.runs.layout import Span, list_merged_parts, list_parts
+from retrograd.runs.part_outline import PartOutline
 
 _CODED = frozenset({"phase", "site", "kind", "name"})
 _REPETITIVE = frozenset({"scale", "reference"})
@@ -92,7 +95,7 @@ class PartFolder:
             if _read_step_limits(path)[1] < first_step:
                 continue
             table = read_part(path)
-            kept = table.filter(pc.less(table["step"], first_step))
+            kept = filter_rows(table, read_numbers(table["step"]) < first_step)
             if kept.num_rows:
                 write_part(path, kept)
             else:
@@ -120,14 +123,29 @@ class PartFolder:
         return self.folder / span.file_name
 
 
-def write_part(path: Path, table: pa.Table) -> None:
-    """Write a table as one Parquet file of one row group, with the metadata of the table."""
-    with (
-        write_whole(path) as file,
-        pq.ParquetWriter(file, table.schema, **parquet_options(table.schema)) as writer,
-    ):
-        writer.write_table(table, row_group_size=max(table.num_rows, 1))
-        writer.add_key_value_metadata(table.schema.metadata or {})
+def write_part(path: Path, table: pa.Table, rows_a_group: int | None = None) -> None:
+    """Write a table as one Parquet file, of one row group if nothing else is said, with the metadata of the table."""
+    n = max(table.num_rows, 1) if rows_a_group is None else rows_a_group
+    groups = (table.slice(start, n) for start in range(0, max(table.num_rows, 1), n))
+    write_groups(path, table.schema, groups, table.schema.metadata or {})
+
+
+def write_groups(path: Path, schema: pa.Schema, groups: Iterable[pa.Table], told: Mapping[bytes, bytes]) -> None:
+    """Write tables as the row groups of one Parquet file.
+
+    Args:
+        path: of the file, which appears whole.
+        schema: that of all of them.
+        groups: the tables.
+        told: its metadata. Those of statistics tell their outline besides.
+    """
+    outline = PartOutline() if "site" in schema.names else None
+    with write_whole(path) as file, pq.ParquetWriter(file, schema, **parquet_options(schema)) as writer:
+        for group in groups:
+            writer.write_table(group, row_group_size=max(group.num_rows, 1))
+            if outline is not None:
+                outline.add(group)
+        writer.add_key_value_metadata({**told, **({} if outline is None else outline.tell())})
 
 
 def count_rows(path: Path) -> int:
@@ -262,14 +280,10 @@ def _level(span: Span) -> int:
 
 
 def _merge_files(paths: Sequence[Path], merged: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        files = [PartFile(path).open() for path in paths]
-        schema = pa.unify_schemas([file.schema_arrow for file in files])
-        target = stack.enter_context(write_whole(merged))
-        writer = stack.enter_context(pq.ParquetWriter(target, schema, **parquet_options(schema)))
-        for group in _regroup(files):
-            writer.write_table(group.cast(schema))
-        writer.add_key_value_metadata(files[-1].metadata.metadata or {})  # what the last part told holds for all
+    files = [PartFile(path).open() for path in paths]
+    schema = pa.unify_schemas([file.schema_arrow for file in files])
+    told = files[-1].metadata.metadata or {}  # what the last part told holds for all
+    write_groups(merged, schema, (group.cast(schema) for group in _regroup(files)), told)
 
 
 def _regroup(files: Sequence[pq.ParquetFile]) -> Iterator[pa.Table]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from retrograd.amounts import count_of, list_names
 from retrograd.history.kept import count_bytes
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.statistics.row import ROW
@@ -36,8 +37,8 @@ class Unwritten:
         return told | ({"files": self.files} if self.files else {})
 
     def __str__(self) -> str:
-        files = f", and {self.files} files" if self.files else ""
-        return f"{self.rows:,} rows, {self.events:,} events and {self.tensors:,} tensors{files}"
+        counts = {"row": self.rows, "event": self.events, "tensor": self.tensors, "file": self.files}
+        return list_names([count_of(count, one) for one, count in counts.items() if count])
 
 
 @dataclass(slots=True)
@@ -57,34 +58,52 @@ class Load:
         return bool(self.batches or self.events or self.tensors)
 
 
+@dataclass(slots=True)
+class Room:
+    """Bytes that may wait, and those that do; one thing that is larger waits alone."""
+
+    most: int
+    taken: int = 0
+
+    def take(self, size: int) -> bool:
+        """Take so many bytes; False if there is no room for them."""
+        if self.taken and self.taken + size > self.most:
+            return False
+        self.taken += size
+        return True
+
+
 class WriteQueue:
     """Items on their way to the writer thread.
 
+    Tensors have a bound of their own: a policy that held them for long hands them over all at once, and rows shall not
+    be lost for it.
+
     Args:
-        max_bytes: what may wait at most; an item that finds the queue full is lost, and counted.
+        max_bytes: what may wait at most, besides tensors; an item that finds the queue full is lost, and counted.
+        max_tensor_bytes: the same for tensors; by default as much again.
 
     Attributes:
         added: how many items were ever added.
         lost: what found the queue full.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int, max_tensor_bytes: int | None = None) -> None:
         self.added = 0
         self.lost = Unwritten()
         self._items: list[RowBatch | Event | KeptTensor] = []
-        self._waiting = 0
+        self._rows = Room(max_bytes)
+        self._tensors = Room(max_bytes if max_tensor_bytes is None else max_tensor_bytes)
+        self._wake_bytes = max_bytes // 2
         self._lock = threading.Lock()
 
     def add(self, *items: RowBatch | Event | KeptTensor) -> bool:
-        """Add items, which are taken together; False if they are lost because too much is waiting."""
-        size = sum(_BYTES_AN_ITEM + _count_item(item) for item in items)
+        """Add items of one kind, which are taken together; False if they are lost because too much is waiting."""
         with self._lock:
-            if self._waiting and self._waiting + size > self.max_bytes:
+            if not self._room(items[0]).take(sum(map(_count_item, items))):
                 for item in items:
                     self._count_lost(item)
                 return False
-            self._waiting += size
             self._items += items
             self.added += len(items)
             return True
@@ -92,12 +111,13 @@ class WriteQueue:
     @property
     def is_half_full(self) -> bool:
         """True if it is time to write."""
-        return self._waiting > self.max_bytes // 2
+        return max(self._rows.taken, self._tensors.taken) > self._wake_bytes
 
     def take(self) -> Load:
         """All that waits. It is no longer counted as waiting from here on."""
         with self._lock:
-            items, self._items, self._waiting = self._items, [], 0
+            items, self._items = self._items, []
+            self._rows.taken = self._tensors.taken = 0
         load = Load()
         for item in items:
             if isinstance(item, RowBatch):
@@ -113,18 +133,19 @@ class WriteQueue:
         with self._lock:
             back: list[RowBatch | Event | KeptTensor] = []
             for item in load.items:
-                size = _BYTES_AN_ITEM + _count_item(item)
-                if self._waiting and self._waiting + size > self.max_bytes:
-                    self._count_lost(item)
-                else:
-                    self._waiting += size
+                if self._room(item).take(_count_item(item)):
                     back.append(item)
+                else:
+                    self._count_lost(item)
             self._items[:0] = back
 
     def give_up(self) -> None:
         """Count all that still waits as lost."""
         for item in self.take().items:
             self._count_lost(item)
+
+    def _room(self, item: RowBatch | Event | KeptTensor) -> Room:
+        return self._tensors if isinstance(item, KeptTensor) else self._rows
 
     def _count_lost(self, item: RowBatch | Event | KeptTensor) -> None:
         if isinstance(item, RowBatch):
@@ -142,5 +163,5 @@ def count_rows(batch: RowBatch) -> int:
 
 def _count_item(item: RowBatch | Event | KeptTensor) -> int:
     if isinstance(item, RowBatch):
-        return len(item.rows) + len(item.bins)
-    return count_bytes(item) if isinstance(item, KeptTensor) else 0
+        return _BYTES_AN_ITEM + len(item.rows) + len(item.bins)
+    return _BYTES_AN_ITEM + (count_bytes(item) if isinstance(item, KeptTensor) else 0)

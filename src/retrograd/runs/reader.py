@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from retrograd.addresses import is_remote, open_folder, reaching
+from retrograd.addresses import is_remote, list_anew, open_folder, reaching, remembering
 from retrograd.amounts import count_of
 from retrograd.drawings import drawn_by
 from retrograd.errors import DamagedRunError, NotARunError, NothingRecordedError
 from retrograd.foreign.text import check_kinds, read_json
+from retrograd.history.ahead import read_each
+from retrograd.history.arrays import to_coded_texts
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event
@@ -34,7 +37,8 @@ from retrograd.runs.layout import (
 )
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
-from retrograd.runs.parts import explain_damage, read_part
+from retrograd.runs.part_outline import SiteLists
+from retrograd.runs.parts import PartFile, explain_damage, read_part
 from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
 from retrograd.runs.stored import OpenFiles, StoredRows, StoredTensors
 
@@ -88,11 +92,12 @@ class Run:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = remembering(path)
         self.history = History()
         self._parts: dict[PartKey, StoredRows] = {}
         self._event_parts: dict[PartKey, pa.Table] = {}
         self._names = SiteNames()
+        self._lists = SiteLists(self._names.code_of)
         self._files = OpenFiles()
         self.refresh()
 
@@ -129,9 +134,11 @@ class Run:
         raise DamagedRunError(f"Files of {str(self.path)!r} keep vanishing.", repair="try again.")
 
     def _load(self) -> None:
+        list_anew(self.path)
         folders = find_rank_folders(self.path)
         self.manifest = _load_manifest(self.path)
-        self.ranks = [_load_rank(folder) for folder in folders]
+        loaded = read_each((partial(_load_rank, folder) for folder in folders), is_far=is_remote(self.path))
+        self.ranks = list(loaded)
         of_history = folders if len(folders) == 1 else [folder for folder in folders if not is_extra(folder.name)]
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
         ranks = dict(sorted(ranks.items()))
@@ -169,12 +176,14 @@ class Run:
         """Open part files that are new, and let go of those that are gone."""
         for name in self.manifest.get("sites", ()) if 0 in placements else ():
             self._names.code_of.setdefault(placements[0].rename(name), len(self._names))
+        listed = [(_key_of(path, placements[rank]), rank, path) for rank, path in self.list_statistics(ranks)]
+        new = (partial(PartFile, path) for key, _, path in listed if key not in self._parts)
+        files = read_each(new, is_far=is_remote(self.path))
         opened = {}
-        for rank, path in self.list_statistics(ranks):
-            key = _key_of(path, placements[rank])
+        for key, rank, path in listed:
             renaming = Placements() if self.is_compacted else placements[rank]  # names are those of the history already
             known = self._parts.get(key)
-            opened[key] = known or StoredRows(path, self._names, rank, renaming.rename, self._files)
+            opened[key] = known or StoredRows(path, next(files), self._lists, rank, renaming.rename, self._files)
         self._parts = opened
         self._files.keep_only(opened.values())
 
@@ -182,12 +191,16 @@ class Run:
         """Read part files of events that are new, by the names that sites have in the history."""
         kept: dict[PartKey, pa.Table] = {}
         self._events = {}
-        for rank, folder in ranks.items():
-            own = {_key_of(path, placements[rank]): path for _, path in list_parts(folder / EVENTS)}
-            for key, path in own.items():
-                known = self._event_parts.get(key)
-                kept[key] = _rename_events(_read_events(path), placements[rank]) if known is None else known
-            self._events[rank] = _join([kept[key] for key in own])
+        own = {
+            rank: {_key_of(path, placements[rank]): path for _, path in list_parts(folder / EVENTS)}
+            for rank, folder in ranks.items()
+        }
+        new = [(rank, key, path) for rank in own for key, path in own[rank].items() if key not in self._event_parts]
+        tables = read_each((partial(_read_events, path) for *_, path in new), is_far=is_remote(self.path))
+        read = {key: _rename_events(next(tables), placements[rank]) for rank, key, _ in new}
+        for rank, keys in own.items():
+            kept |= {key: self._event_parts[key] if key in self._event_parts else read[key] for key in keys}
+            self._events[rank] = _join([kept[key] for key in keys])
         self._event_parts = kept
 
 
@@ -207,13 +220,14 @@ def _rename_events(events: pa.Table, placements: Placements) -> pa.Table:
     if not placements.stages:
         return events
     names = [placements.rename(name) if ":" in name else name for name in events["name"].to_pylist()]
-    column = pa.array(names, pa.string()).cast(EVENT_SCHEMA.field("name").type)
+    column = to_coded_texts(names)
     return events.set_column(EVENT_SCHEMA.get_field_index("name"), EVENT_SCHEMA.field("name"), column)
 
 
 def _read_events(path: Path) -> pa.Table:
     with explain_damage(path):
-        events = read_part(path, EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
+        events = read_part(path, EVENT_SCHEMA.names)
+        events = events if events.schema.equals(EVENT_SCHEMA) else events.cast(EVENT_SCHEMA)
         if empty := [name for name in events.column_names if events[name].null_count]:
             raise ValueError(f"{empty[0]!r} of an event is missing")
         return events

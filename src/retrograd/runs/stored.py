@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,14 +17,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors
 
-from retrograd.addresses import reaching
+from retrograd.addresses import is_remote, reaching
 from retrograd.errors import DamagedRunError, RunUnreachableError
+from retrograd.foreign.text import fits
+from retrograd.history.arrays import read_codes, read_numbers, view_numbers
 from retrograd.history.kept import Kept, unscale
-from retrograd.history.names import SiteNames
+from retrograd.history.outline import IntArray
 from retrograd.history.rows import FIXED_TYPES, Columns, Part, StoredPart
-from retrograd.history.sink import PHASES, Event
-from retrograd.history.table import STATISTICS_NAMES, read_codes, read_numbers, view_numbers
+from retrograd.history.sink import Event
+from retrograd.history.table import STATISTICS_NAMES
 from retrograd.runs.layout import list_shards
+from retrograd.runs.part_outline import (
+    OUTLINED,
+    PHASE_CODES,
+    SITES,
+    STEPS,
+    PartOutline,
+    PartSites,
+    SiteLists,
+    read_runs,
+    renumber,
+)
 from retrograd.runs.parts import PartFile, explain_damage
 from retrograd.runs.placements import Placements
 
@@ -33,15 +45,15 @@ if TYPE_CHECKING:
     import torch
 
 _LARGEST = np.iinfo(np.uint32).max
+_BINS = "bins.list.element"
 _LISTS_AT_ONCE = 1 << 13
 """Histograms that are unpacked at one time, which takes some hundred bytes of each besides what is kept."""
 
 _LATER_COLUMNS = frozenset({"order"})
 """Columns that records have not always had; −1 where they are missing."""
 
-_PHASE_CODES = {str(phase): code for code, phase in enumerate(PHASES)}
-
-_OFTEN_CONSTANT = frozenset({"phase", "micro", "backward", "calls", "nan", "pos_inf", "neg_inf"})
+_NONFINITE = ("nan", "pos_inf", "neg_inf")
+_OFTEN_CONSTANT = frozenset({"phase", "micro", "backward", "calls", *_NONFINITE})
 """Columns whose rows are mostly all the same, which the footer then tells; what it tells of floats leaves NaN out."""
 
 _MOST_GROUPS = 512
@@ -68,27 +80,34 @@ class OpenFiles:
         Raises:
             DamagedRunError: it cannot be read (any more).
         """
-        with self._lock:
-            file = self._files.pop(part, None)
-            if file is not None:
-                self._files[part] = file
-                return file
+        with part.opening:  # another thread may be fetching it
+            with self._lock:
+                file = self._files.pop(part, None)
+                if file is not None:
+                    self._files[part] = file
+                    return file
+            file = self._open(part)
+            self.put(part, file)
+            return file
+
+    def _open(self, part: StoredRows) -> PartFile:
         try:
-            file = PartFile(part.path)
+            return PartFile(part.path)
         except FileNotFoundError as error:
             raise DamagedRunError(
                 f"{str(part.path)!r} is gone.",
                 repair="refresh() the run, or open it again.",
                 reason="the process that writes it has merged it into a larger file, or somebody removed it.",
             ) from error
+
+    def put(self, part: StoredRows, file: PartFile) -> None:
+        """Keep the file of a part open, of which there was none."""
         with self._lock:
-            if part not in self._files:  # else another thread was quicker
-                self._groups += _weigh(file)
-                self._files[part] = file
+            self._groups += _weigh(file)
+            self._files[part] = file
             while self._groups > _MOST_GROUPS and len(self._files) > 1:
                 _, oldest = self._files.popitem(last=False)  # whoever reads it still holds it
                 self._groups -= _weigh(oldest)
-        return file
 
     def keep_only(self, parts: Iterable[StoredRows]) -> None:
         """Forget parts that a run has no more; whoever still reads them opens them again, or is told."""
@@ -110,26 +129,34 @@ class StoredRows(StoredPart):
     one.
 
     Args:
-        path: the file.
-        names: the sites, to which those of this file are added.
+        path: of the file.
+        file: it, open.
+        lists: the sites, to which those of this file are added.
         rank: the rank it is from.
         rename: the name in ``names`` of a site of this file.
         files: where it is opened.
 
     Raises:
         DamagedRunError: it cannot be read; the columns themselves raise it too.
-        FileNotFoundError: it has been merged into another one meanwhile.
     """
 
     def __init__(
-        self, path: Path, names: SiteNames, rank: int, rename: Callable[[str], str], files: OpenFiles | None = None
+        self,
+        path: Path,
+        file: PartFile,
+        lists: SiteLists,
+        rank: int,
+        rename: Callable[[str], str],
+        files: OpenFiles,
     ) -> None:
         self.path = path
+        self.is_far = is_remote(path)
+        self.opening = threading.Lock()
         self.rank = rank
-        self._files = OpenFiles() if files is None else files
+        self._files = files
         self._held: PartFile | None = None
-        self._code_of, self._rename = names.code_of, rename
-        file = self._files.take(self)
+        self._lists, self._rename = lists, rename
+        self._files.put(self, file)
         reader = file.open()
         found = reader.schema_arrow.names
         self._names = [*FIXED_TYPES, *(name for name in found if name not in STATISTICS_NAMES)]
@@ -140,9 +167,10 @@ class StoredRows(StoredPart):
                 raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
             self.count = file.metadata.num_rows
             self._groups = [_describe_group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
-            self.codes = self._find_codes(reader)
             lows, highs = zip(*(group.steps for group in self._groups), strict=True) if self._groups else ((0,), (0,))
             self.step_limits = min(lows), max(highs)
+            self.step_runs, sites = self._outline(file.metadata.metadata or {}, reader)
+            self.codes, self.orders, self._codes_of_groups = sites.codes, sites.orders, sites.of_groups
 
     def hold(self, file: PartFile) -> None:
         """Keep this part's file open as long as the part itself is used."""
@@ -183,28 +211,36 @@ class StoredRows(StoredPart):
         first: int | None = None,
         last: int | None = None,
         codes: npt.NDArray[np.int32] | None = None,
+        *,
+        nonfinite: bool = False,
     ) -> Iterator[Callable[[], Part]]:
         """As of any stored part; a piece is a row group."""
         for number, group in enumerate(self._groups):
             low, high = group.steps
             if (last is not None and low > last) or (first is not None and high < first):
                 continue
+            if nonfinite and not any(group.constants.get(name, 1) for name in _NONFINITE):
+                continue
             own = self._codes_of_groups.get(number)
             if codes is None or own is None or len(np.intersect1d(own, codes, assume_unique=True)):
                 yield partial(self._read_group, number, tuple(names))
 
-    def _find_codes(self, file: pq.ParquetFile) -> npt.NDArray[np.int32]:
-        """Codes of the sites that have rows, without keeping more than a row group's; note groups that lack some."""
-        found = [
-            np.unique(self._read_sites(file.read_row_group(number, columns=["site"], use_threads=False)["site"]))
-            for number in range(file.num_row_groups)
-        ]
-        union = functools.reduce(np.union1d, found, np.empty(0, np.int32)).astype(np.int32)
-        self._codes_of_groups = {number: codes for number, codes in enumerate(found) if len(codes) < len(union)}
-        return union
+    def _outline(self, told: Mapping[bytes, bytes], reader: pq.ParquetFile) -> tuple[dict[int, IntArray], PartSites]:
+        """Steps by phase, and sites: as the footer tells, else as the rows do, read group by group."""
+        groups = [group.count for group in self._groups]
+        if STEPS in told and SITES in told:
+            runs = read_runs(told[STEPS], groups, self.step_limits)
+            if runs is not None:
+                return runs, self._lists.read(told[SITES], self.rank, self._rename, len(groups))
+        outline = PartOutline()
+        for number in range(len(groups)):
+            columns = [name for name in OUTLINED if name != "order" or self._has_order]
+            outline.add(reader.read_row_group(number, columns=columns, use_threads=False))
+        names = [self._rename(name) for name in outline.code_of]
+        return outline.list_runs(), renumber(names, outline.list_sites(), self._lists.code_of)
 
     def _read_sites(self, column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
-        return read_codes(column, self._code_of, self._rename)
+        return read_codes(column, self._lists.code_of, self._rename)
 
     def _read_group(self, number: int, names: Sequence[str]) -> Columns:
         group = self._groups[number]
@@ -212,9 +248,9 @@ class StoredRows(StoredPart):
         stored = ["bins" if name == "bin_count" else name for name in names if name not in constant and name != "rank"]
         stored = list(dict.fromkeys(name for name in stored if name != "order" or self._has_order))
         with explain_damage(self.path):
-            file = self._held or self._files.take(self)
             plain = [name for name in stored if name != "bins"]
-            table = file.open().read_row_group(number, columns=plain, use_threads=False) if plain else None
+            reader = (self._held or self._files.take(self)).open() if stored else None
+            table = reader.read_row_group(number, columns=plain, use_threads=False) if reader and plain else None
             columns: Columns = {}
             for name in names:
                 if name in constant or name == "rank" or (name == "order" and not self._has_order):
@@ -222,8 +258,8 @@ class StoredRows(StoredPart):
                     columns[name] = np.broadcast_to(np.array(value, FIXED_TYPES[name]), group.count)
                 elif name not in ("bins", "bin_count") and table is not None:
                     columns[name] = self._convert(name, table[name])
-            if "bins" in stored:
-                columns["bin_count"], columns["bins"] = _read_bins(file.open(), number)
+            if reader and "bins" in stored:
+                columns["bin_count"], columns["bins"] = _read_bins(reader, number, group.are_bins_small)
             if any(len(column) != group.count for name, column in columns.items() if name != "bins"):
                 raise ValueError(f"columns of row group {number} differ in length")
             return columns
@@ -234,44 +270,65 @@ class StoredRows(StoredPart):
         if name in _LATER_COLUMNS:  # rows from before may have been merged with later ones
             column = column.fill_null(-1) if column.null_count else column
         if name == "phase":
-            return read_codes(column, dict(_PHASE_CODES)).astype(np.uint8)
+            return read_codes(column, dict(PHASE_CODES)).astype(np.uint8)
         return read_numbers(column)
 
 
 @dataclass(frozen=True, slots=True)
 class _RowGroup:
-    """A row group, as its footer tells: rows, first and last step, and columns of which all rows are the same."""
+    """A row group, as its footer tells.
+
+    Attributes:
+        count: of its rows.
+        steps: the first and the last.
+        constants: columns of which all rows are the same.
+        are_bins_small: no entry of a histogram has more than 32 bits.
+    """
 
     count: int
     steps: tuple[int, int]
     constants: dict[str, int]
+    are_bins_small: bool
 
 
 def _describe_group(group: pq.RowGroupMetaData) -> _RowGroup:
-    steps, constants = (np.iinfo(np.int64).min, np.iinfo(np.int64).max), {}
+    steps, constants, are_bins_small = (np.iinfo(np.int64).min, np.iinfo(np.int64).max), {}, False
     for number in range(group.num_columns):
         column = group.column(number)
         name = column.path_in_schema
-        if name == "step" or name in _OFTEN_CONSTANT:
+        if name in ("step", _BINS) or name in _OFTEN_CONSTANT:
             limits = column.statistics
             if limits is None or not limits.has_min_max or limits.null_count:
                 continue
+            low, high = _check_limits(name, limits.min, limits.max)
             if name == "step":
-                steps = limits.min, limits.max
-            elif limits.min == limits.max:
-                value = limits.min
-                constants[name] = _PHASE_CODES[str(value)] if name == "phase" else value
-    return _RowGroup(group.num_rows, steps, constants)
+                steps = low, high
+            elif name == _BINS:
+                are_bins_small = low >= 0 and high <= _LARGEST
+            elif low == high:
+                constants[name] = PHASE_CODES[low] if name == "phase" else low
+    return _RowGroup(group.num_rows, steps, constants, are_bins_small)
 
 
-def _read_bins(file: pq.ParquetFile, number: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+def _check_limits(name: str, low: Any, high: Any) -> tuple[Any, Any]:
+    """The smallest and the largest value of a column, which somebody may have told of another kind.
+
+    Raises:
+        ValueError: they are.
+    """
+    if not fits(low, str if name == "phase" else int):
+        raise ValueError(f"column {name!r} holds {low!r}")
+    return low, high
+
+
+def _read_bins(file: pq.ParquetFile, number: int, are_small: bool) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
     """Lengths and values of the lists of a row group, in as few bytes as they need: there are many of them."""
     lengths, values = [np.empty(0, np.int32)], [np.empty(0, np.uint32)]
     for batch in file.iter_batches(_LISTS_AT_ONCE, [number], ["bins"], use_threads=False):
         lists = batch.column(0)
         lengths.append(view_numbers(lists.value_lengths()))
         flat = view_numbers(lists.flatten())
-        values.append(flat.astype(np.uint32) if flat.max(initial=0) <= _LARGEST else flat)
+        values.append(flat.astype(np.uint32) if are_small else flat)
     counts = np.concatenate(lengths)
     if counts.dtype.kind != "i" or (counts < 0).any():  # lists that are missing have no length
         raise ValueError("'bins' has rows without a list")

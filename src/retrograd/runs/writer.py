@@ -23,7 +23,7 @@ from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.notices import Notices, warnings_kept
 from retrograd.runs.claim import BEAT_SECONDS
 from retrograd.runs.ending import describe_exception, find_exception
-from retrograd.runs.layout import MANIFEST
+from retrograd.runs.layout import MANIFEST, PAUSE
 from retrograd.runs.ledger import Ledger
 from retrograd.runs.manifest import Manifest
 from retrograd.runs.queue import Load, Unwritten, WriteQueue, count_rows
@@ -31,10 +31,10 @@ from retrograd.runs.rank_folder import RankFolder
 from retrograd.runs.ranks import RankClaim
 
 _LAST_WORDS_SECONDS = 60.0
+"""How long the end waits for a store; a disk it waits for as long as that takes."""
 _LAST_PAUSES = (0.1, 0.4, 1.0)
 """Seconds between what is tried at the end, when a disk does not take what is left."""
 _LONGEST_PAUSE = 10.0
-_FLUSH_SECONDS = 2.0
 _REMOTE_SECONDS = BEAT_SECONDS
 """Each request to a store costs money and some 50 ms, and a claim must not grow old in between."""
 
@@ -58,7 +58,7 @@ class RunWriter:
         join: the folder was made for all processes of this launch, so others may have written to it.
         tensor_budget: bytes that tensor files may take, never passed.
         flush_seconds: how often to write; every two seconds by default, and every thirty into object storage.
-        queue_bytes: what may wait to be written.
+        queue_bytes: what may wait to be written, besides tensors: of these, as much as files may take.
 
     Attributes:
         next_step: where it begins: ``step``, else one more than the last step that is recorded.
@@ -81,8 +81,8 @@ class RunWriter:
         queue_bytes: int = 256 << 20,
     ) -> None:
         self.path = open_folder(path)
-        self.flush_seconds = flush_seconds or (_REMOTE_SECONDS if is_remote(self.path) else _FLUSH_SECONDS)
-        self._queue = WriteQueue(queue_bytes)
+        self.flush_seconds = flush_seconds or (_REMOTE_SECONDS if is_remote(self.path) else PAUSE)
+        self._queue = WriteQueue(queue_bytes, max(queue_bytes, tensor_budget))
         self._lost = Unwritten()
         self._notices = Notices()
         self._claim = RankClaim(self.path, resume=resume, join=join)
@@ -107,6 +107,8 @@ class RunWriter:
             raise
         self.next_step = self._folder.next_step if step is None else step
         self._is_open = True
+        self._status = "running"
+        self._has_ended = False
         self._failures = 0
         self._files: dict[str, Callable[[BinaryIO], None]] = {}
         self._writing = threading.Lock()
@@ -169,21 +171,24 @@ class RunWriter:
             self._write_all(is_paused=True)
 
     def close(self, status: str = "finished") -> None:
-        """Write all that was added, and end. Calling it twice is harmless."""
+        """Write all that was added, and end. Calling it twice is harmless.
+
+        A store that does not answer is waited for a minute, and then left to the thread that asks it.
+        """
         if not self._is_open:
             return
+        self._status = status
         self._is_open = False
         atexit.unregister(self._close_at_exit)
         self._closing.set()
         self._wake.set()
-        self._thread.join(_LAST_WORDS_SECONDS)
-        for pause in _LAST_PAUSES:
-            if self._write_all(is_paused=True, status=status):
-                break
-            time.sleep(pause)
-        else:
-            self._write_all(is_paused=True, status=status, is_last=True)
-        self._claim.release()
+        self._thread.join(_LAST_WORDS_SECONDS if is_remote(self.path) else None)
+        if self._thread.is_alive():
+            text = f"{self.path} has not answered for {_LAST_WORDS_SECONDS:.0f} seconds at the end of the recording."
+            self._notices.warn_once("end", f"{text} What it has not taken until the program ends is lost.")
+            return
+        if not self._has_ended:  # the thread has died of something that nobody has thought of
+            self._write_last()
         if self.lost:
             self._notices.warn_once("lost", f"{self.lost} were not written to {self.path}.")
 
@@ -219,7 +224,19 @@ class RunWriter:
             self._wake.clear()
             if self._failures:  # and what is more than half full does not ask a full disk at once again
                 self._closing.wait(min(self.flush_seconds * 2 ** min(self._failures, 8), _LONGEST_PAUSE))
-            self._write_all(is_paused=False)
+            if self._is_open:
+                self._write_all(is_paused=False)
+        self._write_last()
+
+    def _write_last(self) -> None:
+        for pause in _LAST_PAUSES:
+            if self._write_all(is_paused=True, status=self._status):
+                break
+            time.sleep(pause)
+        else:
+            self._write_all(is_paused=True, status=self._status, is_last=True)
+        self._claim.release()
+        self._has_ended = True
 
     def _write_all(self, *, is_paused: bool, status: str = "running", is_last: bool = False) -> bool:
         """Write what waits; returns whether nothing is left to be tried again."""

@@ -23,6 +23,7 @@ from retrograd.findings.explain import MOST_ROWS, explain_record, make_record
 from retrograd.findings.kept import read_findings
 from retrograd.history.history import History
 from retrograd.history.ungraded import list_ungraded
+from retrograd.runs.layout import PAUSE
 from retrograd.runs.reader import Run, open_run
 from retrograd.sites.site import parse_leniently
 from retrograd.views.downsample import ColumnBands, FloatArray, StepColumns, share_columns
@@ -53,9 +54,6 @@ from retrograd.views.shown import add_ungraded, group_places
 MOST_COLUMNS = 1000
 """Columns in which the steps are drawn at first; when there are twice as many, each holds twice as many steps."""
 
-PAUSE = 2.0
-"""Seconds between two looks of a page: parts are written as often."""
-
 _NOT_LOOKED = "Nobody has looked for them yet; `retrograd explain` does."
 _SHARE = 0.1  # of the time that explaining again and again may take
 _LOOK = 1.0  # seconds between two looks at the files, however many pages ask
@@ -72,7 +70,7 @@ class OtherSitesError(LookupError):
     """Numbers of sites that were asked for mean others by now; the page learns of them with the next news."""
 
 
-class Span(NamedTuple):
+class ColumnRange(NamedTuple):
     """Columns that are asked for.
 
     Attributes:
@@ -86,7 +84,7 @@ class Span(NamedTuple):
     width: int
 
 
-class Chosen(NamedTuple):
+class ChosenSites(NamedTuple):
     """Sites that are asked for.
 
     Attributes:
@@ -168,15 +166,15 @@ class FollowedRun:
             "columns": None if is_same or not len(steps) else told,
         }
 
-    def read_loss(self, span: Span) -> bytes:
+    def read_loss(self, columns: ColumnRange) -> bytes:
         """The loss of some columns, as float32 of shape (3, columns).
 
         Raises:
             DamagedRunError: a file cannot be read.
         """
-        return self._read(_pack_loss, span)
+        return self._read(_pack_loss, columns)
 
-    def read_numbers(self, names: Sequence[str], chosen: Chosen, span: Span) -> bytes:
+    def read_numbers(self, names: Sequence[str], chosen: ChosenSites, columns: ColumnRange) -> bytes:
         """Statistics of some series, read together: for each of them float32 of shape (bands, series, columns).
 
         Raises:
@@ -184,27 +182,27 @@ class FollowedRun:
             OtherSitesError: the run has other sites by now.
             DamagedRunError: a file cannot be read.
         """
-        return self._read(lambda scope: _pack_numbers(names, _choose(scope, chosen)), span)
+        return self._read(lambda scope: _pack_numbers(names, _choose(scope, chosen)), columns)
 
-    def read_exponents(self, chosen: Chosen, span: Span) -> dict[str, Any]:
+    def read_exponents(self, chosen: ChosenSites, columns: ColumnRange) -> dict[str, Any]:
         """The histograms of some series, as the page reads them: numbered as they are asked for.
 
         Raises:
             OtherSitesError: the run has other sites by now.
             DamagedRunError: a file cannot be read.
         """
-        return self._read(lambda scope: _describe_exponents(_choose(scope, chosen)), span)
+        return self._read(lambda scope: _describe_exponents(_choose(scope, chosen)), columns)
 
-    def _read(self, read: Callable[[Scope], Answer], span: Span) -> Answer:
+    def _read(self, read: Callable[[Scope], Answer], columns: ColumnRange) -> Answer:
         """Read numbers of some steps, while others may take in new files; what is merged meanwhile is read there."""
         with self._lock:
-            scope = self._cut(span)
+            scope = self._cut(columns)
         try:
             return read(scope)
         except DamagedRunError:
             with self._lock:
                 self._take_in()
-                scope = self._cut(span)
+                scope = self._cut(columns)
             return read(scope)
 
     # ---- what there is ----
@@ -253,12 +251,12 @@ class FollowedRun:
         if self._nonfinite is None and later.sites:
             self._nonfinite = find_first_nonfinite(later, group_places(later.sites))
 
-    def _cut(self, span: Span) -> Scope:
+    def _cut(self, columns: ColumnRange) -> Scope:
         """The scope from one step to another."""
         steps = self._scoped.columns.steps
-        begin, end = np.searchsorted(steps, span.step), np.searchsorted(steps, span.until, side="right")
-        history = self._run.history.since(span.step)
-        return replace(self._scoped, history=history, columns=StepColumns(steps[begin:end], max(span.width, 1)))
+        begin, end = np.searchsorted(steps, columns.step), np.searchsorted(steps, columns.until, side="right")
+        history = self._run.history.since(columns.step)
+        return replace(self._scoped, history=history, columns=StepColumns(steps[begin:end], max(columns.width, 1)))
 
     def _describe(self, scope: Scope) -> dict[str, Any]:
         """All that the page tells, besides numbers."""
@@ -275,7 +273,7 @@ class FollowedRun:
         loss = Block("loss", LOSS_FACTS, "") if len(scope.history.loss.steps) else None
         ranks = run.ranks
         return {
-            **describe_run(run, scope, {}),
+            **describe_run(run, scope),
             **describe_data(scope, places, Blocks(statistics, loss, None)),
             "exponents": None,
             "findings": {**describe_findings(self._findings, scope, places), **self._tell_pending()},
@@ -344,7 +342,7 @@ def _open_scope(history: History) -> Scope:
     return replace(last, history=history, sites=sites, unseen=unseen, elements=counts, columns=StepColumns(steps, 1))
 
 
-def _choose(scope: Scope, chosen: Chosen) -> Scope:
+def _choose(scope: Scope, chosen: ChosenSites) -> Scope:
     """The scope of some of its sites."""
     if chosen.sites != _digest({"sites": scope.sites})["sites"]:
         raise OtherSitesError

@@ -22,7 +22,7 @@ from retrograd.notices import say
 from retrograd.runs.layout import find_rank_folders, is_run
 from retrograd.runs.listing import list_runs, read_line
 from retrograd.serving.compared_runs import ComparedRuns
-from retrograd.serving.followed_run import Chosen, FollowedRun, NotServedError, OtherSitesError, Span
+from retrograd.serving.followed_run import ChosenSites, ColumnRange, FollowedRun, NotServedError, OtherSitesError
 from retrograd.views.page.frame import frame_page
 
 HOST = "127.0.0.1"
@@ -89,14 +89,22 @@ class Served:
                 self._open.popitem(last=False)
         return slot.take()
 
-    def compare(self, names: list[str]) -> str:
-        """The page of several runs.
+    def compare(self, names: list[str], base: str) -> str:
+        """The page of several runs, which asks at an address whether they have gone on.
 
         Raises:
             NotServedError: there is none of a name.
             RunError: one cannot be read.
         """
-        return self._compared.make_page([self._folder_of(name) for name in names])
+        return self._compared.make_page([self._folder_of(name) for name in names], base)
+
+    def tell_state(self, names: list[str]) -> str:
+        """A text that changes when one of several runs does.
+
+        Raises:
+            NotServedError: there is none of a name.
+        """
+        return self._compared.tell_state([self._folder_of(name) for name in names])
 
     def _folder_of(self, name: str) -> Path:
         if self.single:
@@ -211,22 +219,28 @@ class _Handler(BaseHTTPRequestHandler):
                 return "page", _make_list(served.list_lines()).encode()
             case ["runs"]:
                 return "json", json.dumps(served.list_lines()).encode()
-            case ["compare"]:
-                return "page", served.compare(_read_runs(self.path)).encode()
+            case ["compare", *what] if what in ([], ["state"]):
+                return self._compare(_read_runs(self.path), is_page=not what)
             case ["run", name]:
                 return "page", self._make_page(name)
             case ["run", name, "news"]:
                 have, numbers = _read_digests(query), _read_numbers(query, "column", "step", "until", "width")
                 return "json", json.dumps(served.find(name).find_news(have, **numbers)).encode()
             case ["run", name, "loss"]:
-                return "bytes", served.find(name).read_loss(_read_span(query))
+                return "bytes", served.find(name).read_loss(_read_columns(query))
             case ["run", name, "numbers"]:
-                names, chosen, span = _read_names(query), _read_chosen(query), _read_span(query)
-                return "bytes", served.find(name).read_numbers(names, chosen, span)
+                names, chosen, columns = _read_names(query), _read_chosen(query), _read_columns(query)
+                return "bytes", served.find(name).read_numbers(names, chosen, columns)
             case ["run", name, "exponents"]:
-                chosen, span = _read_chosen(query), _read_span(query)
-                return "json", json.dumps(served.find(name).read_exponents(chosen, span)).encode()
+                chosen, columns = _read_chosen(query), _read_columns(query)
+                return "json", json.dumps(served.find(name).read_exponents(chosen, columns)).encode()
         raise NotServedError(self.path)
+
+    def _compare(self, names: list[str], *, is_page: bool) -> tuple[str, bytes]:
+        served = self.server.served
+        if is_page:
+            return "page", served.compare(names, f"/{self.server.token}/compare").encode()
+        return "bytes", served.tell_state(names).encode()
 
     def _make_page(self, name: str) -> bytes:
         if self.server.served.is_awaited and not is_run(self.server.served.path):
@@ -266,13 +280,13 @@ def _read_numbers(query: dict[str, str], *names: str) -> dict[str, int]:
     return numbers
 
 
-def _read_span(query: dict[str, str]) -> Span:
-    return Span(**_read_numbers(query, *Span._fields))
+def _read_columns(query: dict[str, str]) -> ColumnRange:
+    return ColumnRange(**_read_numbers(query, *ColumnRange._fields))
 
 
-def _read_chosen(query: dict[str, str]) -> Chosen:
+def _read_chosen(query: dict[str, str]) -> ChosenSites:
     try:
-        return Chosen([int(number) for number in query["series"].split(",")], query["sites"])
+        return ChosenSites([int(number) for number in query["series"].split(",")], query["sites"])
     except (KeyError, ValueError) as error:
         raise _QueryError("series are whole numbers, and sites a digest") from error
 

@@ -42,8 +42,9 @@ void arrange(Elements *e)
 
 Cursor start(const Elements *of)
 {
-    Cursor c = {.of = of, .at = of->data, .left = 1};
-    for (int k = 0; k < of->n_dims; k++) c.left *= of->sizes[k];
+    Cursor c;
+    c.of = of, c.at = of->data, c.left = 1;
+    for (int k = 0; k < of->n_dims; k++) c.index[k] = 0, c.left *= of->sizes[k];
     return c;
 }
 

@@ -166,16 +166,33 @@ static void make_contiguous(PyObject **tensor, Elements *e, int64_t *count)
     if (contiguous && (*count = find_elements(contiguous, e)) < 0) Py_CLEAR(*tensor);
 }
 
-/* Find the elements of a copy that copy_elements has made of a tensor that lay like `new`. */
+/* Whether elements fill their memory, in any order of dimensions. */
+static bool is_dense(const Elements *elements)
+{
+    if (elements->n_dims == 1) return elements->strides[0] == 1;
+    Elements e = *elements;
+    arrange(&e);
+    return e.n_dims == 1 && e.strides[0] == 1 && e.repeats == 1;
+}
+
+/* A number for the kind of elements and how they lie in memory, the same for those that lie alike. */
+static uint64_t layout_of(const Elements *e)
+{
+    uint64_t number = (uint64_t)e->kind;
+    for (int k = 0; k < e->n_dims; k++)
+        number = (number * 1000003 + (uint64_t)e->sizes[k]) * 1000003 + (uint64_t)e->strides[k];
+    return number;
+}
+
+/* Find the elements of a copy that copy_into has made of a tensor that lay like `new`. */
 static bool find_copied(PyObject *copy, const Elements *new, int64_t count, Elements *old)
 {
-    char *data;
-    Py_ssize_t size;
+    const char *data = PyByteArray_AsString(copy);
+    Py_ssize_t size = (Py_ssize_t)count * ITEM_SIZE[new->kind];
+    uint64_t layout = layout_of(new);
     *old = *new;
-    if (PyBytes_AsStringAndSize(copy, &data, &size) < 0) return false;
     old->data = data;
-    bool dense = new->n_dims == 1 && new->strides[0] == 1;
-    return dense && size == count * ITEM_SIZE[new->kind] + 1 && data[size - 1] == (char)new->kind;
+    return PyByteArray_Size(copy) == size + (Py_ssize_t)sizeof layout && !memcmp(data + size, &layout, sizeof layout);
 }
 
 static void merge_difference(Slab *slab, Py_ssize_t row, Elements *new, Elements *old, int64_t count)
@@ -198,7 +215,7 @@ static PyObject *slab_observe_update(Slab *slab, PyObject *const *args, Py_ssize
     if (row < 0) return NULL;
     Elements new, old;
     int64_t count, old_count;
-    bool copied = PyBytes_Check(args[1]), fit;
+    bool copied = PyByteArray_Check(args[1]), fit;
     PyObject *read_new = make_sure(slab, args[0], &new, &count);
     PyObject *read_old = !read_new ? NULL : copied ? Py_NewRef(args[1]) : make_sure(slab, args[1], &old, &old_count);
     if (read_old && copied) {
@@ -224,7 +241,7 @@ static bool observe_copied(Slab *slab, PyObject *tensor, PyObject *copy, PyObjec
 {
     Elements new, old;
     Py_ssize_t row = row_number(slab, row_object);
-    int64_t count = row >= 0 && PyBytes_Check(copy) ? find_elements(tensor, &new) : -1;
+    int64_t count = row >= 0 && PyByteArray_Check(copy) ? find_elements(tensor, &new) : -1;
     bool fit = count >= 0 && find_copied(copy, &new, count, &old);
     PyErr_Clear();
     if (fit) merge_difference(slab, row, &new, &old, count);
@@ -356,10 +373,10 @@ static PyMethodDef slab_methods[] = {
      "observe(tensor, row): merge the tensor's elements into the row; returns tensor.requires_grad."},
     {"observe_update", (PyCFunction)(void (*)(void))slab_observe_update, METH_FASTCALL,
      "observe_update(new, old, row): merge new - old into the row, and the squares of old into its reference; old may "
-     "be what copy_elements has made."},
+     "be what copy_into has made."},
     {"observe_updates", (PyCFunction)(void (*)(void))slab_observe_updates, METH_FASTCALL,
      "observe_updates(new, old, rows, begin): observe_update for lists, from a place on, as long as old is what "
-     "copy_elements has made of a tensor; the place of the first for which it is not."},
+     "copy_into has made of a tensor; the place of the first for which it is not."},
     {"drain", (PyCFunction)slab_drain, METH_NOARGS, "drain(): the bytes of all rows in use and of their bins."},
     {"forget", (PyCFunction)slab_forget, METH_NOARGS, "forget(): empty all rows."},
     {NULL, NULL, 0, NULL},
@@ -383,42 +400,48 @@ static PyType_Spec slab_spec = {
 
 /* ---- copies ---- */
 
-/* The elements, and behind them a byte that tells their kind; None where they are not dense, or of more bytes. */
-static PyObject *copy_of(PyObject *tensor, Py_ssize_t most)
+/* The elements as they lie in memory, and behind them the number of their layout, in the bytearray `room` if it has that
+   size, else in another one; None where there are none, or gaps between them. */
+static PyObject *copy_of(PyObject *tensor, PyObject *room)
 {
     Elements e;
     int64_t count = find_elements(tensor, &e);
     PyErr_Clear();
-    if (count < 0 || e.n_dims != 1 || e.strides[0] != 1 || count > most / ITEM_SIZE[e.kind]) return Py_NewRef(Py_None);
-    size_t size = (size_t)count * (size_t)ITEM_SIZE[e.kind];
-    PyObject *copy = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size + 1);
+    if (count < 0 || !is_dense(&e)) return Py_NewRef(Py_None);
+    uint64_t layout = layout_of(&e);
+    Py_ssize_t size = (Py_ssize_t)count * ITEM_SIZE[e.kind], whole = size + (Py_ssize_t)sizeof layout;
+    bool fits = room && PyByteArray_Check(room) && PyByteArray_Size(room) == whole;
+    PyObject *copy = fits ? Py_NewRef(room) : PyByteArray_FromStringAndSize(NULL, whole);
     if (!copy) return NULL;
-    char *to = PyBytes_AsString(copy);
-    if (size) memcpy(to, e.data, size);
-    to[size] = (char)e.kind;
+    char *to = PyByteArray_AsString(copy);
+    PyThreadState *state = count >= WITHOUT_GIL ? PyEval_SaveThread() : NULL;
+    if (size) memcpy(to, e.data, (size_t)size);
+    memcpy(to + size, &layout, sizeof layout);
+    if (state) PyEval_RestoreThread(state);
     return copy;
 }
 
-static PyObject *copy_elements(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args)
+static PyObject *copy_into(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args)
 {
-    if (n_args != 2 || !PyList_Check(args[0]))
-        return PyErr_Format(PyExc_TypeError, "copy_elements(tensors, most) takes a list and a number");
-    Py_ssize_t most = PyLong_AsSsize_t(args[1]);
-    if (most == -1 && PyErr_Occurred()) return NULL;
+    if (n_args != 2 || !PyList_Check(args[0]) || !PyList_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "copy_into(tensors, rooms) takes two lists");
     PyObject *copies = PyList_New(0);
-    for (Py_ssize_t at = 0; copies && at < PyList_Size(args[0]); at++) {
+    for (Py_ssize_t at = 0; copies && at < PyList_Size(args[0]); at++) { /* others may run while one is copied */
         PyObject *tensor = Py_XNewRef(PyList_GetItem(args[0], at));
-        PyObject *copy = tensor ? copy_of(tensor, most) : NULL;
+        PyObject *room = at < PyList_Size(args[1]) ? Py_XNewRef(PyList_GetItem(args[1], at)) : NULL;
+        PyObject *copy = tensor ? copy_of(tensor, room) : NULL;
         if (!copy || PyList_Append(copies, copy) < 0) Py_CLEAR(copies);
         Py_XDECREF(copy);
+        Py_XDECREF(room);
         Py_XDECREF(tensor);
     }
     return copies;
 }
 
 static PyMethodDef functions[] = {
-    {"copy_elements", (PyCFunction)(void (*)(void))copy_elements, METH_FASTCALL,
-     "copy_elements(tensors, most): a copy of each for observe_update; None where it is not dense, or has more bytes."},
+    {"copy_into", (PyCFunction)(void (*)(void))copy_into, METH_FASTCALL,
+     "copy_into(tensors, rooms): a copy of each for observe_update, in the bytearray at its place in rooms if that has "
+     "its size; None where there are gaps in it."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -17,9 +17,9 @@ from retrograd.statistics.torch_slab import TorchSlab, make_turns
 try:
     from retrograd.statistics import _kernel
 
-    NativeSlab = _kernel.Slab
-except ImportError:  # installed without a compiler
-    NativeSlab = None  # type: ignore[assignment, misc]
+    NativeSlab, copy_into = _kernel.Slab, _kernel.copy_into
+except (ImportError, AttributeError):  # installed without a compiler, or not built anew since
+    NativeSlab = None  # type: ignore[assignment]
 
 __all__ = [
     "NativeSlab", "Slab", "TorchSlab", "UnreadableTensorError", "copy_elements", "make_slab", "make_turns",
@@ -73,14 +73,18 @@ class Slab(Protocol):
         """Empty all rows, and tell nothing."""
 
 
-def copy_elements(tensors: list[Tensor], most: int) -> list[bytes | None]:
+def copy_elements(tensors: list[Tensor | None], rooms: list[bytearray | None]) -> list[bytearray | None]:
     """Copy the elements of tensors on the CPU for their slab's ``observe_update``.
 
+    Args:
+        tensors: the tensors; None for one that is not to be copied.
+        rooms: copies of earlier, at the places of the tensors, that are not read any more. Their memory is used again
+            where it has the size.
+
     Returns:
-        None for one whose elements do not lie one after the other, are more than ``most`` bytes, or are not read by the
-        kernel.
+        None for one that has gaps between its elements in memory, or that the kernel does not read.
     """
-    return [None] * len(tensors) if NativeSlab is None else _kernel.copy_elements(tensors, most)
+    return [None] * len(tensors) if NativeSlab is None else copy_into(tensors, rooms)
 
 
 def observe_updates(slab: Slab | None, new: list[Tensor], old: list[Any], rows: list[int], begin: int) -> int:

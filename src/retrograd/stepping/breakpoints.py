@@ -73,7 +73,7 @@ class Stop:
         self._changes: tuple[Change, ...] | None = None
 
     def __repr__(self) -> str:
-        return f"<Stop {self.moment} {self.node.place}, after {self.position} nodes>"
+        return f"<Stop {self.moment} {self.node.place}, after {count_of(self.position, 'node')}>"
 
     @property
     def node(self) -> Node:

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from retrograd.amounts import count_of
 from retrograd.errors import StepperError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Node
@@ -236,7 +237,7 @@ class Stepper:
     def __repr__(self) -> str:
         stop = self._pass.stop
         where = f"before {stop.node.place}" if stop is not None else self._pass.state
-        return f"<Stepper {where}, {len(self.graph)} nodes>"
+        return f"<Stepper {where}, {count_of(len(self.graph), 'node')}>"
 
     def _position(self) -> int:
         """Count the nodes that have run; the pass is not over."""

@@ -16,6 +16,7 @@ from rich.text import Text
 from retrograd.findings.explain import MOST_ROWS, explain
 from retrograd.findings.kept import read_findings
 from retrograd.history.history import History
+from retrograd.runs.layout import PAUSE
 from retrograd.runs.reader import Run
 from retrograd.views.downsample import FloatArray
 from retrograd.views.findings_text import list_findings
@@ -30,9 +31,6 @@ from retrograd.views.terminal import (
     print_name,
     print_number,
 )
-
-PAUSE = 2.0
-"""Seconds between two looks: parts are written as often."""
 
 _SPAN = 50
 """Steps over which a change is told."""

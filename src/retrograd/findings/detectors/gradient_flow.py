@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
@@ -69,8 +70,11 @@ def list_stacks(record: Record) -> list[Stack]:
     stacks = []
     if len(kept) >= LEAST and np.isfinite(norms[kept]).all():
         stacks.append(Stack([str(layers[k].site) for k in kept], norms[kept], layers[kept[0]], "layers", np.inf))
+    known, called = set(record.sites), Counter(site.first_call for site in record.sites)
     for layer in layers:
-        stack = _stack_calls(record, layer, until) if layer.site.grad in record.sites else None
+        gradient = layer.site.grad
+        is_called_again = gradient in known and called[gradient.first_call] >= LEAST
+        stack = _stack_calls(record, layer, until) if is_called_again else None
         stacks += [stack] if stack else []
     return stacks
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from retrograd.amounts import count_of
 from retrograd.findings.births import GREW, Birth, Births
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
@@ -268,8 +269,8 @@ class KinksInBackward(Detector):
         first = kinks[0]
         inside = f" in {first.name}" if first.name else ""
         message = (
-            f"{first.operation} is called {first.where} for {int(first.value):,} of {first.total:,} elements{inside},"
-            f" {rule.format(first)}"
+            f"{first.operation} is called {first.where} for {int(first.value):,} of "
+            f"{count_of(first.total, 'element')}{inside}, {rule.format(first)}"
         )
         return self.find(
             "note",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from retrograd.amounts import list_names
+from retrograd.amounts import count_of, list_names
 from retrograd.findings.births import GREW
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
@@ -83,7 +83,7 @@ class BeforeChange(Detector):
     words = Words(
         says="The optimizer was made before the model's parameters were replaced, so it updates what the model does "
         "not use.",
-        example="Adam#1 updates 2 tensors that belong to no recorded model, while 2:weight and 2:bias have gradients "
+        example="Adam#1 updates 2 tensors that no recorded model has, while 2:weight and 2:bias have gradients "
         "and are in no optimizer.",
         threshold="an optimizer with tensors of no recorded model, while parameters with gradients are in none; or "
         f"parameters that {FEWEST_STILL} updates or more have changed and none of {FEWEST_STILL} or more later ones, "
@@ -116,7 +116,7 @@ class BeforeChange(Detector):
         listed = list_names(alone, 2)
         yield self.find(
             "critical",
-            f"{made.name} updates {made.unknown} tensors that belong to no recorded model, while {listed} "
+            f"{made.name} updates {count_of(made.unknown, 'tensor')} that no recorded model has, while {listed} "
             f"{'has' if len(alone) == 1 else 'have'} gradients and {'is' if len(alone) == 1 else 'are'} in no "
             "optimizer",
             site=alone[0],

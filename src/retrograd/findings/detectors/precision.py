@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from retrograd.amounts import count_of
 from retrograd.findings.births import Births
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
@@ -126,7 +127,8 @@ class UpdateLost(Detector):
         yield self.find(
             "note" if fell and still < NEARLY_ALL else "warning",
             f"{still:.0%} of the elements of {site.value} ({kind}) stay as they are at an update, though "
-            f"{1 - zeros:.0%} have a gradient: updates round away, at {len(lost)} of {len(found)} parameters.",
+            f"{1 - zeros:.0%} have a gradient: updates round away, at {len(lost)} of "
+            f"{count_of(len(found), 'parameter')}.",
             site=str(site.value),
             step=int(updates.steps[0]),
             last_step=record.last_step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from retrograd.amounts import count_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
@@ -69,7 +70,8 @@ class RanksDisagree(Detector):
         drift = begin > min(listed[0][0] for listed in apart.values())
         yield self.find(
             "critical" if drift else "warning",
-            f"Ranks {ranks[0]} and {ranks[1]} train models that differ: in {len(apart)} of {len(shared)} parameters, "
+            f"Ranks {ranks[0]} and {ranks[1]} train models that differ: in {len(apart)} of "
+            f"{count_of(len(shared), 'parameter')}, "
             f"from step {begin} on{', though they began alike: gradients are not averaged' if drift else ''}.",
             site=name,
             step=begin,

@@ -14,6 +14,7 @@ from retrograd.findings.layers import Layer, Layers
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, IntArray, Training
 from retrograd.history.facts import Softmax
+from retrograd.history.matrix import Matrix
 
 DEAD = 0.5
 """Share of a layer's units from which on it is spoken of, where the loss does not fall."""
@@ -121,13 +122,23 @@ class DeadUnits(Detector):
 
 def list_dead(record: Record) -> list[Dead]:
     """Layers with dead units, in the order of the forward."""
-    return [dead for layer in record.once(Layers).listed if (dead := _look(record, layer))]
+    layers = record.once(Layers)
+    silent, ungraded = _end_in_zeros(layers.values("zero_share")), _end_in_zeros(layers.gradients("zero_share"))
+    found = []
+    for layer, is_silent, is_ungraded in zip(layers.listed, silent, ungraded, strict=True):
+        dead = None
+        if "ReLU" in layer.type and layer.type not in ("LeakyReLU", "PReLU", "RReLU"):
+            dead = _from_looks(record, layer) or (_from_rows(record, layer) if is_silent else None)
+        elif layer.weighs:
+            dead = _from_looks(record, layer) or (_from_gradients(record, layer) if is_ungraded else None)
+        found += [dead] if dead else []
+    return found
 
 
-def _look(record: Record, layer: Layer) -> Dead | None:
-    if "ReLU" in layer.type and layer.type not in ("LeakyReLU", "PReLU", "RReLU"):
-        return _from_looks(record, layer) or _from_rows(record, layer)
-    return (_from_looks(record, layer) or _from_gradients(record, layer)) if layer.weighs else None
+def _end_in_zeros(shares: Matrix) -> list[bool]:
+    """For each layer whether all elements are zero at its last step; a series of each would read a long record anew."""
+    lasts = (line[np.isfinite(line)][-1:] for line in shares.values)
+    return [bool((last == 1).any()) for last in lasts]
 
 
 def _from_looks(record: Record, layer: Layer) -> Dead | None:

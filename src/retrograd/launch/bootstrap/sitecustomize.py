@@ -23,6 +23,7 @@ _SESSIONS = {  # variable with what was asked for → module and function that b
     "RETROGRAD_DEBUG": ("retrograd.launch.prompt", "start_debugging_session"),
 }
 _SPEAKER = "RETROGRAD_SPEAKER"  # number of the process that says how it went: the first Python process below us
+_UNDONE = "RETROGRAD_UNDONE"  # what it says if nobody has done anything, and the folder that is then not there
 
 
 class _TorchFinder:
@@ -52,6 +53,19 @@ class _TorchFinder:
 
 
 def _start_sessions() -> None:
+    """Begin what was asked for, without a collection of all that torch has made meanwhile: that takes 0.1 s."""
+    import gc
+
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        _start_each()
+    finally:
+        if is_collecting:
+            gc.enable()
+
+
+def _start_each() -> None:
     from retrograd.notices import warnings_kept
     from retrograd.randomness import random_kept
 
@@ -65,10 +79,27 @@ def _start_sessions() -> None:
 
 
 def _say_end() -> None:
-    if _TorchFinder in sys.meta_path:
-        from retrograd.launch.closing import say_end  # late, since most processes never get here
+    if _TorchFinder not in sys.meta_path:
+        return
+    obstacle = "torch was not imported"
+    undone, _, folder = os.environ.get(_UNDONE, "").partition("\n")
+    if os.path.isabs(folder) and not os.path.exists(folder):  # nor has any other process
+        if os.environ.get(_SPEAKER) == str(os.getpid()):
+            _say(undone + obstacle)
+        return
+    from retrograd.launch.closing import say_end  # late, since it takes longer than all else here
 
-        say_end("torch was not imported")
+    say_end(obstacle)
+
+
+def _say(words: str) -> None:
+    """Print one line, as ``retrograd.notices.say`` does, which takes longer to load than a small script to run."""
+    if sys.__stderr__ is None:
+        return
+    try:
+        print(f"retrograd: {words}", file=sys.__stderr__, flush=True)
+    except (OSError, ValueError):  # nobody listens, or the script has closed it
+        return
 
 
 def _run_hidden() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrograd.amounts import count_of, list_names
-from retrograd.comparing.pairs import plain_name
+from retrograd.comparing.pairs import plain_names
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
 from retrograd.history.ungraded import list_ungraded
@@ -49,7 +49,7 @@ def align(histories: Sequence[History], phase: Phase | None, most_columns: int, 
     """Lay runs beside each other, as fine as the page can be."""
     phase = find_phase(histories[0]) if phase is None else phase
     scopes = [choose_scope(each, phase, 1 << 62, float("inf")) for each in histories]
-    plain = [dict(reversed([(plain_name(name), name) for name in reversed(scope.sites)])) for scope in scopes]
+    plain = [dict(zip(plain_names(scope.sites), scope.sites, strict=True)) for scope in scopes]
     order = {name: number for number, name in enumerate(merge_orders([list(each) for each in plain]))}
     steps = np.unique(np.concatenate([scope.columns.steps for scope in scopes]))
     numbers = sum(len(scope.sites) for scope in scopes)
@@ -57,7 +57,7 @@ def align(histories: Sequence[History], phase: Phase | None, most_columns: int, 
     return Aligned(
         scopes=scopes,
         names=[next(each[name] for each in plain if name in each) for name in order],
-        rows=[np.array([order[plain_name(name)] for name in scope.sites], np.int64) for scope in scopes],
+        rows=[np.array([order[name] for name in each], np.int64) for each in plain],
         columns=share_columns(steps, columns),
         mantissa_bits=bits,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from retrograd.comparing.comparison import Comparison, compare
 from retrograd.errors import CompareError, RunWriteError
@@ -29,6 +29,20 @@ from retrograd.views.report.facts import describe_data, name_run
 from retrograd.views.shown import group_places
 
 FILE_NAME = "compared.html"
+
+
+class Again(NamedTuple):
+    """How a page that is served learns that its runs have gone on.
+
+    Attributes:
+        base: the address at which it asks for their state.
+        state: that of the runs when the page was made.
+        pause: seconds between two questions.
+    """
+
+    base: str
+    state: str
+    pause: float
 
 
 def write_comparison(
@@ -74,12 +88,12 @@ def build_page(
     columns: int = 1000,
     megabytes: float = 8.0,
     findings: Sequence[Findings] | None = None,
-    again: float = 0.0,
+    again: Again | None = None,
 ) -> str:
     """Build the page as text; further arguments are those of :func:`write_comparison`.
 
-    ``findings`` are those of each run, looked for when left out. After ``again`` seconds, if that is not 0, the page is
-    loaded again.
+    ``findings`` are those of each run, looked for when left out; ``again``, for a page that is served, says where it
+    asks whether it has to be loaded again.
     """
     if len(runs) < 2:
         raise CompareError("A comparison needs two runs.", repair="give the run to compare with, too.")
@@ -100,7 +114,7 @@ def build_page(
         "verdicts": [describe_verdict(each, scope) for each in compared],
         "findings": describe_all_findings(known, letters, scope),
         "live": None,
-        "again": again,
+        "again": None if again is None else again._asdict(),
         **data,
     }
     return frame_page(
@@ -109,6 +123,7 @@ def build_page(
         facts,
         {block.name: block.text for block in blocks},
         parts={"map": "retrograd.views.report"},
+        is_served=again is not None,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from retrograd.comparing.comparison import Comparison
-from retrograd.comparing.pairs import plain_name
+from retrograd.comparing.pairs import plain_name, plain_names
 from retrograd.errors import CompareError
 from retrograd.findings.finding import SEVERITIES, Finding, Findings
 from retrograd.history.history import History
@@ -45,7 +45,7 @@ def describe_verdict(comparison: Comparison | CompareError, scope: Scope) -> dic
     if isinstance(comparison, CompareError):
         return {"verdict": "cannot be compared", "said": str(comparison).partition("\n")[0], "visit": None}
     place = comparison.parting or comparison.first
-    shown = {plain_name(site): site for site in scope.sites}
+    shown = dict(zip(plain_names(scope.sites), scope.sites, strict=True))
     is_there = place is not None and place.site in shown
     return {
         "verdict": comparison.verdict,

@@ -1,7 +1,7 @@
 """A console that makes HTML for a notebook of what views print: here, and nowhere else, tables become HTML.
 
 Colours are those of the notebook: text is inherited, lines and shades are parts of it, and what must stand out has
-colours that can be read on white and on black. So it follows light and dark themes without knowing which one there is.
+colours that are mixed with that of the text. So it follows light and dark themes without knowing which one there is.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ MOST_LINES = 200
 _RULE = "1px solid color-mix(in srgb, currentColor 25%, transparent)"
 _TABLE = "border-collapse:collapse;margin:.3em 0;font-size:90%;font-variant-numeric:tabular-nums"
 _LINES = "margin:.3em 0;padding:0;white-space:pre;overflow-x:auto;background:none;color:inherit;font-size:90%"
-_COLOURS = {"red": "#d9534f", "yellow": "#b07d00", "green": "#3d9a50", "cyan": "#2391ad"}
-"""At least 3:1 on white, and on the dark grounds of notebooks."""
+_COLOURS = {
+    name: f"color-mix(in srgb, {colour} 70%, currentColor)"
+    for name, colour in {"red": "#d9534f", "yellow": "#b07d00", "green": "#3d9a50", "cyan": "#2391ad"}.items()
+}
+"""At least 4.5:1 on white, and on the dark grounds of notebooks: with their text, they are darker or lighter."""
 
 
 class Markup(str):
@@ -106,6 +109,8 @@ class NotebookConsole(Console):
         return Markup(self._draw_text(cell if isinstance(cell, Text) else Text(str(cell))))
 
     def _draw_text(self, text: Text) -> str:
+        text = text.copy()
+        text.stylize_before(text.style)  # which rich leaves to what it prints to
         return "".join(_draw_piece(piece.text, piece.style) for piece in text.render(self))
 
 
@@ -142,9 +147,11 @@ def _draw_cell(kind: str, content: str, is_number: bool) -> str:
 def _draw_piece(text: str, style: Style | None) -> str:
     if style is None:
         return escape(text)
-    said = ["font-weight:600"] * bool(style.bold) + ["opacity:.7"] * bool(style.dim)
+    said = ["font-weight:600"] * bool(style.bold)
     if style.color is not None and style.color.name in _COLOURS:
         said.append(f"color:{_COLOURS[style.color.name]}")
+    elif style.dim:
+        said.append("opacity:.7")
     return f'<span style="{";".join(said)}">{escape(text)}</span>' if said else escape(text)
 
 

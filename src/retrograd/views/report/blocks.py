@@ -9,8 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.history.history import History
-from retrograd.history.sink import Phase
 from retrograd.statistics.row import EXPONENT_BIAS
 from retrograd.views.downsample import Bands, ColumnBands, FloatArray, IntArray, StepColumns, reduce_columns
 from retrograd.views.page.frame import pack_bytes, pack_floats
@@ -203,13 +201,23 @@ _MOST_COLUMNS = 250
 def make_exponent_block(scope: Scope) -> Block | None:
     """Histograms of all sites that have one, each cut to the bins it uses; ``None`` where there is none."""
     columns = scope.columns
+    if len(columns) == 0:
+        return None
     room = MOST_CELLS // (_TYPICAL_BINS * max(len(scope.sites), 1))
     merged = max(1, -(-len(columns) // max(min(room, _MOST_COLUMNS), 20)))
     wide = StepColumns(columns.steps, columns.width * merged)
     stretches: dict[int, list[int]] = {}
     parts: list[bytes] = []
     offset = 0
-    for number, added in enumerate(scope.history.add_exponents(scope.sites, scope.phase, wide.place, len(wide))):
+
+    def place(steps: IntArray) -> IntArray:
+        """Column 0 and the last one are for steps before and behind those that are shown, of which files hold some."""
+        outside = np.where(steps < columns.steps[0], -1, len(wide))
+        is_inside = (steps >= columns.steps[0]) & (steps <= columns.steps[-1])
+        return 1 + np.where(is_inside, wide.place(steps), outside)
+
+    for number, each in enumerate(scope.history.add_exponents(scope.sites, scope.phase, place, len(wide) + 2)):
+        added = each[1:-1]
         used = np.flatnonzero(added.any(axis=0))
         if len(used) == 0:
             continue
@@ -243,42 +251,3 @@ def encode_shares(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     levels = LEVELS_PER_OCTAVE * (np.log2(np.maximum(shares, 2.0**SMALLEST_SHARE)) - SMALLEST_SHARE)
     return np.ascontiguousarray(np.where(counts > 0, 1 + np.rint(levels), 0).astype(np.uint8).T)
-
-
-def compare_runs(scope: Scope, other: History, other_name: str) -> tuple[list[Block], dict[str, str]]:
-    """The difference as a statistic of the page, and what the header says of it."""
-    ratios = compare_rms(scope.history, other, scope.sites, scope.phase)
-    measure = Measure("against", f"rms ratio to {other_name}", signed=True, scale="ratio")
-    block = make_block(measure, ratios, scope)
-    if block is not None:
-        block.facts.update(gone="zero here only", come=f"zero in {other_name} only")
-    first = tell_first_difference(ratios, scope.sites, scope.columns.steps)
-    return [block] if block is not None else [], {"compared with": other_name, "first difference": first}
-
-
-def compare_rms(history: History, other: History, sites: Sequence[str], phase: Phase) -> FloatArray:
-    """log₂(rms / rms of the other) of each site at each step.
-
-    Returns:
-        Shape (sites, steps of ``history``): exactly 0 where both are equal, −∞ where only ours is zero, +∞ where only
-        the other is, NaN where either has nothing.
-    """
-    ours = history.matrix("rms", sites, phase=phase)
-    shared = np.array([row for row, site in enumerate(sites) if site in other], dtype=np.int64)
-    theirs = other.matrix("rms", [sites[row] for row in shared], phase=phase)
-    _, mine, others = np.intersect1d(ours.steps, theirs.steps, assume_unique=True, return_indices=True)
-    aligned = np.full(ours.values.shape, np.nan)
-    aligned[np.ix_(shared, mine)] = theirs.values[:, others]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios: FloatArray = np.log2(ours.values / aligned)
-    ratios[ours.values == aligned] = 0.0
-    return ratios
-
-
-def tell_first_difference(ratios: FloatArray, sites: Sequence[str], steps: IntArray) -> str:
-    """The first step at which the two differ, and the first site of it in call order."""
-    differs = np.abs(np.nan_to_num(ratios)) > 0
-    columns = np.flatnonzero(differs.any(axis=0))
-    if len(columns) == 0:
-        return "none" if np.isfinite(ratios).any() else "nothing in common"
-    return f"step {steps[columns[0]]:,}, {sites[int(np.argmax(differs[:, columns[0]]))]}"

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from retrograd.amounts import count_of
+from retrograd.history.arrays import read_numbers
 from retrograd.history.history import History
 from retrograd.history.sink import Event
-from retrograd.history.table import read_numbers
 from retrograd.runs.reader import Rank, Run
 from retrograd.sites.site import ROOT
 from retrograd.views.downsample import IntArray
@@ -21,8 +21,8 @@ from retrograd.views.report.scope import Scope
 from retrograd.views.shown import ModelPlace
 
 
-def describe_run(run: Run | History, scope: Scope, further: Mapping[str, str]) -> dict[str, Any]:
-    """Title, header, status and command; ``further`` terms end the header."""
+def describe_run(run: Run | History, scope: Scope) -> dict[str, Any]:
+    """Title, header, status and command."""
     recorded = read_numbers(scope.history.event_table["time"])
     times = recorded[recorded > 0].tolist()
     counts = {"steps": _print_steps(scope.columns.steps), "sites": f"{len(scope.history.sites):,}"}
@@ -32,7 +32,7 @@ def describe_run(run: Run | History, scope: Scope, further: Mapping[str, str]) -
     manifest = scope.history.manifest
     return {
         "title": name_run(run),
-        "header": [*make_header(manifest, max(times) - min(times) if times else None, counts), *further.items()],
+        "header": make_header(manifest, max(times) - min(times) if times else None, counts),
         "status": make_status(run.status if isinstance(run, Run) else manifest.get("status")),
         "command": print_command(manifest),
     }

@@ -17,7 +17,6 @@ from retrograd.runs.reader import Given, Run, read_history, read_run
 from retrograd.views.page.frame import frame_page, write_page
 from retrograd.views.report.blocks import (
     Blocks,
-    compare_runs,
     make_exponent_block,
     make_loss_block,
     make_statistic_blocks,
@@ -28,7 +27,6 @@ from retrograd.views.report.facts import (
     describe_run,
     list_modules,
     list_troubles,
-    name_run,
 )
 from retrograd.views.report.findings import describe_findings, find_first_nonfinite
 from retrograd.views.report.scope import choose_scope
@@ -45,7 +43,6 @@ def write_report(
     run: Given,
     path: str | os.PathLike[str] | None = None,
     *,
-    against: Given | None = None,
     phase: Phase | None = None,
     columns: int = 1000,
     megabytes: float = 8.0,
@@ -56,7 +53,6 @@ def write_report(
     Args:
         run: a run, its folder, a recording, or a history.
         path: the file; ``report.html`` in the run folder, or here for a history, when left out.
-        against: another run to show the difference to, or a rank: ``"runs/demo/rank00001"``.
         phase: which kind of forward to show; the first of ``train``, ``forward``, ``eval`` … that was recorded,
             when left out.
         columns: the most columns in which steps are drawn. A column keeps the extremes of its steps.
@@ -74,7 +70,7 @@ def write_report(
         SavedTensorError: if the inventory in the run folder is damaged.
     """
     found = read_run(run)
-    page = build_page(found, against=against, phase=phase, columns=columns, megabytes=megabytes, inventory=inventory)
+    page = build_page(found, phase=phase, columns=columns, megabytes=megabytes, inventory=inventory)
     if path is not None:
         return write_page(path, page, "The report", RunWriteError)
     home = found.path if isinstance(found, Run) else Path()
@@ -84,7 +80,6 @@ def write_report(
 def build_page(
     run: Run | History,
     *,
-    against: Given | None = None,
     phase: Phase | None = None,
     columns: int = 1000,
     megabytes: float = 8.0,
@@ -95,20 +90,14 @@ def build_page(
         inventory = find_inventory(run)
     history = read_history(run)
     scope = choose_scope(history, phase, columns, megabytes)
-    statistics = make_statistic_blocks(scope)
-    further: dict[str, str] = {}
-    if against is not None:
-        other = read_run(against)
-        difference, further = compare_runs(scope, read_history(other), name_run(other))
-        statistics = [*difference, *statistics]
-    blocks = Blocks(statistics, make_loss_block(scope), make_exponent_block(scope))
+    blocks = Blocks(make_statistic_blocks(scope), make_loss_block(scope), make_exponent_block(scope))
     record = make_record(run)
     status = run.status if isinstance(run, Run) else history.manifest.get("status")
     reasons = tell_reasons(record, list_ungraded(history))
     told = tell_ungraded(history, reasons, is_running=status == "running")
     events, places = history.events_but_losses, add_ungraded(group_places(scope.sites), told, history.manifest)
     facts: dict[str, Any] = {
-        **describe_run(run, scope, further),
+        **describe_run(run, scope),
         **describe_data(scope, places, blocks),
         "findings": describe_findings(explain_record(record), scope, places),
         "nonfinite": find_first_nonfinite(scope, places),

@@ -40,7 +40,12 @@ export function sizeCanvas(canvas, width, height) {
   return context;
 }
 
+const colors = new Map(); // theme and name → colour: to ask the browser makes it work out all styles anew
+
 /** The value of a colour of the style sheet in the theme that is shown. */
 export function themeColor(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const root = document.documentElement;
+  const key = `${root.dataset.theme} ${name}`;
+  if (!colors.has(key)) colors.set(key, getComputedStyle(root).getPropertyValue(`--${name}`).trim());
+  return colors.get(key);
 }

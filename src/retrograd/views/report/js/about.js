@@ -5,15 +5,26 @@ import { formatCount } from "./counts.js";
 import { fill, find, make, makeTerms } from "./dom.js";
 import { facts } from "./payload.js";
 
-export function writeAbout() {
-  find("title").textContent = facts.title;
-  fill(find("status"), facts.status ? make("span", { class: `status ${facts.status.kind}` }, facts.status.text) : null);
-  fill(find("facts"), ...makeTerms(facts.header));
+const WRITERS = {
+  title: () => (find("title").textContent = facts.title),
+  status: () => fill(find("status"), facts.status ? make("span", { class: `status ${facts.status.kind}` }, facts.status.text) : null),
+  header: () => fill(find("facts"), ...makeTerms(facts.header)),
+  command: writeCommand,
+  nonfinite: writeBanner,
+  recorded: () => fill(find("recorded"), ...makeTerms(facts.recorded)),
+  troubles: () => fill(find("troubles"), ...facts.troubles.map(makeTrouble)),
+  model: writeModel,
+};
+
+/** Write what is told of some facts; of all at first. */
+export const writeAbout = (names = Object.keys(WRITERS)) => names.forEach((name) => WRITERS[name]?.());
+
+function writeCommand() {
   find("command").textContent = facts.command;
   find("command").hidden = !facts.command;
-  writeBanner();
-  fill(find("recorded"), ...makeTerms(facts.recorded));
-  fill(find("troubles"), ...facts.troubles.map(makeTrouble));
+}
+
+function writeModel() {
   find("model-card").hidden = facts.model.length === 0;
   fill(find("model"), ...facts.model.map(makeModule));
 }

@@ -14,7 +14,8 @@ const TINY = 1e-320; // stands for zero on a log scale: below every range, so th
  * for labels at the left and the margin at the right.
  */
 export function makeChart(host, { lines, bad, scale, height, gutter, right = () => 8 }) {
-  const logarithmic = scale === "log" && lines.some(({ line }) => line.some((value) => value > 0));
+  const shown = { lines, bad, scale, logarithmic: isLogarithmic(lines, scale) };
+  const { logarithmic } = shown;
   const options = {
     width: Math.max(host.clientWidth, 80),
     height,
@@ -30,7 +31,7 @@ export function makeChart(host, { lines, bad, scale, height, gutter, right = () 
           return [from, to + 1];
         },
       },
-      y: { distr: logarithmic ? 3 : 1, range: () => fitRange(lines, logarithmic, scale) },
+      y: { distr: logarithmic ? 3 : 1, range: () => fitRange(shown.lines, logarithmic, scale) },
     },
     axes: [
       { show: false },
@@ -48,10 +49,31 @@ export function makeChart(host, { lines, bad, scale, height, gutter, right = () 
     ],
     series: [{}, ...lines.map(makeSeries)],
     bands: makeBands(lines),
-    hooks: { drawClear: [(u) => markBad(u, bad)], draw: [moveCursor], setCursor: [tellCursor], setSelect: [tellZoom] },
+    hooks: { drawClear: [(u) => markBad(u, shown.bad)], draw: [moveCursor], setCursor: [tellCursor], setSelect: [tellZoom] },
   };
-  const data = [Float64Array.from({ length: columnCount() }, (_, column) => column + 0.5), ...lines.map(({ line }) => Array.from(line, (value) => toPoint(value, logarithmic)))];
-  return new uPlot(options, data, host);
+  const plot = new uPlot(options, pointsOf(shown), host);
+  charts.set(plot, shown);
+  return plot;
+}
+
+const charts = new WeakMap(); // uPlot → what it shows
+
+const isLogarithmic = (lines, scale) => scale === "log" && lines.some(({ line }) => line.some((value) => value > 0));
+
+/** Show newer numbers of the same lines; false where the chart has to be made anew. */
+export function renewChart(plot, { lines, bad, scale }) {
+  const shown = charts.get(plot);
+  const isSame = (line, i) => ["name", "color", "band"].every((key) => line[key] === shown.lines[i][key]);
+  const isFit = scale === shown.scale && isLogarithmic(lines, scale) === shown.logarithmic;
+  if (!isFit || lines.length !== shown.lines.length || !lines.every(isSame)) return false;
+  Object.assign(shown, { lines, bad });
+  plot.setData(pointsOf(shown));
+  return true;
+}
+
+function pointsOf({ lines, logarithmic }) {
+  const places = Float64Array.from({ length: columnCount() }, (_, column) => column + 0.5);
+  return [places, ...lines.map(({ line }) => Array.from(line, (value) => toPoint(value, logarithmic)))];
 }
 
 function toPoint(value, logarithmic) {

@@ -3,46 +3,89 @@
 import { makePalette } from "./colors.js";
 import { sizeCanvas, themeColor } from "./dom.js";
 import { ask, facts, readBytes, unpack } from "./payload.js";
-import { shownColumns } from "./steps.js";
+import { columnCount, shownColumns } from "./steps.js";
 import { isDark } from "./theme.js";
 
 const FEWEST_BINS = 8;
 
-const OLD = 30_000; // milliseconds after which the histograms of a followed run are asked for again, or
-const SHARE = 0.05; // of the time that asking may take, where that is later
-
 let codes = null;
-let due = 0; // when histograms are old
-const asked = new Map(); // series of a page that is served → its histogram
+let asked = new Map(); // series of a page that is served → its histogram; null while it is on its way
 
 /** Make histograms of some series ready; tells whether there are others than before. */
 export async function loadExponents(wanted) {
   if (!facts.live) return void (codes ??= await readBytes("exponents"));
-  const begun = performance.now();
-  if (begun > due) forgetExponents();
-  const lacking = wanted.filter((series) => !asked.has(series));
-  if (!lacking.length || !facts.columns.first.length) return false;
-  for (const series of lacking) asked.set(series, null); // nobody else needs to ask
-  const { first, last, width } = facts.columns;
-  const chosen = { series: lacking, sites: facts.live.digests.sites };
-  const answer = await ask("exponents", { ...chosen, step: first[0], until: last.at(-1), width });
-  if (answer === null) return false; // the run has other sites by now, of which the next news tell
-  const { exponents, text } = await answer.json();
-  const bytes = exponents && (await unpack(text));
-  facts.exponents = exponents ?? facts.exponents;
-  lacking.forEach((series, i) => asked.set(series, exponents?.stretches[i] ? cutOut(exponents, i, bytes) : null));
-  due = performance.now() + Math.max(OLD, (performance.now() - begun) / SHARE);
+  const [here, version] = [asked, facts.live.version];
+  const lacking = wanted.filter((series) => !here.has(series));
+  if (!lacking.length || !columnCount()) return false;
+  for (const series of lacking) here.set(series, null); // nobody else needs to ask
+  const found = await askExponents(lacking, 0, facts.columns.width);
+  if (found === null || here !== asked) return false; // the run has other sites by now, of which the next news tell
+  lacking.forEach((series, i) => here.set(series, { ...found[i], version }));
   return true;
 }
 
-export function forgetExponents() {
-  asked.clear();
-  due = Infinity;
+/** Add the columns that came since to histograms that are there. */
+export async function freshenExponents(wanted) {
+  if (!facts.live) return;
+  const [here, { version }] = [asked, facts.live];
+  const old = wanted.filter((series) => here.get(series) && here.get(series).version !== version);
+  const alike = new Map(); // those of as many columns
+  for (const series of old) {
+    const shape = `${here.get(series).columns} ${here.get(series).merged}`;
+    alike.set(shape, [...(alike.get(shape) ?? []), series]);
+  }
+  for (const some of alike.values()) {
+    const known = some.map((series) => here.get(series));
+    const [{ columns, merged }] = known;
+    const found = await askExponents(some, (columns - 1) * merged, facts.columns.width * merged);
+    if (found === null || here !== asked) return;
+    for (const [i, series] of some.entries()) {
+      if (here.get(series) !== known[i]) continue; // another answer came first
+      if (found[i].merged > 1) here.delete(series); // so many that each holds more steps: all are asked for anew
+      else here.set(series, { ...addColumns(known[i], found[i]), version });
+    }
+  }
 }
 
-/** {first, bins, cells} of a series: exponent of the lowest bin, how many bins, codes by bin and column. */
+/** Histograms of some series from a column of the page on, in columns of so many steps; null where sites are others by now. */
+async function askExponents(series, from, width) {
+  const { first, last } = facts.columns;
+  const columns = Math.ceil(((first.length - from) * facts.columns.width) / width);
+  const query = { series, sites: facts.live.digests.sites, step: first[from], until: last.at(-1), width };
+  const answer = await ask("exponents", query);
+  if (answer === null) return null;
+  const { exponents, text } = await answer.json();
+  const bytes = exponents && (await unpack(text));
+  facts.exponents = exponents ?? facts.exponents;
+  return series.map((_, i) => (exponents?.stretches[i] ? cutOut(exponents, i, bytes) : { ...EMPTY, columns: exponents?.columns ?? columns, merged: exponents?.merged ?? 1 }));
+}
+
+const EMPTY = { first: 0, bins: 0, cells: new Uint8Array(0) };
+
+/** A histogram and the columns that follow, of which the first takes the place of its last. */
+function addColumns(known, added) {
+  const [kept, columns] = [known.columns - 1, known.columns - 1 + added.columns];
+  const some = [known, added].filter(({ bins }) => bins);
+  if (!some.length) return { ...known, columns };
+  const first = Math.min(...some.map((each) => each.first));
+  const bins = Math.max(...some.map((each) => each.first + each.bins)) - first;
+  const cells = new Uint8Array(bins * columns);
+  const copy = (part, width, at) => {
+    for (let bin = 0; bin < part.bins; bin++)
+      cells.set(part.cells.subarray(bin * part.columns, bin * part.columns + width), (bin + part.first - first) * columns + at);
+  };
+  copy(known, kept, 0);
+  copy(added, added.columns, kept);
+  return { first, bins, columns, merged: known.merged, cells };
+}
+
+export function forgetExponents() {
+  asked = new Map();
+}
+
+/** {first, bins, columns, merged, cells} of a series: exponent of the lowest bin, how many bins and columns, columns of the page in one, codes by bin and column. */
 export function histogramOf(series) {
-  if (facts.live) return asked.get(series) ?? null;
+  if (facts.live) return asked.get(series)?.bins ? asked.get(series) : null;
   return facts.exponents?.stretches[series] && codes ? cutOut(facts.exponents, series, codes) : null;
 }
 

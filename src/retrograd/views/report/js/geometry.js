@@ -5,14 +5,14 @@ import { shown } from "./rows.js";
 import { state } from "./state.js";
 import { shownColumns } from "./steps.js";
 
-/** gutter: width of the labels; plot: width of the cells; right: what a scroll bar takes; row: height of a row. */
-export const geometry = { gutter: 0, plot: 0, right: 0, row: 0, height: 0 };
+/** card: width of all; gutter: width of the labels; plot: width of the cells; right: what a scroll bar takes; row: height of a row. */
+export const geometry = { card: 0, gutter: 0, plot: 0, right: 0, row: 0, height: 0 };
 
 const LEAST_ROW = 3;
 
 export function measureMap() {
   const view = find("viewport");
-  const card = find("map").clientWidth;
+  const card = (geometry.card = find("map").clientWidth);
   const narrow = card < 560;
   geometry.gutter = narrow ? 118 : Math.min(250, Math.max(170, Math.round(card * 0.2)));
   const most = Math.round(Math.max(220, innerHeight * (narrow ? 0.55 : 0.62)));

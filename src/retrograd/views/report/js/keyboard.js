@@ -37,13 +37,13 @@ function moveRow(by) {
   const now = shown.rows.findIndex((node) => node.id === state.current);
   const next = Math.max(0, Math.min(shown.rows.length - 1, now + by));
   if (!shown.rows[next]) return;
-  change({ current: shown.rows[next].id, cursor: state.cursor ?? shownColumns()[1] });
+  change({ current: shown.rows[next].id, cursor: state.cursor ?? shownColumns()[1], held: true });
   scrollToRow(shown.rows[next].id);
 }
 
 function moveColumn(by) {
   const [from, to] = shownColumns();
-  change({ cursor: Math.max(from, Math.min(to, (state.cursor ?? from) + by)) });
+  change({ cursor: Math.max(from, Math.min(to, (state.cursor ?? from) + by)), held: true });
 }
 
 /** Escape undoes one thing: what is typed, then the last panel, then the zoom. */

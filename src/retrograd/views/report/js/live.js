@@ -42,12 +42,14 @@ function adopt({ news, digests, columns }) {
     const before = QUANTITIES.length;
     findQuantities();
     findStatistics();
-    forgetExponents();
     if (before === 0 && QUANTITIES.length > 0) return location.reload(); // nothing was drawn yet
   }
-  if (columns) forgetColumns(columns.from === 0);
-  forgetNumbers(isOther);
-  writeAbout();
+  if (isOther || columns?.from === 0) {
+    forgetColumns();
+    forgetNumbers(isOther);
+    forgetExponents();
+  }
+  writeAbout(Object.keys(news));
   if ("findings" in news) writeFindings();
   if (columns || isOther) {
     facts.live.version += 1;

@@ -1,11 +1,10 @@
 /** The loss, above the map and on the same axis. */
 
-import { fitWidth, makeChart, moveCursor, rescale } from "./chart.js";
+import { fitWidth, makeChart, moveCursor, renewChart, rescale } from "./chart.js";
 import { fill, find, make } from "./dom.js";
-import { formatCount } from "./counts.js";
-import { formatNumber } from "./format.js";
 import { geometry } from "./geometry.js";
-import { lossLine } from "./measures.js";
+import { tellLoss } from "./loss_words.js";
+import { loadLossLine, lossLine } from "./measures.js";
 import { facts } from "./payload.js";
 import { state } from "./state.js";
 
@@ -13,19 +12,22 @@ const HEIGHT = 92;
 
 let chart = null;
 
+export const loadLoss = loadLossLine;
+
 export function drawLoss() {
   const host = find("loss");
   const bands = ["low", "mean", "high"].map((band) => lossLine(band));
   if (!bands[1] && facts.loss) return; // of a run that is followed, it is on its way
-  chart?.destroy();
-  chart = null;
-  if (!bands[1]) return fill(host, make("p", { class: "note" }, "No loss was seen."));
-  fill(host, make("div", { class: "loss-title" }, "loss ", make("b", { id: "loss-value" })));
   const lines = [
     { line: bands[0], color: "loss", band: true },
     { line: bands[2], color: "loss", band: true },
     { line: bands[1], color: "loss", width: 1.5 },
   ];
+  if (chart && bands[1] && renewChart(chart, { lines, scale: state.curves })) return readLoss();
+  chart?.destroy();
+  chart = null;
+  if (!bands[1]) return fill(host, make("p", { class: "note" }, "No loss was seen."));
+  fill(host, make("div", { class: "loss-title" }, "loss ", make("b", { id: "loss-value" })));
   chart = makeChart(host, {
     lines,
     scale: state.curves,
@@ -50,13 +52,4 @@ function readLoss() {
   if (!line) return; // of a run that is followed, it is on its way
   const known = state.cursor ?? line.findLastIndex((value) => !Number.isNaN(value));
   find("loss-value").textContent = tellLoss(line, lossLine("low"), known);
-}
-
-/** A loss that is not finite is said to be so, and since when. */
-export function tellLoss(line, low, column) {
-  if (line[column] !== Infinity) return formatNumber(line[column] ?? NaN);
-  let since = column;
-  while (since > 0 && !Number.isFinite(line[since - 1])) since -= 1;
-  const word = Number.isNaN(low[column]) ? "NaN" : "not finite";
-  return `${word} since step ${formatCount(facts.columns.first[since])}`;
 }

@@ -7,7 +7,8 @@ let generation = 0; // what was asked for before all columns, or all series, bec
 let coming = null; // the answer that is on its way
 const SPARE = 128; // columns that a followed run may gain before its numbers are copied
 const MOST_SERIES = 4000; // of one question, which is an address
-const largest = new Map(); // series → largest magnitudes
+const largest = new Map(); // series → {line, known, loaded}: largest magnitudes
+let loaded = 0; // answers that have come so far
 
 /** Statistics that can be chosen; the largest magnitude is made of the smallest and the largest element. */
 export const STATISTICS = [];
@@ -28,18 +29,21 @@ export function findStatistics() {
     STATISTICS.splice(ends[0], 0, { ...largestMagnitude, series: STATISTICS[ends[1]].series });
   }
   for (const statistic of STATISTICS) statistic.rank = new Map(statistic.series.map((series, i) => [series, i]));
-  forgetColumns(true);
+  forgetColumns();
 }
 findStatistics();
 
-/** There are more columns, or other numbers in the last one; `anew` where all of them are others. */
-export function forgetColumns(anew) {
-  if (anew) lines.clear();
-  if (anew) generation += 1;
+/** All numbers are others. */
+export function forgetColumns() {
+  lines.clear();
   largest.clear();
+  generation += 1;
 }
 
 export const statisticOf = (name) => STATISTICS.find((statistic) => statistic.name === name) ?? STATISTICS[0];
+
+/** One sentence about a statistic, for whoever points at it. */
+export const aboutOf = (name) => STATISTICS.find((statistic) => statistic.name === name)?.about ?? "";
 
 /** Make statistics of some series ready; a page in a file has all series of a statistic in one piece. */
 export async function loadStatistics(names, wanted) {
@@ -51,7 +55,7 @@ export async function loadStatistics(names, wanted) {
   }
 }
 
-export async function loadLoss() {
+export async function loadLossLine() {
   if (!facts.loss) return;
   if (!facts.live) return unpack("loss", facts.loss);
   while (listLacking(["loss"], [0])) {
@@ -75,6 +79,7 @@ async function unpack(name, { bands, series }) {
   const columns = facts.columns.first.length;
   const known = linesOf(name);
   series.forEach((each, i) => known.set(each, { values, first: i * columns, apart: series.length * columns, columns }));
+  loaded += 1;
 }
 
 /** What to ask for next: statistics that lack the same series from the same column on; null where nothing is lacking. */
@@ -115,6 +120,7 @@ async function loadLacking({ names, series, from }) {
     }
     at += bands.length * series.length * width;
   }
+  loaded += 1;
   return true;
 }
 
@@ -150,15 +156,40 @@ function lineIn(name, band, series) {
 }
 
 function magnitudes(series) {
-  if (!largest.has(series)) {
-    const [low, high] = [lineOf("min", "low", series), lineOf("max", "high", series)];
-    if (!low || !high) return null;
-    largest.set(
-      series,
-      low.map((value, i) => Math.max(Math.abs(value), Math.abs(high[i]))),
-    );
+  const [low, high] = [lineOf("min", "low", series), lineOf("max", "high", series)];
+  if (!low || !high) return null;
+  return extendLine(largest, series, knownColumns("abs_max", series), (line, begin) => {
+    for (let i = begin; i < line.length; i++) line[i] = Math.max(Math.abs(low[i]), Math.abs(high[i]));
+  });
+}
+
+/** How many columns of a line have come; a series that lacks the statistic lacks none. */
+export function knownColumns(name, series) {
+  if (name === "abs_max") return Math.min(knownColumns("min", series), knownColumns("max", series));
+  if (!describe(name)?.rank.has(series)) return Infinity;
+  return lines.get(name)?.get(series)?.columns ?? 0;
+}
+
+/**
+ * A line that is made of others, column by column, and kept: only columns that came since are worked out again, and the
+ * last one before them, which may have grown. `known`: how many columns of all that it is made of have come;
+ * `work(line, begin)` works it out from a column on.
+ */
+export function extendLine(kept, key, known, work) {
+  const columns = facts.columns.first.length;
+  let found = kept.get(key);
+  if (found?.loaded === loaded && found.line.length === columns) return found.line;
+  const begin = Math.max(0, Math.min(found?.known ?? 0, columns) - 1);
+  if (!found) kept.set(key, (found = { space: new Float32Array(0) }));
+  if (found.space.length < columns) {
+    const wider = new Float32Array(columns + SPARE);
+    wider.set(found.space.subarray(0, begin));
+    found.space = wider;
   }
-  return largest.get(series);
+  const line = found.space.subarray(0, columns);
+  work(line, begin);
+  Object.assign(found, { line, known, loaded });
+  return line;
 }
 
 /** How many elements of a column were NaN or infinite, for each column; of two runs that are compared in either. */

@@ -2,33 +2,42 @@
 
 import { closePlace, togglePin } from "./actions.js";
 import { plural } from "./counts.js";
-import { find, make } from "./dom.js";
-import { loadExponents } from "./exponents.js";
+import { fill, find, make } from "./dom.js";
+import { freshenExponents, loadExponents } from "./exponents.js";
 import { STATISTICS, badOf, loadStatistics } from "./measures.js";
 import { facts } from "./payload.js";
 import { makeSide } from "./side.js";
 import { state } from "./state.js";
 
-const panels = new Map(); // name of the place → {element, sides}
+const panels = new Map(); // name of the place → {element, sides, renew}
 
 /** Make the page's panels those of `state.open`; called again after anything that needs new curves. */
 export async function drawPanels(renew = false) {
   const series = facts.places.filter(({ name }) => state.open.includes(name)).flatMap((place) => Object.values(place.series));
-  if (state.open.length) await loadStatistics(STATISTICS.map(({ name }) => name), series);
+  const statistics = STATISTICS.map(({ name }) => name);
+  if (state.open.length) await Promise.all([loadStatistics(statistics, series), freshenExponents(series)]);
   const histograms = loadExponents(series);
   if (!facts.live) await histograms; // of a long run that is followed, they come later
   const wanted = state.open.filter((name) => facts.places.some((place) => place.name === name));
   for (const [name, panel] of panels) {
-    if (renew || !wanted.includes(name)) removePanel(name, panel);
+    if (!wanted.includes(name) || (renew && !panel.renew())) removePanel(name, panel);
   }
   document.body.classList.toggle("with-panels", wanted.length > 0);
   find("panels").hidden = wanted.length === 0;
   const fresh = wanted.filter((name) => !panels.has(name));
   for (const name of fresh) panels.set(name, makePanel(name));
-  find("panel-list").replaceChildren(...wanted.map((name) => panels.get(name).element));
+  showInOrder(wanted.map((name) => panels.get(name).element));
   for (const name of fresh) panels.get(name).sides.forEach((side) => side.mount());
   showPins();
   if (await histograms) await drawPanels(true);
+}
+
+/** Panels one below the other; those that stand where they shall stay untouched, with what is focused in them. */
+function showInOrder(elements) {
+  elements.forEach((element, i) => {
+    const there = find("panel-list").children[i];
+    if (there !== element) find("panel-list").insertBefore(element, there ?? null);
+  });
 }
 
 function removePanel(name, panel) {
@@ -42,6 +51,7 @@ function makePanel(name) {
   const place = facts.places[number];
   const parts = ["value", "grad", "update"].filter((part) => part in place.series);
   const sides = parts.map((part) => makeSide(part, place.series[part]));
+  const told = make("div", {}, ...tellOf(place));
   const element = make(
     "article",
     { class: "panel", id: `panel-${number}`, "aria-label": name },
@@ -54,7 +64,7 @@ function makePanel(name) {
         {
           class: "icon pin",
           type: "button",
-          "aria-label": "keep this panel open",
+          "aria-label": "Pin: keep this panel open",
           title: "Keep open",
           onclick: () => togglePin(name),
         },
@@ -72,12 +82,24 @@ function makePanel(name) {
         "✕",
       ),
     ),
-    ...alarms(place),
-    ...Object.values(place.without).map((text) => make("p", { class: "note" }, `Gradient: ${text}.`)),
+    told,
     make("div", { class: "sides" }, ...sides.map((side) => side.element)),
   );
-  return { element, sides };
+  return {
+    element,
+    sides,
+    renew() {
+      if (JSON.stringify(facts.places[number]) !== JSON.stringify(place)) return false;
+      fill(told, ...tellOf(place));
+      return sides.every((side) => side.renew());
+    },
+  };
 }
+
+const tellOf = (place) => [
+  ...alarms(place),
+  ...Object.values(place.without).map((text) => make("p", { class: "note" }, `Gradient: ${text}.`)),
+];
 
 function alarms(place) {
   return Object.entries(place.series).flatMap(([part, series]) => {

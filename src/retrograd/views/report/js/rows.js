@@ -2,11 +2,11 @@
 
 import { makePalette } from "./colors.js";
 import { makeFilter } from "./filter.js";
-import { badOf, bandOf, lineOf, statisticOf } from "./measures.js";
+import { badOf, bandOf, extendLine, knownColumns, lineOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
 import { fitScale, shadeWith, sortNumbers } from "./scale.js";
 import { quantityOf, state } from "./state.js";
-import { columnCount, shownColumns } from "./steps.js";
+import { shownColumns } from "./steps.js";
 import { isDark } from "./theme.js";
 import { buildTree, chooseDepth, listRows } from "./tree.js";
 
@@ -16,7 +16,8 @@ const ROWS_AT_FIRST = 64;
 export const shown = { rows: [], total: 0, scale: null, shade: null, palette: null, problem: "" };
 
 const trees = new Map();
-const merged = new Map();
+const merged = new Map(); // statistic, band and row → its line, of what is shown at present
+let shownNow = ""; // quantity, statistic and band
 
 /** Tree of a quantity and the depth to which it starts unfolded. */
 export function treeOf(key) {
@@ -37,7 +38,7 @@ export const isFolded = (node) => node.depth >= foldDepth() !== state.flipped.in
 /** Whether a row stands for several places. */
 export const isMerged = (node) => Boolean(node.children) && !state.filter && isFolded(node) && node.places.length > 1;
 
-/** There are new numbers; with new sites, too, where the rows themselves may be others. */
+/** All numbers are others; with other sites, the rows may be, too. */
 export function forgetNumbers(withRows) {
   merged.clear();
   if (withRows) trees.clear();
@@ -124,22 +125,16 @@ function wantsSmallest() {
 }
 
 function mergePlaces(node) {
-  const key = [state.quantity, state.statistic, state.band, node.id].join("|");
-  if (!merged.has(key)) {
-    const parts = node.places.map(numbersOfPlace);
-    const better = chooseBetter();
-    merged.set(key, {
-      line: mergeLines(
-        parts.map((part) => part.line),
-        better,
-      ),
-      bad: mergeLines(
-        parts.map((part) => part.bad),
-        (a, b) => a > b,
-      ),
-    });
-  }
-  return merged.get(key);
+  const present = [state.quantity, state.statistic, state.band].join("|");
+  if (present !== shownNow) merged.clear();
+  shownNow = present;
+  const { name, bad } = statisticOf(state.statistic);
+  const { site } = quantityOf(state.quantity);
+  const series = node.places.map((number) => facts.places[number].series[site]).filter((each) => each !== undefined);
+  return {
+    line: mergeLines(`line ${node.id}`, name, series, (each) => lineOf(name, state.band, each), chooseBetter()),
+    bad: mergeLines(`bad ${node.id}`, bad ?? "nonfinite", series, (each) => badOf(each, bad), (a, b) => a > b),
+  };
 }
 
 /** Whether the first of two numbers is the one that a merged row shows. */
@@ -148,14 +143,15 @@ export function chooseBetter() {
   return wantsSmallest() ? (a, b) => a < b : (a, b) => a > b;
 }
 
-function mergeLines(lines, better) {
-  const known = lines.filter(Boolean);
-  if (known.length === 0) return null;
-  const best = new Float32Array(columnCount()).fill(NaN);
-  for (const line of known) {
-    for (let i = 0; i < best.length; i++) {
-      if (Number.isNaN(best[i]) || better(line[i], best[i])) best[i] = line[i];
+function mergeLines(key, name, series, lineOfSeries, better) {
+  if (!series.some(lineOfSeries)) return null;
+  const known = Math.min(...series.map((each) => knownColumns(name, each)));
+  return extendLine(merged, key, known, (best, begin) => {
+    best.fill(NaN, begin);
+    for (const line of series.map(lineOfSeries).filter(Boolean)) {
+      for (let i = begin; i < best.length; i++) {
+        if (Number.isNaN(best[i]) || better(line[i], best[i])) best[i] = line[i];
+      }
     }
-  }
-  return best;
+  });
 }

@@ -33,7 +33,7 @@ export function seriesOf(key) {
 
 export const DEFAULTS = {
   quantity: QUANTITIES[0]?.key ?? "grad",
-  statistic: facts.measures[0]?.name ?? "rms", // the difference where two runs are compared
+  statistic: facts.measures[0]?.name ?? "rms", // the ratio where runs are compared
   band: "high",
   scale: "auto",
   filter: "",
@@ -48,7 +48,8 @@ export const DEFAULTS = {
   theme: "auto",
 };
 
-export const state = { ...structuredClone(DEFAULTS), cursor: null, current: null, brush: null };
+/** held: the cell at the cursor was chosen by a finger or a key, so that it is read without hovering. */
+export const state = { ...structuredClone(DEFAULTS), cursor: null, current: null, brush: null, held: false };
 
 const listeners = [];
 let changed = null;

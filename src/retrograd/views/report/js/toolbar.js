@@ -13,6 +13,7 @@ import { QUANTITIES, change, quantityOf, seriesOf, state } from "./state.js";
 import { nameColumns, shownColumns } from "./steps.js";
 
 const BANDS = { high: "largest", mean: "mean", low: "smallest" };
+const offered = new Map(); // list → its choices, as text
 const FACTOR_CHOICES = [["auto", "range that fits"], ...FACTORS.map((factor) => [String(factor), `up to ×${formatCount(factor)}`])];
 
 export function buildToolbar() {
@@ -85,8 +86,12 @@ function press(group, key) {
     button.setAttribute("aria-pressed", String(button.dataset.key === key));
 }
 
+/** The choices of a list; one that a person has open stays as it is unless they are others. */
 function offer(id, choices, chosen) {
-  fill(find(id), ...choices.map(([value, label, title]) => make("option", { value, title, selected: value === chosen }, label)));
+  const told = JSON.stringify(choices);
+  if (offered.get(id) !== told) fill(find(id), ...choices.map(([value, label, title]) => make("option", { value, title }, label)));
+  offered.set(id, told);
+  if (find(id).value !== chosen) find(id).value = chosen;
 }
 
 /** What the filter keeps and what the zoom shows. */

@@ -3,7 +3,7 @@
 import { fitWidth, makeChart, moveCursor, rescale } from "./chart.js";
 import { fill, find, make } from "./dom.js";
 import { geometry } from "./geometry.js";
-import { tellLoss } from "./loss.js";
+import { tellLoss } from "./loss_words.js";
 import { STATISTICS, lineOf, loadStatistics } from "./measures.js";
 import { facts } from "./payload.js";
 import { colorOf, dashOf, drawnRuns, makeKey } from "./runs.js";
@@ -13,9 +13,9 @@ let chart = null;
 
 const lossOf = (number, band) => lineOf(`loss-${number}`, band, 0);
 
-export const loadLosses = () => loadStatistics(STATISTICS.map(({ name }) => name).filter((name) => name.startsWith("loss-")));
+export const loadLoss = () => loadStatistics(STATISTICS.map(({ name }) => name).filter((name) => name.startsWith("loss-")));
 
-export function drawLosses() {
+export function drawLoss() {
   const host = find("loss");
   const known = drawnRuns().filter((number) => lossOf(number, "mean"));
   chart?.destroy();
@@ -29,19 +29,19 @@ export function drawLosses() {
     gutter: () => geometry.gutter,
     right: () => geometry.right,
   });
-  readLosses();
+  readLoss();
 }
 
-export function followLosses(keys) {
+export function followLoss(keys) {
   if (!chart) return;
   if (keys.has("zoom") || keys.has("range")) rescale(chart);
   moveCursor(chart);
-  readLosses();
+  readLoss();
 }
 
-export const resizeLosses = () => chart && fitWidth(chart);
+export const resizeLoss = () => chart && fitWidth(chart);
 
-function readLosses() {
+function readLoss() {
   const keys = drawnRuns().flatMap((number) => {
     const line = lossOf(number, "mean");
     if (!line) return [];

@@ -1,82 +1,28 @@
-"""The ``retrograd`` command: record a training script, and look at what was recorded.
+"""The commands: each is a class here, or in ``launch/requests.py`` if it runs a program; its fields are its options.
 
-A command is a class here, or in ``launch/requests.py`` if it runs a program; its fields are its options. Torch takes
-seconds to load, and neither ``--help`` nor ``run`` needs it: a command asks for public names, as in ``rg.compare``,
-which are loaded when they are used.
+Torch takes seconds to load, and neither ``--help`` nor a wrong path needs it: a command asks for public names, as in
+``rg.compare``, which are loaded when they are used.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import sys
 import sysconfig
-from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import retrograd as rg
 from retrograd.addresses import local_path, read_path
-from retrograd.errors import RetrogradError
 from retrograd.foreign.text import show_plainly
 from retrograd.launch.chosen_run import check_is_no_script, check_run, choose_run, show_in_browser
 from retrograd.launch.completion import write_completion
-from retrograd.launch.interpreter import install_hook, remove_hook
-from retrograd.launch.lean import keep_pandas_out
+from retrograd.launch.hook_file import install_hook, remove_hook
 from retrograd.launch.options import Command, option
-from retrograd.launch.parser import parse
 from retrograd.launch.requests import DebugRequest, ExplainOptions, InventoryRequest, RunRequest, TraceRequest
 from retrograd.runs.layout import PARENT
 from retrograd.runs.listing import RunOrder, list_runs
-
-_ABOUT = "Record what happens inside loss.backward(), see it, and say what is wrong."
-
-_EXAMPLES = """
-examples:
-  retrograd run train.py --lr 0.1                record an unmodified script
-  retrograd explain                              what is wrong with the newest run, and what to do
-  retrograd compare runs/first runs/second       where two runs diverge, and why
-  retrograd report runs/train-20250131-120000    one HTML file that shows the whole run
-  retrograd serve                                the same page, live, while the newest run trains
-  retrograd view runs/train-20250131-120000      a table in the terminal
-  retrograd ls                                   all runs below runs/
-  retrograd trace train.py --lr 0.1              every node of the first backward passes
-  retrograd inventory train.py --lr 0.1          what autograd keeps in one step, and where
-  retrograd debug train.py --lr 0.1              stop inside loss.backward(), and look
-"""
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Carry out a command line.
-
-    Args:
-        words: what follows ``retrograd``; that of the process by default.
-
-    Returns:
-        The exit code: 0, 1 for a replay that differs or a pass that hangs, or 2 for what cannot be carried out.
-        ``run``, ``trace``, ``inventory`` and ``debug`` do not return: the process becomes the command.
-    """
-    try:
-        asked = parse(sys.argv[1:] if words is None else words, COMMANDS, _ABOUT, _EXAMPLES)
-        if not asked.runs or asked.reads:
-            asked.check()
-        if words is None and asked.reads:
-            keep_pandas_out()
-        code = asked.carry_out()
-        sys.stdout.flush()
-    except RetrogradError as error:
-        print(f"retrograd: {show_plainly(str(error))}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader has seen enough, as in `retrograd view RUN | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)  # die of it, so that a shell script around us stops too
-        return 128 + signal.SIGINT
-    return code or 0
 
 
 class Explain(ExplainOptions):
@@ -148,18 +94,13 @@ class Report(Command):
 
     run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
     output: Path | None = option("-o --output", None, "the file (default: RUN/report.html)", metavar="FILE")
-    against: Path | None = option("--against", None, "show the difference to this run, or rank's folder", metavar="RUN")
-
     open: bool = option("--open", False, "show it in the browser")
 
     def check(self) -> None:
         check_run(self.run)
-        check_run(self.against)
 
     def carry_out(self) -> None:
-        run = choose_run(self.run)
-        against = rg.open_run(self.against) if self.against else None
-        written = rg.write_report(rg.open_run(run), self.output, against=against)
+        written = rg.write_report(rg.open_run(choose_run(self.run)), self.output)
         print(written)
         if self.open:
             show_in_browser(written.absolute().as_uri())
@@ -430,6 +371,3 @@ COMMANDS: tuple[type[Command], ...] = (
     Completion,
 )
 """All commands, in the order of the help."""
-
-if __name__ == "__main__":
-    sys.exit(main())

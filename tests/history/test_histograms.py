@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from retrograd.history import windows
-from retrograd.history.windows import Histograms
+from retrograd.history import histograms
+from retrograd.history.histograms import Histograms
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1000])
 def test_histograms_are_added_some_at_a_time(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(windows, "_HISTOGRAMS_AT_ONCE", at_once)
+    monkeypatch.setattr(histograms, "_HISTOGRAMS_AT_ONCE", at_once)
     random = np.random.default_rng(0)
     sites, columns, n = 2, 3, 20
     lengths, first = random.integers(0, 6, n).astype(np.int32), random.integers(100, 140, n).astype(np.int16)

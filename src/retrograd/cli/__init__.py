@@ -1,0 +1,82 @@
+"""The ``retrograd`` command: record a training script, and look at what was recorded.
+
+Whoever types ``retrograd run`` waits for what is loaded here before the script begins, so the commands that run a
+program are all that is: the others come with ``retrograd.cli.commands`` where one of them is meant.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from retrograd.errors import RetrogradError
+from retrograd.launch.options import Command
+from retrograd.launch.parser import parse
+
+_ABOUT = "Record what happens inside loss.backward(), see it, and say what is wrong."
+
+_EXAMPLES = """
+examples:
+  retrograd run train.py --lr 0.1                record an unmodified script
+  retrograd explain                              what is wrong with the newest run, and what to do
+  retrograd compare runs/first runs/second       where two runs diverge, and why
+  retrograd report runs/train-20250131-120000    one HTML file that shows the whole run
+  retrograd serve                                the same page, live, while the newest run trains
+  retrograd view runs/train-20250131-120000      a table in the terminal
+  retrograd ls                                   all runs below runs/
+  retrograd trace train.py --lr 0.1              every node of the first backward passes
+  retrograd inventory train.py --lr 0.1          what autograd keeps in one step, and where
+  retrograd debug train.py --lr 0.1              stop inside loss.backward(), and look
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Carry out a command line.
+
+    Args:
+        words: what follows ``retrograd``; that of the process by default.
+
+    Returns:
+        The exit code: 0, 1 for a replay that differs or a pass that hangs, or 2 for what cannot be carried out.
+        ``run``, ``trace``, ``inventory`` and ``debug`` do not return: the process becomes the command.
+    """
+    try:
+        asked = parse(sys.argv[1:] if words is None else words, load_commands, _ABOUT, _EXAMPLES)
+        if not asked.runs or asked.reads:
+            asked.check()
+        if words is None and asked.reads:
+            _keep_pandas_out()
+        code = asked.carry_out()
+        sys.stdout.flush()
+    except RetrogradError as error:
+        _tell(error)
+        return 2
+    except BrokenPipeError:  # the reader has seen enough, as in `retrograd view RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)  # die of it, so that a shell script around us stops too
+        return 128 + signal.SIGINT
+    return code or 0
+
+
+def load_commands() -> Sequence[type[Command]]:
+    """All commands, in the order of the help."""
+    from retrograd.cli.commands import COMMANDS
+
+    return COMMANDS
+
+
+def _keep_pandas_out() -> None:
+    from retrograd.launch.lean import keep_pandas_out
+
+    keep_pandas_out()
+
+
+def _tell(error: RetrogradError) -> None:
+    from retrograd.foreign.text import show_plainly
+
+    print(f"retrograd: {show_plainly(str(error))}", file=sys.stderr)

@@ -1,0 +1,33 @@
+"""Reads what is asked for next while the last of it is worked on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+NEAR_READERS = 2
+"""Threads that read files: pyarrow unpacks beside Python, which merges on one core. More would hold more, and wait."""
+
+FAR_READERS = 16
+"""Threads that read from a store, each of which waits some 50 ms for an answer."""
+
+
+def read_ahead(calls: Iterable[Callable[[], T]], readers: int) -> Iterator[T]:
+    """What some calls return, in order; the next ones are made by other threads meanwhile, as many as there are."""
+    with ThreadPoolExecutor(readers, "retrograd-reader") as pool:
+        waiting: deque[Future[T]] = deque()
+        for call in calls:
+            waiting.append(pool.submit(call))
+            if len(waiting) > readers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def read_each(calls: Iterable[Callable[[], T]], *, is_far: bool) -> Iterator[T]:
+    """The same where there is somebody to wait for; files of this machine are read by the thread that asks."""
+    return read_ahead(calls, FAR_READERS) if is_far else (call() for call in calls)

@@ -1,0 +1,48 @@
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any
+
+def follow(nodes: list[Any], places: dict[Any, int], several: set[Any], most: float, /) -> list[int]: ...
+def order_upwards(nodes: list[Any], links: list[int], leaf: int, /) -> list[Any] | None: ...
+
+class Pen:
+    def __init__(
+        self,
+        memory: Any,
+        capacity: int,
+        writers: dict[int, tuple[Callable[[], int], int]],
+        kinds: dict[type, int],
+        meet: Callable[[Any], None],
+        current_node: Callable[[], Any],
+        clock: Callable[[], int],
+    ) -> None: ...
+    def see(self, gradient: Any, /) -> None: ...
+    def exchange(self, memory: Any, /) -> None: ...
+
+class Marker:
+    def __init__(
+        self,
+        notes: list[Any],
+        current: list[Any],
+        otherwise: Callable[[tuple[Any, ...]], None],
+        current_node: Callable[[], Any],
+        clock: Callable[[], int],
+    ) -> None: ...
+    def mark(self, gradient: Any, /) -> None: ...
+
+class OperationTap:
+    def __init__(
+        self,
+        logs: Any,
+        here: Any,
+        writes: Any,
+        otherwise: Callable[..., Any],
+        fail: Callable[[Exception], None],
+        tensor_type: type,
+        sequence_number: Callable[[], int],
+        torchs_way: CodeType,
+        is_inner: Mapping[str, bool],
+        to_arrays: tuple[Any, ...],
+        limit: int,
+    ) -> None: ...
+    def call(self, mode: Any, function: Any, types: Any, args: Any, kwargs: Any = ..., /) -> Any: ...

@@ -1,0 +1,171 @@
+"""The compiled code and its twins in Python find, write and note the same."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import retrograd as rg
+from retrograd.hangs import ring as ring_room
+from retrograd.hangs.ring import Ring
+from retrograd.hooks import forward_log, reach
+from retrograd.hooks.native import native
+from retrograd.hooks.nodes import LEAF_NUMBER, is_leaf, number_of, root_edges
+from retrograd.hooks.reach import find_nodes, follow, order_upwards
+from retrograd.tracing import pass_log
+from tests.graph.test_walker import tangle, tangle_of_threads
+
+pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")
+
+
+def both(monkeypatch: pytest.MonkeyPatch, *rooms: Any) -> list[Callable[[], None]]:
+    """Switches: to the compiled code, and to Python."""
+    return [lambda code=code: [monkeypatch.setattr(room, "native", code) for room in rooms] for code in (native, None)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 30), most=st.sampled_from([1, 7, float("inf")]))
+def test_nodes_are_found_alike(seed: int, size: int, most: float) -> None:
+    assert native is not None
+    for roots in ([tangle(seed, size)], tangle_of_threads(seed, size)):
+        nodes = list(dict.fromkeys(node for node, _ in root_edges(roots)))
+        found = []
+        for code in (native.follow, follow):
+            grown, several = list(nodes), set[Any]()
+            places = {node: place for place, node in enumerate(nodes)}
+            links = code(grown, places, several, most)
+            assert places == {node: place for place, node in enumerate(grown)}
+            found.append((grown, several, links, native.order_upwards(grown, links, LEAF_NUMBER)))
+            assert found[-1][-1] == order_upwards(grown, links, LEAF_NUMBER)
+        assert found[0] == found[1]
+
+
+def test_what_is_no_node_is_an_error_and_no_crash() -> None:
+    assert native is not None
+    with pytest.raises(AttributeError):
+        native.follow([1], {1: 0}, set(), 9.0)
+    with pytest.raises(TypeError):
+        native.follow((), {}, set(), 9.0)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        native.order_upwards([1], [-2], LEAF_NUMBER)
+    reached = find_nodes(root_edges(tangle(1, 5)))
+    assert native.order_upwards(reached.nodes, [*reached.links, 10**6], LEAF_NUMBER) is not None
+    with pytest.raises(OverflowError):
+        native.order_upwards(reached.nodes, [10**30], LEAF_NUMBER)
+
+
+def make_loss() -> Tensor:
+    x = torch.ones(3, requires_grad=True)
+    return (torch.stack([x.sin() * x.exp(), x]).unbind()[0]).relu().sum()
+
+
+def test_a_ring_is_written_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    loss = make_loss()
+    for switch in both(monkeypatch, ring_room, reach):
+        switch()
+        ticks = itertools.count(10**18)
+        monkeypatch.setattr(ring_room.time, "time_ns", lambda ticks=ticks: next(ticks))
+        ring = Ring.create(None, 16)
+        handles = [node.register_prehook(ring.see) for node in find_nodes(root_edges(loss)).nodes]
+        for _ in range(3):
+            ring.pass_begins()
+            loss.backward(retain_graph=True)
+            ring.pass_ends()
+        written.append([thread.events for thread in ring.read().threads])
+        for handle in handles:
+            handle.remove()
+        ring.close()
+    assert written[0] == written[1]
+    assert len(written[0][0]) == 15
+
+
+def test_a_pen_writes_nowhere_else() -> None:
+    assert native is not None
+    memory, met = bytearray(64), []
+    node: Any = make_loss().grad_fn
+    here = {threading.get_ident(): (lambda: 2**40, 48)}  # the entry would end behind the memory
+    pen = native.Pen(memory, 1, here, {type(node): 1}, met.append, lambda: node, lambda: 5)
+    pen.see(None)
+    assert met == [node]
+    assert not any(memory)
+    here[threading.get_ident()] = (lambda: -1, 0)
+    pen.see(None)
+    assert met == [node, node]
+    assert not any(memory)
+    pen.exchange(bytearray(128))
+    here[threading.get_ident()] = (lambda: 7, 96)
+    pen.see(None)
+    assert met == [node, node]
+    with pytest.raises(BufferError):
+        pen.exchange(b"cannot be written")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_trace_notes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = []
+    for switch in both(monkeypatch, pass_log, reach):
+        switch()
+        x = torch.ones(3, requires_grad=True)
+        nested = torch.nested.nested_tensor([x.detach(), x.detach()[:2]], requires_grad=True)
+        with rg.trace(origins=False) as trace:
+            (torch.stack([x.sin() * x.exp(), x]).unbind()[0]).double().relu().sum().backward()
+            (nested * 2).to_padded_tensor(0.0).sum().backward()
+        traced.append([(event.name, event.incoming, event.outgoing, event.thread) for event in trace.events])
+    assert traced[0] == traced[1]
+    assert len(traced[0]) > 10
+
+
+def train_oddly(x: Tensor) -> Tensor:
+    """Containers, writes, options, memory given to NumPy, inference, an error, more tensors than are counted."""
+    y = torch.cat([x.sin(), x.exp()]).reshape(2, -1)[0, :] + torch.stack([x] * 30).sum(dim=0)
+    y = torch.dropout(y, p=0.0, train=True).clone()
+    y.mul_(2.0).add_(x, alpha=0.5)
+    y.detach().numpy()[:] += 1.0
+    with torch.inference_mode():
+        torch.ones(3) + 1
+    with pytest.raises(RuntimeError):
+        x @ torch.ones(7)
+    return torch.nn.functional.softplus(y).sum() + torch.nn.functional.cross_entropy(y[None], torch.tensor([1]))
+
+
+def test_operations_are_noted_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, hastened = [], []
+    for switch in both(monkeypatch, forward_log):
+        switch()
+        x = torch.linspace(0.1, 1.0, 3).requires_grad_()
+        first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        with rg.record_origins(writes=True) as origins:
+            hastened.append("__torch_function__" in vars(origins._log._mode))
+            loss = train_oddly(x)
+        hastened.append("__torch_function__" in vars(origins._log._mode))
+        nodes = sorted(find_nodes(root_edges(loss)).nodes, key=number_of)
+        assert origins.writes is not None
+        writes = [(each.writer, each.line, each.version, each.order) for each in origins.writes.writes]
+        given = [(each.writer, each.line) for each in origins.writes._arrays]
+        places = [(number_of(each) - first, origins.find(number_of(each))) for each in nodes if not is_leaf(each)]
+        found.append((loss.item(), places, writes, given))
+    assert hastened == [True, False, False, False]
+    assert found[0] == found[1]
+    assert len(found[0][1]) > 10
+    assert len(found[0][2]) == 2
+
+
+def test_a_fault_of_ours_is_told_once_and_the_program_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3, requires_grad=True)
+    origins = rg.record_origins()
+    with origins:
+        x.sin()
+        monkeypatch.setattr(origins._log._logs.here.log, "operations", None)
+        with pytest.warns(UserWarning, match="not noted any more"):
+            y = x.cos()
+        y = y.exp()
+    assert torch.equal(y, torch.ones(3).cos().exp())
