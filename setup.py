@@ -26,6 +26,11 @@ kernel = Extension(
     **HOW,
 )
 
-native = Extension("retrograd.hooks._native", sources=["src/retrograd/hooks/_native.c"], **HOW)
+native = Extension(
+    "retrograd.hooks._native",
+    sources=[f"src/retrograd/hooks/{name}.c" for name in ("_native", "_taps")],
+    depends=["src/retrograd/hooks/_native.h"],
+    **HOW,
+)
 
 setup(ext_modules=[kernel, native], options={"bdist_wheel": {"py_limited_api": "cp311"}})
