@@ -1,4 +1,4 @@
-"""The compiled twins of what runs for every node and operation; None where there was no compiler."""
+"""The compiled twins of what runs for every node, operation and rule; None where there was no compiler."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import sys
 from types import ModuleType
 
 native: ModuleType | None
+rules: ModuleType | None
 try:
-    from retrograd.hooks import _native
+    from retrograd.hooks import _native, _rules
 except ImportError:  # installed without a compiler
-    native = None
+    native = rules = None
 else:
     native = _native if sys.byteorder == "little" else None  # it writes numbers as they lie in memory
+    rules = _rules

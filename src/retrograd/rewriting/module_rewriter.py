@@ -191,7 +191,7 @@ class InputRewriter:
         return Noted(value, share)
 
     def _watch_use(self, rewriter: SiteRewriter, tensor: Tensor, running: CallInProgress, training: bool) -> Tensor:
-        if not tensor.requires_grad or not rewriter.acts_on_gradient:
+        if not tensor.requires_grad or rewriter.gradient is None:
             return tensor
         edge, number = get_gradient_edge(tensor), next_sequence_number()
         branched = rewriter.watch(tensor, training, branches=True, is_private=True, inputs=running.inputs)
@@ -203,9 +203,10 @@ class InputRewriter:
         """Hook the gradient of an argument that the module has written into, past the branch."""
         rewriter, guard = use.rewriter, self._factory.clock.here.guard
         if (
-            rewriter.needs_value
+            rewriter.gradient is None
+            or rewriter.needs_value
             or rewriter.needs_input
-            or not change_input_gradient(use.edge, outputs, use.number, rewriter.change_gradient, guard, use.node)
+            or not change_input_gradient(use.edge, outputs, use.number, rewriter.gradient, guard, use.node)
         ):
             raise CannotRewriteError(
                 f"{use.rewriter.name} is written into by its module, so that its gradient cannot be changed there.",
