@@ -73,13 +73,12 @@ static void explain(GradientHook *hook, PyObject *rule)
     Py_XDECREF(traceback);
 }
 
-/* What one rule makes of a value, which is that very value where the rule leaves it alone; takes the reference. */
-static PyObject *ask(GradientHook *hook, PyObject *each, PyObject *value)
+/* What one rule makes of a value of this version, which is that very value where the rule leaves it alone. */
+static PyObject *ask(GradientHook *hook, PyObject *each, PyObject *value, PyObject *before)
 {
     PyObject *rule = PyTuple_GetItem(each, 0), *state = PyTuple_GetItem(each, 1), *change = PyTuple_GetItem(each, 2);
-    PyObject *before = change ? PyObject_GetAttr(value, s_version) : NULL, *after = NULL;
-    PyObject *changed = before ? PyObject_CallFunctionObjArgs(change, value, state, NULL) : NULL;
-    if (before && !changed) explain(hook, rule);
+    PyObject *changed = change ? PyObject_CallFunctionObjArgs(change, value, state, NULL) : NULL, *after = NULL;
+    if (change && !changed) explain(hook, rule);
     if (changed) after = PyObject_GetAttr(value, s_version);
     bool same = after && PyObject_RichCompareBool(before, after, Py_EQ) == 1, fits = false;
     if (same && (changed == Py_None || changed == value)) {
@@ -95,26 +94,28 @@ static PyObject *ask(GradientHook *hook, PyObject *each, PyObject *value)
         Py_XDECREF(none);
         if (!none) Py_CLEAR(changed); /* else it fits all the same */
     }
-    Py_XDECREF(before);
     Py_XDECREF(after);
-    Py_DECREF(value);
     return changed;
 }
 
-/* What the rules make of a gradient, one after the other. */
-static PyObject *change(GradientHook *hook, PyObject *gradient)
+/* What the rules make of a gradient of this version, one after the other. */
+static PyObject *change(GradientHook *hook, PyObject *gradient, PyObject *version)
 {
     PyObject *value = Py_NewRef(gradient), *step = PyObject_GetAttr(hook->clock, s_step);
     PyObject *training = step ? PyObject_GetAttr(hook->otherwise, s_training) : NULL;
-    if (!training) Py_CLEAR(value);
-    for (Py_ssize_t k = 0; value && k < PyList_Size(hook->steps); k++) {
+    bool fine = training != NULL;
+    for (Py_ssize_t k = 0; fine && k < PyList_Size(hook->steps); k++) {
         PyObject *each = Py_NewRef(PyList_GetItem(hook->steps, k)), *state = PyTuple_GetItem(each, 1);
-        bool told = state && PyObject_SetAttr(state, s_step, step) == 0
+        PyObject *before = k ? PyObject_GetAttr(value, s_version) : Py_NewRef(version), *given = value;
+        fine = before && state && PyObject_SetAttr(state, s_step, step) == 0
             && PyObject_SetAttr(state, s_call, hook->call) == 0 && PyObject_SetAttr(state, s_training, training) == 0;
-        if (told) value = ask(hook, each, value);
-        else Py_CLEAR(value);
+        value = fine ? ask(hook, each, given, before) : NULL;
+        fine = value != NULL;
+        Py_DECREF(given);
+        Py_XDECREF(before);
         Py_DECREF(each);
     }
+    if (!fine) Py_CLEAR(value);
     Py_XDECREF(step);
     Py_XDECREF(training);
     return value;
@@ -125,15 +126,15 @@ static PyObject *hook_call(GradientHook *hook, PyObject *args, PyObject *Py_UNUS
     PyObject *gradient;
     if (!PyArg_UnpackTuple(args, "GradientHook", 1, 1, &gradient)) return NULL;
     PyObject *version = is_special(hook, gradient) ? NULL : PyObject_GetAttr(gradient, s_version);
-    Py_XDECREF(version);
     if (!version) { /* of inference mode, or special in another way */
         PyErr_Clear();
         return PyObject_CallFunctionObjArgs(hook->otherwise, gradient, NULL);
     }
     PyObject *held = PyObject_CallNoArgs(hook->acquire);
+    PyObject *changed = held ? change(hook, gradient, version) : NULL, *type, *error, *traceback;
+    Py_DECREF(version);
     if (!held) return NULL;
     Py_DECREF(held);
-    PyObject *changed = change(hook, gradient), *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
     Py_XDECREF(PyObject_CallNoArgs(hook->release));
     if (type) PyErr_Restore(type, error, traceback);

@@ -240,12 +240,13 @@ class OutputRewriter:
         if not self._factory.is_active:
             return output
         inputs = self._inputs.take_inputs() if self._inputs is not None else None
-        if self._clock.here.depth == 0:
+        here = self._clock.threads.own
+        if here.depth == 0:
             self._clock.part_begins(module, args, kwargs)
         calls = self._calls
         if type(output) is not Tensor or not grad_enabled() or current_graph_task() != -1:
             return self._rewrite(module, args, kwargs, output, inputs)
-        number = calls.count_on()
+        number = calls.count_on(here)
         rewriter = self._plain[number] if number in self._plain else self._find_plain(number)
         if rewriter is None:
             return output

@@ -266,7 +266,7 @@ class SiteRewriter:
             if share is not None and not share.keeps_gradient:
                 raise refuse_part(self.name)
         node = tensor.grad_fn
-        guard = self._clock.here.guard
+        guard = self._clock.threads.own.guard
         if branches or node is None:
             if node is not None:
                 guard.saw(node)
