@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import ModuleType
 
-native: ModuleType | None
-rules: ModuleType | None
-try:
-    from retrograd.hooks import _native, _rules
-except ImportError:  # installed without a compiler
-    native = rules = None
-else:
-    native = _native if sys.byteorder == "little" else None  # it writes numbers as they lie in memory
-    rules = _rules
+
+def _load(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(f"retrograd.hooks.{name}")
+    except ImportError:  # installed without a compiler
+        return None
+
+
+native = _load("_native") if sys.byteorder == "little" else None  # it writes numbers as they lie in memory
+rules = _load("_rules")
