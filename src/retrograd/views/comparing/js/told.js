@@ -1,6 +1,6 @@
 /** Where each run parts from the first and why, and the findings that only some of the runs have. */
 
-import { visit } from "./actions.js";
+import { show } from "./actions.js";
 import { fill, find, make } from "./dom.js";
 import { fold, makeFinding } from "./findings.js";
 import { facts } from "./payload.js";
@@ -47,9 +47,4 @@ function makeVerdict({ verdict, said, visit: place, findings = [], context = [],
     ),
     place ? make("button", { type: "button", onclick: () => show(place) }, "Show it") : null,
   );
-}
-
-function show({ site, step }) {
-  visit(site, step);
-  find("map").scrollIntoView({ block: "start" });
 }
