@@ -46,7 +46,7 @@ def _describe(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace]) ->
 
 
 def _find_evidence(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace]) -> Mapping[str, Any] | None:
-    """The site whose curves show it, None where the losses of its steps do, and these steps; None where nothing does."""
+    """The site whose curves show it, None where the losses do, and of which steps; None where nothing does."""
     rows = ungraded if finding.detector == MissingGradient.slug else ()
     site = next((f"{each.name}.grad" for each in rows if each.path == finding.site), None)
     site = site or _find_site(finding.site, scope)
