@@ -26,11 +26,9 @@ kernel = Extension(
     **HOW,
 )
 
-native = Extension(
-    "retrograd.hooks._native",
-    sources=[f"src/retrograd/hooks/{name}.c" for name in ("_native", "_taps")],
-    depends=["src/retrograd/hooks/_native.h"],
-    **HOW,
-)
+hooks = [
+    Extension(f"retrograd.hooks.{name}", sources=[f"src/retrograd/hooks/{name}.c"], **HOW)
+    for name in ("_native", "_rules", "_taps")
+]
 
-setup(ext_modules=[kernel, native], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+setup(ext_modules=[kernel, *hooks], options={"bdist_wheel": {"py_limited_api": "cp311"}})

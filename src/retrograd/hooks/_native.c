@@ -3,8 +3,9 @@
    Each thing here has a twin in Python, which is used where there was no compiler; tests hold the two to the same.
    Nothing is known of torch but Python attributes and functions. All of it runs with the GIL held. */
 
-#include "_native.h"
-
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -636,8 +637,6 @@ static PyMethodDef functions[] = {
      "follow(nodes, places, several, most): find all that the nodes lead to, and append it; returns the links."},
     {"order_upwards", order_upwards, METH_VARARGS,
      "order_upwards(nodes, links, leaf): the nodes of lower number than a leaf's, by number; None if they lead upwards."},
-    {"see_gradient", (PyCFunction)(void (*)(void))see_gradient, METH_FASTCALL,
-     "see_gradient(hook, gradient): read a gradient, or have Python do so."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -649,12 +648,12 @@ static PyModuleDef native = {
     .m_methods = functions,
 };
 
-PyObject *add_type(PyObject *module, PyType_Spec *spec, const char *name)
+static bool add_type(PyObject *module, PyType_Spec *spec, const char *name)
 {
     PyObject *type = PyType_FromSpec(spec);
     bool fine = type && PyModule_AddObjectRef(module, name, type) == 0;
     Py_XDECREF(type);
-    return fine ? type : NULL;
+    return fine;
 }
 
 PyMODINIT_FUNC PyInit__native(void)
@@ -663,7 +662,7 @@ PyMODINIT_FUNC PyInit__native(void)
         if (!(*STRINGS[i].string = PyUnicode_InternFromString(STRINGS[i].text))) return NULL;
     PyObject *module = PyModule_Create(&native);
     bool fine = module && add_type(module, &pen_spec, "Pen") && add_type(module, &marker_spec, "Marker")
-        && add_type(module, &tap_spec, "OperationTap") && add_taps(module);
+        && add_type(module, &tap_spec, "OperationTap");
     if (!fine) Py_CLEAR(module);
     return module;
 }

@@ -3,8 +3,9 @@
    Both know the plain case alone: a tensor of torch's own class, of which nothing but the statistics of a slab is wanted.
    Whatever else comes is left to the Python function that each was made with, and so is what the slab raises. */
 
-#include "_native.h"
-
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 static PyObject *tensor_type, *make_table;
@@ -60,101 +61,101 @@ typedef struct {
     PyObject_HEAD
     PyObject *state, *switches, *otherwise;
     Target target;
-} GradientHook;
+} GradientTap;
 
-static bool all_on(const GradientHook *hook)
+static bool all_on(const GradientTap *tap)
 {
     bool on = true;
-    for (Py_ssize_t at = 0; on && at < PyTuple_Size(hook->switches); at++) {
-        PyObject *value = PyObject_GetAttr(hook->state, PyTuple_GetItem(hook->switches, at));
+    for (Py_ssize_t at = 0; on && at < PyTuple_Size(tap->switches); at++) {
+        PyObject *value = PyObject_GetAttr(tap->state, PyTuple_GetItem(tap->switches, at));
         on = value == Py_True;
         Py_XDECREF(value);
     }
     return on;
 }
 
-static PyTypeObject *hook_type;
+static PyTypeObject *gradient_type;
 
 /* As a function, since that is what torch.compile can be given another for, see gradients.py. */
-PyObject *see_gradient(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args)
+static PyObject *see_gradient(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args)
 {
-    if (n_args != 2 || Py_TYPE(args[0]) != hook_type)
-        return PyErr_Format(PyExc_TypeError, "see_gradient(hook, gradient) takes a GradientHook and a gradient");
-    GradientHook *hook = (GradientHook *)args[0];
-    PyObject *gradient = args[1], *answer = all_on(hook) ? observe(&hook->target, gradient) : NULL;
+    if (n_args != 2 || Py_TYPE(args[0]) != gradient_type)
+        return PyErr_Format(PyExc_TypeError, "see_gradient(tap, gradient) takes a GradientTap and a gradient");
+    GradientTap *tap = (GradientTap *)args[0];
+    PyObject *gradient = args[1], *answer = all_on(tap) ? observe(&tap->target, gradient) : NULL;
     if (answer) {
         Py_DECREF(answer);
         Py_RETURN_NONE;
     }
     if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL; /* somebody presses Ctrl-C */
     PyErr_Clear();
-    return PyObject_CallFunctionObjArgs(hook->otherwise, gradient, NULL);
+    return PyObject_CallFunctionObjArgs(tap->otherwise, gradient, NULL);
 }
 
-static PyObject *hook_bind(GradientHook *hook, PyObject *const *args, Py_ssize_t n_args)
+static PyObject *gradient_bind(GradientTap *tap, PyObject *const *args, Py_ssize_t n_args)
 {
-    return bind_target(&hook->target, args, n_args);
+    return bind_target(&tap->target, args, n_args);
 }
 
-static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+static PyObject *gradient_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"state", "switches", "otherwise", NULL};
     PyObject *state, *switches, *otherwise;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!O:GradientHook", names, &state, &PyTuple_Type, &switches,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO!O:GradientTap", names, &state, &PyTuple_Type, &switches,
                                      &otherwise)) return NULL;
-    GradientHook *hook = (GradientHook *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    if (!hook) return NULL;
-    hook->state = Py_NewRef(state), hook->switches = Py_NewRef(switches), hook->otherwise = Py_NewRef(otherwise);
-    return (PyObject *)hook;
+    GradientTap *tap = (GradientTap *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!tap) return NULL;
+    tap->state = Py_NewRef(state), tap->switches = Py_NewRef(switches), tap->otherwise = Py_NewRef(otherwise);
+    return (PyObject *)tap;
 }
 
-static int hook_traverse(GradientHook *hook, visitproc visit, void *arg)
+static int gradient_traverse(GradientTap *tap, visitproc visit, void *arg)
 {
-    Py_VISIT(Py_TYPE((PyObject *)hook));
-    Py_VISIT(hook->state);
-    Py_VISIT(hook->otherwise);
-    Py_VISIT(hook->target.observe);
+    Py_VISIT(Py_TYPE((PyObject *)tap));
+    Py_VISIT(tap->state);
+    Py_VISIT(tap->otherwise);
+    Py_VISIT(tap->target.observe);
     return 0;
 }
 
-static int hook_clear(GradientHook *hook)
+static int gradient_clear(GradientTap *tap)
 {
-    Py_CLEAR(hook->otherwise); /* which leads back to whoever has the hook; the others lead nowhere */
+    Py_CLEAR(tap->otherwise); /* which leads back to whoever has the tap; the others lead nowhere */
     return 0;
 }
 
-static void hook_dealloc(GradientHook *hook)
+static void gradient_dealloc(GradientTap *tap)
 {
-    PyObject_GC_UnTrack(hook);
-    hook_clear(hook);
-    Py_XDECREF(hook->state);
-    Py_XDECREF(hook->switches);
-    Py_XDECREF(hook->target.observe);
-    Py_XDECREF(hook->target.row);
-    free_object((PyObject *)hook);
+    PyObject_GC_UnTrack(tap);
+    gradient_clear(tap);
+    Py_XDECREF(tap->state);
+    Py_XDECREF(tap->switches);
+    Py_XDECREF(tap->target.observe);
+    Py_XDECREF(tap->target.row);
+    free_object((PyObject *)tap);
 }
 
-static PyMethodDef hook_methods[] = {
-    {"bind", (PyCFunction)(void (*)(void))hook_bind, METH_FASTCALL,
+static PyMethodDef gradient_methods[] = {
+    {"bind", (PyCFunction)(void (*)(void))gradient_bind, METH_FASTCALL,
      "bind(observe, row): hand plain gradients to observe(gradient, row) from now on; to Python, where it is None."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot hook_slots[] = {
-    {Py_tp_doc, "GradientHook(state, switches, otherwise): what see_gradient reads a gradient by while all switches are on."},
-    {Py_tp_new, hook_new},
-    {Py_tp_dealloc, hook_dealloc},
-    {Py_tp_traverse, hook_traverse},
-    {Py_tp_clear, hook_clear},
-    {Py_tp_methods, hook_methods},
+static PyType_Slot gradient_slots[] = {
+    {Py_tp_doc, "GradientTap(state, switches, otherwise): what see_gradient reads a gradient by while all switches are on."},
+    {Py_tp_new, gradient_new},
+    {Py_tp_dealloc, gradient_dealloc},
+    {Py_tp_traverse, gradient_traverse},
+    {Py_tp_clear, gradient_clear},
+    {Py_tp_methods, gradient_methods},
     {0, NULL},
 };
 
-static PyType_Spec gradient_hook_spec = {
-    .name = "retrograd.hooks._native.GradientHook",
-    .basicsize = sizeof(GradientHook),
+static PyType_Spec gradient_tap_spec = {
+    .name = "retrograd.hooks._taps.GradientTap",
+    .basicsize = sizeof(GradientTap),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = hook_slots,
+    .slots = gradient_slots,
 };
 
 /* ---- the value of a site, and what sets the hook on its gradient: `watch` of gradients.py ---- */
@@ -206,7 +207,7 @@ static bool set_hook(ValueTap *tap, PyObject *tensor, PyObject *node)
     return fine;
 }
 
-static PyObject *tap_visit(ValueTap *tap, PyObject *tensor)
+static PyObject *value_visit(ValueTap *tap, PyObject *tensor)
 {
     PyObject *requires_grad = observe(&tap->target, tensor);
     if (!requires_grad && PyErr_Occurred()) return NULL;
@@ -226,12 +227,12 @@ static PyObject *tap_visit(ValueTap *tap, PyObject *tensor)
     Py_RETURN_TRUE;
 }
 
-static PyObject *tap_bind(ValueTap *tap, PyObject *const *args, Py_ssize_t n_args)
+static PyObject *value_bind(ValueTap *tap, PyObject *const *args, Py_ssize_t n_args)
 {
     return bind_target(&tap->target, args, n_args);
 }
 
-static PyObject *tap_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+static PyObject *value_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"otherwise", "watch", "hook", "guard", "free_depth", NULL};
     PyObject *otherwise, *watch, *hook, *guard;
@@ -246,7 +247,7 @@ static PyObject *tap_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     return (PyObject *)tap;
 }
 
-static int tap_traverse(ValueTap *tap, visitproc visit, void *arg)
+static int value_traverse(ValueTap *tap, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)tap));
     Py_VISIT(tap->otherwise);
@@ -257,16 +258,16 @@ static int tap_traverse(ValueTap *tap, visitproc visit, void *arg)
     return 0;
 }
 
-static int tap_clear(ValueTap *tap)
+static int value_clear(ValueTap *tap)
 {
     Py_CLEAR(tap->otherwise); /* which leads back to whoever has the tap; the others lead nowhere */
     return 0;
 }
 
-static void tap_dealloc(ValueTap *tap)
+static void value_dealloc(ValueTap *tap)
 {
     PyObject_GC_UnTrack(tap);
-    tap_clear(tap);
+    value_clear(tap);
     Py_XDECREF(tap->watch);
     Py_XDECREF(tap->hook);
     Py_XDECREF(tap->guard);
@@ -275,37 +276,64 @@ static void tap_dealloc(ValueTap *tap)
     free_object((PyObject *)tap);
 }
 
-static PyMethodDef tap_methods[] = {
-    {"visit", (PyCFunction)tap_visit, METH_O,
+static PyMethodDef value_methods[] = {
+    {"visit", (PyCFunction)value_visit, METH_O,
      "visit(tensor): read it and set the hook on its gradient; returns whether that gradient will come."},
-    {"bind", (PyCFunction)(void (*)(void))tap_bind, METH_FASTCALL,
+    {"bind", (PyCFunction)(void (*)(void))value_bind, METH_FASTCALL,
      "bind(observe, row): hand plain tensors to observe(tensor, row) from now on; to Python, where it is None."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot tap_slots[] = {
+static PyType_Slot value_slots[] = {
     {Py_tp_doc, "ValueTap(otherwise, watch, hook, guard, free_depth): sees the tensors of one site."},
-    {Py_tp_new, tap_new},
-    {Py_tp_dealloc, tap_dealloc},
-    {Py_tp_traverse, tap_traverse},
-    {Py_tp_clear, tap_clear},
-    {Py_tp_methods, tap_methods},
+    {Py_tp_new, value_new},
+    {Py_tp_dealloc, value_dealloc},
+    {Py_tp_traverse, value_traverse},
+    {Py_tp_clear, value_clear},
+    {Py_tp_methods, value_methods},
     {0, NULL},
 };
 
 static PyType_Spec value_tap_spec = {
-    .name = "retrograd.hooks._native.ValueTap",
+    .name = "retrograd.hooks._taps.ValueTap",
     .basicsize = sizeof(ValueTap),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = tap_slots,
+    .slots = value_slots,
 };
 
-bool add_taps(PyObject *module)
+/* ---- the module ---- */
+
+static PyMethodDef functions[] = {
+    {"see_gradient", (PyCFunction)(void (*)(void))see_gradient, METH_FASTCALL,
+     "see_gradient(tap, gradient): read a gradient, or have Python do so."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef taps = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_taps",
+    .m_doc = "What runs for every tensor that is recorded, without a Python frame.",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+/* Make a type and put it into the module, which holds it; NULL with an exception. */
+static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec, const char *name)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    bool fine = type && PyModule_AddObjectRef(module, name, type) == 0;
+    Py_XDECREF(type);
+    return fine ? (PyTypeObject *)type : NULL;
+}
+
+PyMODINIT_FUNC PyInit__taps(void)
 {
     for (size_t i = 0; i < sizeof STRINGS / sizeof *STRINGS; i++)
-        if (!(*STRINGS[i].string = PyUnicode_InternFromString(STRINGS[i].text))) return false;
+        if (!(*STRINGS[i].string = PyUnicode_InternFromString(STRINGS[i].text))) return NULL;
     tensor_type = import_from("torch", "Tensor");
     make_table = tensor_type ? import_from("collections", "OrderedDict") : NULL;
-    hook_type = make_table ? (PyTypeObject *)add_type(module, &gradient_hook_spec, "GradientHook") : NULL;
-    return hook_type && add_type(module, &value_tap_spec, "ValueTap");
+    PyObject *module = make_table ? PyModule_Create(&taps) : NULL;
+    gradient_type = module ? add_type(module, &gradient_tap_spec, "GradientTap") : NULL;
+    if (!gradient_type || !add_type(module, &value_tap_spec, "ValueTap")) Py_CLEAR(module);
+    return module;
 }

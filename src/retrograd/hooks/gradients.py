@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from retrograd.hooks.compiled import when_loaded
 from retrograd.hooks.engine import is_compiling, next_sequence_number, uncompiled
 from retrograd.hooks.listeners import Entry, Patch, SeeGradient, Undo, enter_node, hooks_on
-from retrograd.hooks.native import native
+from retrograd.hooks.native import taps
 from retrograd.hooks.nodes import LEAF_NUMBER, number_of
 from retrograd.hooks.reach import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.storages import is_held_elsewhere
@@ -168,10 +168,10 @@ def make_gradient_hook(
         switches: names of attributes that must be True; else ``see`` is asked.
         see: takes in whatever the shortcut does not, and all before it is bound.
     """
-    if native is None:
+    if taps is None:
         return see, None
-    shortcut = native.GradientHook(state, switches, see)
-    hook: Any = partial(native.see_gradient, shortcut)
+    shortcut = taps.GradientTap(state, switches, see)
+    hook: Any = partial(taps.see_gradient, shortcut)
     hook.__torch_unserializable__ = True
     return hook, shortcut
 
@@ -185,7 +185,7 @@ def _hide(see_gradient: Callable[..., None]) -> Undo:
 
 
 def _hide_shortcuts() -> list[Undo]:
-    code = native
+    code = taps
     return (
         [] if code is None else [when_loaded("torch._dynamo.polyfills.loader", lambda room: _hide(code.see_gradient))]
     )
@@ -205,9 +205,9 @@ def make_value_tap(
         see: takes in a tensor; returns whether its gradient will come.
         watch: watches the gradient; None where it is not wanted.
     """
-    if native is None:
+    if taps is None:
         return see, None
-    tap = native.ValueTap(see, watch, *((watch.see, watch.guard) if watch is not None else (None, None)), FREE_DEPTH)
+    tap = taps.ValueTap(see, watch, *((watch.see, watch.guard) if watch is not None else (None, None)), FREE_DEPTH)
     return tap.visit, tap
 
 
