@@ -127,7 +127,9 @@ def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     assert main(["compare", *map(str, folders), "-o", str(tmp_path / "c.html")]) == 0
     said = capsys.readouterr().out
-    assert f"B = {folders[1]}: identical" in said
+    first, second = said.split(f"C = {folders[2]}: identical")
+    assert first.startswith(f"B = {folders[1]}: identical")
+    assert "A was recorded up to step 4, C up to step 2\n" in second
     assert "<img" not in (tmp_path / "c.html").read_text()
 
 
