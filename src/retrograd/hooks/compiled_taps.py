@@ -181,7 +181,7 @@ def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[
 
 
 def version_of(spec: Any) -> int:
-    """What a file and ``inductor.py`` contain, as a number, for names of operations: caches on disk hold older graphs."""
+    """What a file and ``inductor.py`` contain, as a number, for names of operations: caches have older graphs."""
     value = 0
     for each in (spec, inductor.__spec__):
         value = zlib.crc32(each.loader.get_data(each.origin), value)
