@@ -183,7 +183,8 @@ def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[
 def version_of(spec: Any) -> int:
     """What a file and ``inductor.py`` contain, as a number, for names of operations: caches have older graphs."""
     value = 0
-    for each in (spec, inductor.__spec__):
+    specs: tuple[Any, ...] = spec, inductor.__spec__
+    for each in specs:
         value = zlib.crc32(each.loader.get_data(each.origin), value)
     return value
 

@@ -105,7 +105,8 @@ def _have_calls_wait(kind: Any) -> None:
 def _put_late(nodes: Sequence[Any], kind: Any) -> list[Any]:
     """The same nodes, with each call as late as it can be before the next node that ends a function of C++."""
     result = sys.modules["torch._inductor.ir"].MultiOutput
-    found, waiting = [], []
+    found: list[Any] = []
+    waiting: list[Any] = []
     for node in nodes:
         needs_call = _needs(node, waiting)
         if isinstance(node.node, kind) or (needs_call and isinstance(node.node, result)):
