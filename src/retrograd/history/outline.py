@@ -115,18 +115,16 @@ def to_runs(steps: IntArray) -> IntArray:
 def join_runs(several: Sequence[IntArray]) -> IntArray:
     """Runs that stand for the numbers of all: as of a part each, of which one goes on where another ends."""
     runs = np.unique(np.concatenate(several), axis=0)  # ranks mostly have the same
-    goes_on = (runs[1:, 2] == runs[:-1, 2]) & (runs[1:, 0] == runs[:-1, 1] + runs[:-1, 2])
+    (low, high, gap), (_, end, gap_before) = runs[1:].T, runs[:-1].T
+    goes_on = (gap == gap_before) & ((low - end) % gap == 0) & (low <= end + gap) & (high >= end)
     starts = np.flatnonzero(np.concatenate(([True], ~goes_on)))[: len(runs)]
     ends = np.append(starts[1:], len(runs)) - 1
     return np.stack([runs[starts, 0], runs[ends, 1], runs[starts, 2]], axis=1)
 
 
 def from_runs(runs: IntArray) -> IntArray:
-    """The numbers of :func:`to_runs`; of a single run without gaps, or of several that do not overlap, rising."""
-    if len(runs) == 1:
-        low, high, gap = runs[0].tolist()
-        return np.arange(low, high + 1, gap)
-    return np.concatenate([np.empty(0, np.int64), *(np.arange(low, high + 1, gap) for low, high, gap in runs.tolist())])
+    """The numbers of :func:`to_runs`, each once and rising, though runs may overlap."""
+    return unite([np.arange(low, high + 1, gap) for low, high, gap in runs.tolist()])
 
 
 def count_runs(runs: IntArray) -> int:
