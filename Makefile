@@ -48,7 +48,7 @@ clean: ## remove the environments, what was built and the caches; recorded runs 
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -r {} +
 
 # Without build isolation, so that the build's own tools are pinned too. Other versions of torch ask for other setuptools.
-$(VENV)/installed-%: pyproject.toml constraints.txt $(wildcard setup.py src/retrograd/statistics/*.c)
+$(VENV)/installed-%: pyproject.toml constraints.txt $(wildcard setup.py src/retrograd/*/*.c)
 	[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),(grep -vE '^(torch|setuptools)==' constraints.txt; echo 'torch==$(TORCH)') >$(CONSTRAINTS))
 	$(INSTALL) setuptools wheel

@@ -57,3 +57,8 @@ def list_names(names: Sequence[str], most: int = 3) -> str:
     if len(names) <= most + 1:
         return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     return f"{', '.join(names[:most])} and {len(names) - most:,} others"
+
+
+def name_letters(count: int) -> list[str]:
+    """A, B, C … for that many things, such as runs that are compared."""
+    return [chr(ord("A") + number) if number < 26 else f"R{number + 1}" for number in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +103,23 @@ def test_another_seed_begins_with_other_parameters(first: History) -> None:
     assert not comparison
     assert slugs(comparison)[0] == "initial-parameters"
     assert place(comparison) == ("0:output", 0)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        Script(lr=0.05, steps=8),
+        Script(optimizer=torch.optim.Adam, smoothing=0.1),
+        Script(activation=nn.Tanh, batch=8, at_step={3: lambda net, optimizer: net.eval()}),
+        Script(is_half=True, at_step={2: lambda net, optimizer: optimizer.zero_grad()}),
+    ],
+)
+def test_a_third_run_is_never_called_by_the_letter_of_the_second(first: History, script: Script) -> None:
+    other = script.run()
+    second, third = rg.compare(first, other), rg.compare(first, other, letter="C")
+    assert re.search(r"\bB\b", str(second))
+    for one, by_letter in ((str(second), str(third)), (second.as_json_lines(), third.as_json_lines())):
+        assert re.sub(r"\bB\b", "C", one) == by_letter
 
 
 def test_other_data(first: History) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from retrograd.features import folder as storage
 from retrograd.features.dataset import extract_dataset
 from retrograd.features.stored import open_features
 from retrograd.runs.lock import Lock
+from tests import warm
 from tests.features.nets import hook_by_hand
 
 SAMPLES = 23
@@ -402,7 +402,7 @@ def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
         "import torch; from torch import nn; from retrograd.features.dataset import extract_dataset\n"
         f"extract_dataset(nn.Sequential(nn.Flatten()), torch.ones(8, 2).split(2), '0', {str(tmp_path)!r})"
     )
-    subprocess.run([sys.executable, "-c", code], stderr=slave, check=True, env={**os.environ, "TERM": "xterm"})
+    warm.run([sys.executable, "-c", code], stderr=slave, check=True, env={**os.environ, "TERM": "xterm"})
     os.close(slave)
     shown = os.read(master, 100_000).decode()
     os.close(master)
@@ -428,5 +428,5 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 extract_dataset(model, loader(100), "0", {str(tmp_path / "b")!r}, progress=False)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = warm.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(told.stdout) < 40_000  # kilobytes

@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from retrograd.findings.detector import Detector
-from retrograd.findings.finding import Finding
+from retrograd.findings.finding import Finding, Findings
 from retrograd.findings.record import CannotTell, Record
 from retrograd.history.fact import Fact
 from retrograd.history.history import History
 from retrograd.history.sink import Event, Moment, RowBatch
 from retrograd.statistics.row import ROW
+from retrograd.views.report.findings import describe_findings
+from retrograd.views.report.scope import choose_scope
 from tests.history.made import make_row
 
 Elements = Mapping[str, np.ndarray]
@@ -67,11 +69,22 @@ def make_record(
 
 
 def ask(detector: type[Detector], record: Record) -> list[Finding]:
-    """What a detector says; nothing where it cannot tell."""
+    """What a detector says, each with something to see on the page; nothing where it cannot tell."""
     try:
-        return list(detector().check(record))
+        found = list(detector().check(record))
     except CannotTell:
         return []
+    for each in found:
+        assert each.step is not None or not each.site or _has_row(each, record), f"nothing on the page shows {each}"
+    return found
+
+
+def _has_row(finding: Finding, record: Record) -> bool:
+    """Whether the curves of a site show it; of calls alone there is no page."""
+    if not len(record.steps):
+        return True
+    [told] = describe_findings(Findings([finding]), choose_scope(record.history, None, 100, 1.0))["listed"]
+    return told["visit"] is not None
 
 
 def spread(norm: float, count: int = 16) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import retrograd as rg
+from tests import warm
 from tests.integrations.nets import train_plainly
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -70,7 +71,7 @@ def test_an_exception_that_ends_the_process_is_recorded_under_transformers(
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, *words],
         check=False,
         cwd=folder,

@@ -8,7 +8,6 @@ import mmap
 import os
 import random
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -43,6 +42,7 @@ from retrograd.policies.spill_file import (
 from retrograd.policies.spill_threads import FileRead
 from retrograd.policies.transfers import AskOrder
 from retrograd.saved.keeping import keep_saved
+from tests import warm
 from tests.processes import wait_for_child
 
 WIDTH, BATCH, LAYERS = 512, 256, 12
@@ -763,7 +763,7 @@ def open_files() -> int:
 
 def run_python(script: str, expected: int = 0) -> None:
     root = Path(__file__).parents[2]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         cwd=root,
         capture_output=True,

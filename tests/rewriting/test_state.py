@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from retrograd.rewriting.rewriting import Rewriting, rewrite
 from retrograd.rules.clipping import ClipNorm
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.rule import Rule, SiteState
+from tests import warm
 from tests.rewriting.models import assert_same, make_net, weights
 
 
@@ -136,7 +136,7 @@ def test_resumed_in_another_process(tmp_path: Path) -> None:
     torch.save(first.checkpoint(), tmp_path / "c.pt")
     first.end()
     root = Path(__file__).parents[2]
-    subprocess.run(
+    warm.run(
         [sys.executable, "-c", _SCRIPT, str(tmp_path / "c.pt"), str(tmp_path / "w.pt")],
         cwd=root,
         check=True,

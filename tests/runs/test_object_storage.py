@@ -22,6 +22,7 @@ import retrograd as rg
 from retrograd.errors import RetrogradWarning, RunExistsError, RunUnreachableError, RunWriteError
 from retrograd.runs.claim import read_holder
 from retrograd.runs.writer import RunWriter
+from tests import warm
 from tests.history.made import make_steps
 from tests.processes import run_in_two
 from tests.recording.spread import (
@@ -120,7 +121,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def start(script: Path, *words: str, rank: int = 0) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, str(script), *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -267,7 +268,7 @@ def test_an_unmodified_script(script: Path, run: str) -> None:
         "torch.optim.SGD(model.parameters(), lr=0.1).step()\n"
     )
     words = [sys.executable, "-m", "retrograd.cli", "run", "-o", run, str(plain)]
-    told = subprocess.run(words, capture_output=True, text=True, timeout=250, check=True)
+    told = warm.run(words, capture_output=True, text=True, timeout=250, check=True)
     assert "recorded 1 step" in told.stderr
     assert rg.open_run(run).status == "finished"
 

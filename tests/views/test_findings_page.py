@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
 from retrograd.findings.finding import Finding, Findings
+from retrograd.history.sink import Event
 from retrograd.views.report import report, write_report
 from retrograd.views.report.findings import describe_findings
 from retrograd.views.report.scope import choose_scope
 from tests.findings.made import MADE, SYMPTOM
+from tests.findings.programs import make_optimizer
 from tests.views.conftest import Visit
 from tests.views.invented import invent_training, make_history, name_resnet
 from tests.views.test_page import HOSTILE
 
 
 @pytest.mark.parametrize(
-    ("site", "step", "visit"),
+    ("site", "steps", "visit"),
     [
-        ("blocks.1.conv1:output.grad", 3, {"site": "blocks.1.conv1:output.grad", "step": 3}),
-        ("blocks.1.conv1", 3, {"site": "blocks.1.conv1:output", "step": 3}),
-        ("blocks.1.conv1:weight", None, {"site": "blocks.1.conv1:weight.grad", "step": 0}),
-        ("blocks.1", 7, {"site": "blocks.1:output", "step": 7}),
-        ("SGD#1", 3, None),
-        ("nowhere", 3, None),
-        ("", 3, None),
+        ("blocks.1.conv1:output.grad", (3, 9), ("blocks.1.conv1:output.grad", 3, 9)),
+        ("blocks.1.conv1", (3, None), ("blocks.1.conv1:output", 3, 3)),
+        ("blocks.1.conv1:weight", (None, None), ("blocks.1.conv1:weight.grad", 0, 19)),
+        ("blocks.1", (7, None), ("blocks.1:output", 7, 7)),
+        ("blocks.1.conv1:input.x", (7, None), ("blocks.1.conv1:output", 7, 7)),
+        ("SGD#1", (3, 9), ("blocks.1.conv1:weight.update", 3, 9)),
+        ("SGD#1", (None, None), ("blocks.1.conv1:weight.update", 0, 19)),
+        ("SGD#2", (3, 9), (None, 3, 9)),
+        ("nowhere", (3, None), (None, 3, 3)),
+        ("nowhere", (None, None), None),
+        ("", (3, 9), (None, 3, 9)),
+        ("", (None, None), (None, 0, 19)),
     ],
 )
-def test_a_finding_leads_to_the_curves_of_its_site(site: str, step: int | None, visit: object) -> None:
-    scope = choose_scope(make_history(invent_training(name_resnet(), 20)), None, 1000, 8.0)
-    finding = Finding(detector="a", severity="note", message="b", site=site, step=step)
+def test_a_finding_leads_to_the_curves_of_its_site_or_to_the_loss(
+    site: str, steps: tuple[int | None, int | None], visit: object
+) -> None:
+    history = make_history(invent_training(name_resnet(), 20))
+    made = make_optimizer(names=["gone:weight", "blocks.1.conv1:weight"])
+    history.add_event(Event(made.moment, made.kind, made.name, made.value, made.text))
+    scope = choose_scope(history, None, 1000, 8.0)
+    finding = Finding(detector="a", severity="note", message="b", site=site, step=steps[0], last_step=steps[1])
     (described,) = describe_findings(Findings([finding]), scope)["listed"]
-    assert described["visit"] == visit
+    assert described["visit"] == (visit and dict(zip(("site", "step", "last"), visit, strict=True)))
+
+
+def test_without_a_loss_only_sites_are_shown() -> None:
+    history = make_history(replace(invent_training(name_resnet(), 5), loss=None))
+    found = [Finding(detector="a", severity="note", message="b", site=site, step=3) for site in ("", "SGD#1", "stem")]
+    listed = describe_findings(Findings(found), choose_scope(history, None, 1000, 8.0))["listed"]
+    assert [each["visit"] and each["visit"]["site"] for each in listed] == [None, None, "stem.conv:output"]
 
 
 def write(path: Path, findings: Findings, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -64,8 +84,13 @@ def test_each_is_told_with_what_it_rests_on(visit: Visit, tmp_path: Path, monkey
 def test_its_button_opens_the_curves_and_marks_the_step(
     visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = visit.open(write(tmp_path, MADE, monkeypatch))
-    page.locator("#findings-list button").first.click()
+    spike = replace(SYMPTOM, step=100, last_step=140)
+    page = visit.open(write(tmp_path, Findings([spike, *MADE]), monkeypatch))
+    page.get_by_role("button", name="Show the loss").click()
+    expect(page.locator("#zoom")).to_have_text("steps 67–173")
+    expect(page.locator("#loss-value")).to_be_in_viewport()
+    expect(page.locator(".panel")).to_have_count(0)
+    page.get_by_role("button", name="Show it").first.click()
     expect(page.locator(".panel h3")).to_have_text("blocks.1.conv1:output")
     expect(page.locator("#zoom")).to_contain_text("279")
     expect(page.locator("#quantities [aria-pressed=true]")).to_have_text("Activations")

@@ -15,8 +15,9 @@ from typing import ClassVar, Literal
 
 import retrograd as rg
 from retrograd.addresses import local_path, read_path
+from retrograd.amounts import name_letters
 from retrograd.foreign.text import show_plainly
-from retrograd.launch.chosen_run import check_is_no_script, check_run, choose_run, show_in_browser
+from retrograd.launch.chosen_run import check_is_no_script, check_run, choose_run, show_in_browser, tell_page
 from retrograd.launch.completion import write_completion
 from retrograd.launch.hook_file import install_hook, remove_hook
 from retrograd.launch.options import Command, option
@@ -72,16 +73,15 @@ The exit code is 0 if they are the same, but for noise, 1 if they are not, and 2
     def carry_out(self) -> int:
         runs = [rg.open_run(each) for each in (self.a, *self.others)]
         noise = [rg.open_run(each) for each in self.noise]
-        comparisons = [rg.compare(runs[0], other, noise=noise) for other in runs[1:]]
+        named = zip(runs[1:], name_letters(len(runs))[1:], strict=True)
+        comparisons = [rg.compare(runs[0], other, noise=noise, letter=letter) for other, letter in named]
         for path, comparison in zip(self.others, comparisons, strict=True):
             which = str(path) if len(self.others) > 1 else ""
-            text = f"B = {which}: {comparison}\n" if which else f"{comparison}\n"
+            text = f"{comparison.letter} = {which}: {comparison}\n" if which else f"{comparison}\n"
             print(comparison.as_json_lines(which) if self.json else show_plainly(text), end="")
         if self.report or self.output or self.open:
             written = rg.write_comparison(runs, self.output, comparisons=comparisons)
-            print(written, file=sys.stderr if self.json else sys.stdout)
-            if self.open:
-                show_in_browser(written.absolute().as_uri())
+            tell_page(written, is_opened=self.open, file=sys.stderr if self.json else sys.stdout)
         return 0 if all(comparisons) else 1
 
 
@@ -100,10 +100,7 @@ class Report(Command):
         check_run(self.run)
 
     def carry_out(self) -> None:
-        written = rg.write_report(rg.open_run(choose_run(self.run)), self.output)
-        print(written)
-        if self.open:
-            show_in_browser(written.absolute().as_uri())
+        tell_page(rg.write_report(rg.open_run(choose_run(self.run)), self.output), is_opened=self.open)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,7 @@ class Comparison:
         findings: differences, grouped by cause: the first ones exist before or at the parting.
         context: other differences in how they were run, such as the commit.
         about: extent of the comparison.
+        letter: what the second run is called in all of this; the first is A.
     """
 
     verdict: Verdict
@@ -58,6 +59,7 @@ class Comparison:
     findings: tuple[Finding, ...]
     context: tuple[str, ...]
     about: str
+    letter: str
 
     def __bool__(self) -> bool:
         return self.verdict != "different"
@@ -76,10 +78,10 @@ class Comparison:
     __repr__ = __str__
 
     def as_json_lines(self, run: str = "") -> str:
-        """Write the verdict as a line of JSON, and each finding as another; ``run`` names B where there are several."""
+        """Write the verdict as a line of JSON, and each finding as another; ``run`` names the second run of several."""
         place = self.parting or self.first
         head = {
-            **({"run": run} if run else {}),
+            **({"letter": self.letter, "run": run} if run else {}),
             "verdict": self.verdict,
             "noise": self.noise,
             "site": place.site if place else "",
@@ -106,7 +108,7 @@ class Comparison:
 Recorded = Run | History | str | os.PathLike[str]
 
 
-def compare(a: Recorded, b: Recorded, *, noise: Sequence[Recorded] = ()) -> Comparison:
+def compare(a: Recorded, b: Recorded, *, noise: Sequence[Recorded] = (), letter: str = "B") -> Comparison:
     """Find where two runs first diverge, in the order in which training ran, and why.
 
     Rows of the same site at the same moment are compared. The noise between them is measured by repeated runs, if these
@@ -116,6 +118,7 @@ def compare(a: Recorded, b: Recorded, *, noise: Sequence[Recorded] = ()) -> Comp
         a: a run, its folder or that of a single rank (``RUN/rank00000``), or a history.
         b: the other one.
         noise: runs of the same program as ``a``, with the same seed.
+        letter: what ``b`` is called in what is said; ``a`` is A.
 
     Returns:
         A verdict (``identical``, ``same within noise``, ``different``), the first place, and findings by cause.
@@ -132,14 +135,14 @@ def compare(a: Recorded, b: Recorded, *, noise: Sequence[Recorded] = ()) -> Comp
             "The two have nothing in common: no site was recorded in both at the same step.",
             repair="compare runs of the same model, recorded with the same sites and schedule.",
         )
-    return _Comparing(records[0], records[1], pairs, repeats).conclude()
+    return _Comparing(records[0], records[1], pairs, repeats, letter).conclude()
 
 
 class _Comparing:
     """Two records and their pairs."""
 
-    def __init__(self, a: Record, b: Record, pairs: Pairs, repeats: Sequence[History]) -> None:
-        self._a, self._b, self._pairs = a, b, pairs
+    def __init__(self, a: Record, b: Record, pairs: Pairs, repeats: Sequence[History], letter: str) -> None:
+        self._a, self._b, self._pairs, self._letter = a, b, pairs, letter
         self._distances: Distances = measure(pairs)
         self._floor = Floor(pairs, a.history, repeats, (find_dtypes(a), find_dtypes(b)))
 
@@ -148,7 +151,7 @@ class _Comparing:
         first = self._describe(find_first(self._pairs, self._distances))
         place = find_parting(self._pairs, self._distances, self._floor)
         parting = self._describe(place)
-        differences = [*find_differences(self._a, self._b), *self._compare_formats()]
+        differences = [*find_differences(self._a, self._b, self._letter), *self._compare_formats()]
         verdict: Verdict = "different" if parting else "same within noise" if first else "identical"
         return Comparison(
             verdict=verdict,
@@ -157,12 +160,13 @@ class _Comparing:
             parting=parting,
             largest=float(self._distances.usual.max()),
             findings=tuple(self._group(differences, place, parting)) + tuple(self._compare_extent()),
-            context=tuple(find_context(self._a, self._b)),
+            context=tuple(find_context(self._a, self._b, self._letter)),
             about=self._tell_extent(),
+            letter=self._letter,
         )
 
     def _describe(self, place: int | None) -> Divergence | None:
-        return None if place is None else describe_pair(self._pairs, self._distances, self._floor, place)
+        return None if place is None else describe_pair(self._pairs, self._distances, self._floor, place, self._letter)
 
     def _group(self, found: Sequence[Finding], place: int | None, parting: Divergence | None) -> list[Finding]:
         """Differences that exist when the runs part, the first with its consequence; later ones as notes."""
@@ -227,8 +231,8 @@ class _Comparing:
         site = int(self._pairs.site[places[0]])
         formats = [FORMATS[int(each[site])].name for each in (one, other)]
         message = (
-            f"{self._pairs.names[site]} is computed in {formats[0]} in A and in {formats[1]} in B, and so are"
-            f" {count_of(int(differs.sum()), 'site')} in all."
+            f"{self._pairs.names[site]} is computed in {formats[0]} in A and in {formats[1]} in {self._letter}, and "
+            f"so are {count_of(int(differs.sum()), 'site')} in all."
         )
         return [
             Finding(
@@ -245,9 +249,9 @@ class _Comparing:
         found = []
         last = [each.last_step or 0 for each in (self._a, self._b)]
         if last[0] != last[1]:
-            found.append(f"A was recorded up to step {last[0]}, B up to step {last[1]}.")
+            found.append(f"A was recorded up to step {last[0]}, {self._letter} up to step {last[1]}.")
         names = set(self._pairs.names)
-        for record, run in ((self._a, "A"), (self._b, "B")):
+        for record, run in ((self._a, "A"), (self._b, self._letter)):
             alone = len(record.history.sites) - len(names)
             if alone > 0:
                 found.append(f"{count_of(alone, 'site')} {'was' if alone == 1 else 'were'} recorded only in {run}.")

@@ -22,11 +22,11 @@ _COMPILED = "CompiledFunction"
 F = TypeVar("F", Input, Parameter, Buffer)
 
 
-def find_differences(a: Record, b: Record) -> list[Finding]:
-    """Differences of two records, each at the first step that has it, by rising step."""
+def find_differences(a: Record, b: Record, letter: str) -> list[Finding]:
+    """Differences of two records, A and ``letter``, each at the first step that has it, by rising step."""
     found: list[Finding] = []
     for find in _KINDS:
-        found += [each for each in find(a, b) if not any(_is_said(each, other) for other in found)]
+        found += [each for each in find(a, b, letter) if not any(_is_said(each, other) for other in found)]
     return sorted(found, key=lambda each: each.step or 0)
 
 
@@ -42,7 +42,7 @@ def knows_inputs(a: Record, b: Record) -> bool:
     return bool(a.of(Input)) and bool(b.of(Input))
 
 
-def _compare_parameters(a: Record, b: Record) -> Iterator[Finding]:
+def _compare_parameters(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     """Compare parameters at the first look, before any update."""
     first = _first_looks(a.of(Parameter)), _first_looks(b.of(Parameter))
     differing = [
@@ -53,18 +53,22 @@ def _compare_parameters(a: Record, b: Record) -> Iterator[Finding]:
         yield _make("initial-parameters", f"Initial parameters differ: {which}.", 0, differing[0])
 
 
-def _compare_inputs(a: Record, b: Record) -> Iterator[Finding]:
+def _compare_inputs(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     pair = next((each for each in _match(a.of(Input), b.of(Input)) if _is_other(*each)), None)
     if pair is None:
         return
     one, other = pair
-    what = f"of shape {list(one.shape)} in A and {list(other.shape)} in B" if one.shape != other.shape else "different"
+    what = (
+        f"of shape {list(one.shape)} in A and {list(other.shape)} in {letter}"
+        if one.shape != other.shape
+        else "different"
+    )
     if one.dtype != other.dtype:
-        what = f"{one.dtype} in A and {other.dtype} in B"
+        what = f"{one.dtype} in A and {other.dtype} in {letter}"
     yield _make("inputs", f"The input of the model is {what} from step {one.step} on.", one.step, one.name)
 
 
-def _compare_buffers(a: Record, b: Record) -> Iterator[Finding]:
+def _compare_buffers(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     first = _first_looks(a.of(Buffer)), _first_looks(b.of(Buffer))
     differing = [
         name for name, one in first[0].items() if name in first[1] and one.step == 0 and _is_other(one, first[1][name])
@@ -73,35 +77,37 @@ def _compare_buffers(a: Record, b: Record) -> Iterator[Finding]:
         yield _make("initial-buffers", f"Initial buffers differ: {list_names(differing)}.", 0, differing[0])
 
 
-def _compare_optimizers(a: Record, b: Record) -> Iterator[Finding]:
+def _compare_optimizers(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     """Compare optimizers as made and as changed later."""
     last: tuple[OptimizerMade | None, OptimizerMade | None] = (None, None)
     for pair in zip_longest(a.of(OptimizerMade), b.of(OptimizerMade)):
         one, other = last = pair[0] or last[0], pair[1] or last[1]
         if one is None or other is None:
-            run, known = ("B", other) if one is None else ("A", one)
+            run, known = (letter, other) if one is None else ("A", one)
             if known is not None:
                 yield _make("hyper-parameters", f"Only {run} has an optimizer.", known.step, known.name, known.line)
             return
-        found = _compare_made(one, other, max(each.step for each in pair if each is not None))
+        found = _compare_made(one, other, letter, max(each.step for each in pair if each is not None))
         if found is not None:
             yield found
             return
 
 
-def _compare_made(one: OptimizerMade, other: OptimizerMade, step: int) -> Finding | None:
+def _compare_made(one: OptimizerMade, other: OptimizerMade, letter: str, step: int) -> Finding | None:
     kinds = [each.name.partition("#")[0] for each in (one, other)]
     if kinds[0] != kinds[1]:
-        return _make("hyper-parameters", f"A is updated by {kinds[0]}, B by {kinds[1]}.", step, one.name, one.line)
+        return _make(
+            "hyper-parameters", f"A is updated by {kinds[0]}, {letter} by {kinds[1]}.", step, one.name, one.line
+        )
     changed = list(_changed_options(one, other))
     if not changed:
         return None
-    texts = [f"{name} is {was} in A and {now} in B" for name, was, now in changed[:_SHOWN]]
+    texts = [f"{name} is {was} in A and {now} in {letter}" for name, was, now in changed[:_SHOWN]]
     more = f", and {len(changed) - _SHOWN} more differ" if len(changed) > _SHOWN else ""
     evidence = [
         Evidence(f"{name} in {run}", str(value))
         for name, *values in changed[:_SHOWN]
-        for run, value in zip("AB", values, strict=True)
+        for run, value in zip(("A", letter), values, strict=True)
     ]
     is_rate = all(name.partition(" ")[0] == "lr" for name, _, _ in changed)
     slug = "learning-rate" if is_rate else "hyper-parameters"
@@ -120,25 +126,26 @@ def _changed_options(one: OptimizerMade, other: OptimizerMade) -> Iterator[tuple
             yield f"number of parameters{group}", len(held[0]), len(held[1])
 
 
-def _compare_calls(a: Record, b: Record) -> Iterator[Finding]:
+def _compare_calls(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     """Find the first step with different calls, with a different rate, and with a forward in a different mode."""
     rates = modes = False
     for (step, mine), (_, theirs) in zip(a.calls_by_step(), b.calls_by_step(), strict=False):
         if _order_calls(mine) != _order_calls(theirs):
-            yield _tell_calls(step, mine, theirs)
+            yield _tell_calls(step, mine, theirs, letter)
             return
         for one, other in zip(mine, theirs, strict=True):
             if not rates and one.name == "step" and one.details.get("lr") != other.details.get("lr"):
                 rates = True
                 rate = [", ".join(map(str, each.details.get("lr", ()))) for each in (one, other)]
-                message = f"The learning rate of {one.about} is {rate[0]} in A and {rate[1]} in B from step {step} on."
+                message = (
+                    f"The learning rate of {one.about} is {rate[0]} in A and {rate[1]} in {letter} from step {step} on."
+                )
                 yield _make("learning-rate", message, step, one.about, one.line)
             if not modes and one.details.get("training") != other.details.get("training"):
                 modes = True
                 mode = ["training" if each.details.get("training") else "eval" for each in (one, other)]
-                message = (
-                    f"{one.about} is called in {mode[0]} mode in A and in {mode[1]} mode in B from step {step} on."
-                )
+                modes_told = f"{mode[0]} mode in A and in {mode[1]} mode in {letter} from step {step} on"
+                message = f"{one.about} is called in {modes_told}."
                 yield _make("modes", message, step, one.about, one.line)
 
 
@@ -152,17 +159,17 @@ def _order_calls(calls: Iterable[Call]) -> list[tuple[str, int]]:
     return [(each.name, numbers.setdefault(each.about, len(numbers))) for each in calls]
 
 
-def _tell_calls(step: int, mine: Sequence[Call], theirs: Sequence[Call]) -> Finding:
+def _tell_calls(step: int, mine: Sequence[Call], theirs: Sequence[Call], letter: str) -> Finding:
     orders = zip_longest(_order_calls(mine), _order_calls(theirs))
     place = next(number for number, (one, other) in enumerate(orders) if one != other)
     one, other = (each[place] if place < len(each) else None for each in (mine, theirs))
     names = [" of ".join(filter(None, _name_call(each))) if each is not None else "nothing" for each in (one, other)]
     line = next((each.line for each in (one, other) if each is not None), "")
-    message = f"At step {step} A calls {names[0]} where B calls {names[1]}, as call {place + 1} of the step."
+    message = f"At step {step} A calls {names[0]} where {letter} calls {names[1]}, as call {place + 1} of the step."
     return _make("calls", message, step, "", line)
 
 
-def _compare_modes(a: Record, b: Record) -> Iterator[Finding]:
+def _compare_modes(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     for one, other in zip(a.of(Modes), b.of(Modes), strict=False):
         paths = sorted(set(one.training) ^ set(other.training)) or sorted(set(one.evaluating) ^ set(other.evaluating))
         if paths or one.step != other.step:
@@ -174,7 +181,7 @@ def _compare_modes(a: Record, b: Record) -> Iterator[Finding]:
             return
 
 
-def _compare_modules(a: Record, b: Record) -> Iterator[Finding]:
+def _compare_modules(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     mine, theirs = _modules(a), _modules(b)
     types = [
         (path, mine[path].get("type"), theirs[path].get("type"))
@@ -185,9 +192,9 @@ def _compare_modules(a: Record, b: Record) -> Iterator[Finding]:
     if types:
         path, one, other = types[0]
         more = f", and {len(types) - 1} more modules have different classes" if len(types) > 1 else ""
-        yield _make("modules", f"{path} is {_a(str(one))} in A and {_a(str(other))} in B{more}.", 0, path)
+        yield _make("modules", f"{path} is {_a(str(one))} in A and {_a(str(other))} in {letter}{more}.", 0, path)
     only = [sorted(set(one) - set(other)) for one, other in ((mine, theirs), (theirs, mine))]
-    for paths, run in zip(only, "AB", strict=True):
+    for paths, run in zip(only, ("A", letter), strict=True):
         if paths:
             yield _make("modules", f"Only {run} has {list_names(paths)}.", 0, paths[0])
 
@@ -196,7 +203,7 @@ def _modules(record: Record) -> dict[str, Mapping[str, Any]]:
     return {plain_name(path): each for path, each in record.modules.items()}
 
 
-def _compare_operations(a: Record, b: Record) -> Iterator[Finding]:
+def _compare_operations(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     """Find the first operation that differs, in kind or in its arguments."""
     for one, other in zip(a.operations, b.operations, strict=False):
         pairs = enumerate(zip_longest(one.operations(), other.operations()))
@@ -210,10 +217,13 @@ def _compare_operations(a: Record, b: Record) -> Iterator[Finding]:
         if found is None:
             step = min(one.step, other.step)
             yield _make(
-                "operations", f"From step {step} on one of them calls different operations than before.", step, one.name
+                "operations",
+                f"From step {step} on A or {letter} calls different operations than before.",
+                step,
+                one.name,
             )
             return
-        yield _name_operation(one.step, *found[1:])
+        yield _name_operation(one.step, *found[1:], letter)
         return
 
 
@@ -224,21 +234,21 @@ def _tell_operation(operation: Operation | None) -> Hashable:
     return operation.name, plain_name(operation.module), operation.arguments, operation.operands
 
 
-def _name_operation(step: int, one: Operation | None, other: Operation | None) -> Finding:
+def _name_operation(step: int, one: Operation | None, other: Operation | None, letter: str) -> Finding:
     known = one or other
     assert known is not None
     where = f" in {known.module}" if known.module else ""
     if one is None or other is None:
-        run = "A" if other is None else "B"
+        run = "A" if other is None else letter
         message = f"Only {run} calls {known.name}{where}."
     elif one.name == other.name and one.arguments != other.arguments:
         options = [set(each.arguments.split(", ")) for each in (one, other)]
         shown = [", ".join(sorted(mine - theirs)) or "without" for mine, theirs in (options, options[::-1])]
-        message = f"{one.name} is called{where} with {shown[0]} in A and {shown[1]} in B."
+        message = f"{one.name} is called{where} with {shown[0]} in A and {shown[1]} in {letter}."
     elif one.name == other.name:
-        message = f"{one.name} is called on different tensors{where} in A and in B."
+        message = f"{one.name} is called on different tensors{where} in A and in {letter}."
     else:
-        message = f"{one.name} is called{where} in A, {other.name} in B."
+        message = f"{one.name} is called{where} in A, {other.name} in {letter}."
     return _make("operations", message, step, known.module, known.line)
 
 
@@ -248,7 +258,7 @@ def find_dtypes(record: Record) -> frozenset[str]:
     return frozenset(text.partition("[")[0] for text in told)
 
 
-def find_context(a: Record, b: Record) -> list[str]:
+def find_context(a: Record, b: Record, letter: str) -> list[str]:
     """Other differences in how they were run, none of which is a cause by itself."""
     manifests = a.manifest, b.manifest
     named: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -260,10 +270,10 @@ def find_context(a: Record, b: Record) -> list[str]:
         "host": lambda manifest: manifest.get("host"),
     }
     values = {name: [read(each) for each in manifests] for name, read in named.items()}
-    return [f"{name}: {one} in A, {other} in B" for name, (one, other) in values.items() if one != other]
+    return [f"{name}: {one} in A, {other} in {letter}" for name, (one, other) in values.items() if one != other]
 
 
-_KINDS: tuple[Callable[[Record, Record], Iterator[Finding]], ...] = (
+_KINDS: tuple[Callable[[Record, Record, str], Iterator[Finding]], ...] = (
     _compare_parameters, _compare_buffers, _compare_inputs, _compare_modules, _compare_operations, _compare_modes,
     _compare_optimizers, _compare_calls,
 )  # fmt: skip

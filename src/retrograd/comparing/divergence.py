@@ -32,6 +32,7 @@ class Divergence:
         limit: the distance that noise allows.
         a, b: root mean squares in both.
         counts: numbers of elements in both.
+        letter: what the second one is called.
     """
 
     site: str
@@ -42,6 +43,7 @@ class Divergence:
     a: float
     b: float
     counts: tuple[int, int]
+    letter: str
 
     @property
     def step(self) -> int:
@@ -61,7 +63,7 @@ class Divergence:
             return f"by {self.distance:.2g} of its size"
         one, other = self.counts
         if one != other:
-            return f"in the number of elements, {one:,} in A and {other:,} in B"
+            return f"in the number of elements, {one:,} in A and {other:,} in {self.letter}"
         return "in the number of elements that are NaN or infinite"
 
 
@@ -101,7 +103,7 @@ def _limit_of_updates(pairs: Pairs, distances: Distances) -> FloatArray:
     return limits
 
 
-def describe_pair(pairs: Pairs, distances: Distances, floor: Floor, place: int) -> Divergence:
+def describe_pair(pairs: Pairs, distances: Distances, floor: Floor, place: int, letter: str) -> Divergence:
     """Describe one pair in words and numbers."""
     a = int(pairs.a[place])
     rows = pairs.rows_a
@@ -118,6 +120,7 @@ def describe_pair(pairs: Pairs, distances: Distances, floor: Floor, place: int) 
         _size(rows, a),
         _size(pairs.rows_b, b),
         (int(rows["count"][a]), int(pairs.rows_b["count"][b])),
+        letter,
     )
 
 
@@ -172,7 +175,7 @@ def tell_parting(parting: Divergence, a: Record, b: Record, before: Predecessors
         evidence=(
             Evidence("distance, relative to its size", parting.distance, f"> {parting.limit:.2g} by noise"),
             Evidence("root mean square in A", parting.a),
-            Evidence("root mean square in B", parting.b),
+            Evidence(f"root mean square in {parting.letter}", parting.b),
         ),
         refute="a repeated run of the same program that differs as much: give it as noise",
     )

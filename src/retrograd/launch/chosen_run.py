@@ -7,6 +7,7 @@ import shutil
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from retrograd.addresses import is_remote, open_folder
 from retrograd.errors import NotARunError
@@ -57,6 +58,13 @@ def choose_run(given: Path | None) -> Path:
     newest = find_latest()
     say(f"the newest run: {newest}")
     return newest
+
+
+def tell_page(path: Path, *, is_opened: bool, file: TextIO | None = None) -> None:
+    """Print which file was written, and show it in the browser if that is wanted."""
+    print(path, file=file)
+    if is_opened:
+        show_in_browser(path.absolute().as_uri())
 
 
 def show_in_browser(address: str) -> None:

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +95,8 @@ class RuleChain:
         needs_value: whether one of the rules asks for the activation that belongs to a gradient.
         needs_input: whether one of them asks for what went into that call of the module.
         needs_whole: whether one of them needs more of a tensor than the part that this process has.
+        steps: each rule, what it knows of the site, and what to call.
+        lock: held while they act.
 
     Raises:
         CannotRewriteError: for a rule that asks for an input where there is none.
@@ -103,20 +105,20 @@ class RuleChain:
     __slots__ = (
         "_clock",
         "_find_module",
-        "_lock",
-        "_steps",
+        "lock",
         "name",
         "needs_input",
         "needs_value",
         "needs_whole",
         "site",
+        "steps",
     )
 
     def __init__(
         self, rules: Sequence[Rule], module: nn.Module | None, site: Site, clock: RuleClock, rank: int
     ) -> None:
         self._clock = clock
-        self._lock = threading.RLock()  # several threads may train one model, and a rule may run a pass of its own
+        self.lock = threading.RLock()  # several threads may train one model, and a rule may run a pass of its own
         self._find_module = weakref.ref(module) if module is not None else None
         self.site = site
         self.name = str(site)
@@ -129,8 +131,8 @@ class RuleChain:
                 repair="set it on the gradient of a module's output or input: 'fc:output.grad'.",
                 reason="the gradient of a parameter comes from all calls, and a watched tensor is of no module.",
             )
-        self._steps = [(rule, rule.state_at(self.name), _plain(rule)) for rule in rules]
-        for _, state, _ in self._steps:
+        self.steps = [(rule, rule.state_at(self.name), _plain(rule)) for rule in rules]
+        for _, state, _ in self.steps:
             state.rank = rank
 
     def change(
@@ -145,8 +147,7 @@ class RuleChain:
     ) -> Tensor:
         """Let the rules change a value; returns the very same object if they leave it alone.
 
-        Written out: it runs for every tensor that has rules, and what nearly every call is like (a plain tensor, which
-        is alone) makes no further call but that of the rule.
+        What gradients nearly always are like, a compiled twin does as well (``hooks/_rules.c``).
 
         Args:
             value: an activation, a parameter or a gradient.
@@ -163,8 +164,8 @@ class RuleChain:
             joined = share.join(value)
             spread_out = self.change(joined, call, training, beside, tells=tells)
             return value if spread_out is joined else local_part(spread_out)
-        with self._lock:
-            for rule, state, ask in self._steps:
+        with self.lock:
+            for rule, state, ask in self.steps:
                 state.step = self._clock.step
                 state.call = call
                 state.training = training
@@ -173,27 +174,16 @@ class RuleChain:
                     state.inputs = whole_inputs(beside.read_inputs(self.name))
                 is_spread = type(value) is not Tensor and is_sharded(value)
                 shown = show(rule, value, state) if is_spread else value
-                version = -1 if shown.is_inference() else shown._version  # those of inference mode count no versions
+                version = version_of(shown)
                 try:
                     changed = act(rule, value, shown, state) if is_spread else ask(value, state)
-                except EnoughComputed:
-                    raise
                 except Exception as error:
-                    raise self._explain(rule, error) from error
+                    self.explain(rule, error)
                 finally:
                     state.value, state.inputs = None, NOTHING  # the memory outlives the graph, and these must not
-                if version >= 0 and shown._version != version:
-                    raise RuleError(
-                        f"The rule {rule.name} has written into its argument at {self.name}.",
-                        repair="return a new tensor: `value * 0.5`, not `value.mul_(0.5)`.",
-                        reason="others read the same memory: another branch of the backward pass, or the optimizer.",
-                    )
+                self.check(rule, shown, version, changed)
                 if changed is None or changed is shown:
                     continue
-                if not isinstance(changed, Tensor) or (
-                    changed.shape != shown.shape or changed.dtype is not shown.dtype or changed.device != shown.device
-                ):
-                    raise self._refuse(rule, shown, changed)
                 if tells and intervention_listeners.all:
                     module = self._find_module() if self._find_module is not None else None
                     tell_intervention(module, replace(self.site, call=call), rule.name, shown, changed)
@@ -229,7 +219,7 @@ class RuleChain:
         share: PlainShare | None = None,
     ) -> Tensor:
         """Do again what the rules did to a value that is computed again, with what they remembered then."""
-        with self._lock:
+        with self.lock:
             now = self.remember()
             try:
                 self._recall(remembered)
@@ -240,35 +230,58 @@ class RuleChain:
     @property
     def has_memory(self) -> bool:
         """True if a rule has remembered anything of the site so far."""
-        return any(state.snapshot() for _, state, _ in self._steps)
+        return any(state.snapshot() for _, state, _ in self.steps)
 
     def remember(self) -> list[Snapshot]:
         """Copy what the rules remember of the site by now, for :meth:`change_again`."""
-        with self._lock:
-            return [state.snapshot() for _, state, _ in self._steps]
+        with self.lock:
+            return [state.snapshot() for _, state, _ in self.steps]
 
     def _recall(self, remembered: Sequence[Snapshot]) -> None:
-        for index, (_, state, _) in enumerate(self._steps):
+        for index, (_, state, _) in enumerate(self.steps):
             state.restore(remembered[index] if remembered else {})
 
-    def _explain(self, rule: Rule, error: Exception) -> RuleError:
-        return RuleError(
+    def explain(self, rule: Rule, error: BaseException) -> NoReturn:
+        """Raise what an error of a rule is to the program."""
+        if isinstance(error, EnoughComputed) or not isinstance(error, Exception):
+            raise error
+        raise RuleError(
             f"The rule {rule.name} has raised {type(error).__name__} at {self.name}: {error}",
             repair="fix the rule; the traceback above shows where.",
             reason="going on without it would train something else than was asked for.",
-        )
+        ) from error
 
-    def _refuse(self, rule: Rule, value: Tensor, changed: object) -> RuleError:
+    def check(self, rule: Rule, shown: Tensor, version: int, changed: object) -> None:
+        """Refuse what a rule may not do.
+
+        Args:
+            rule: the rule.
+            shown: what it was given.
+            version: how often that had been written to then.
+            changed: what the rule has returned.
+
+        Raises:
+            RuleError: it has written into its argument, or has returned what cannot take its place.
+        """
+        if version_of(shown) != version:
+            raise RuleError(
+                f"The rule {rule.name} has written into its argument at {self.name}.",
+                repair="return a new tensor: `value * 0.5`, not `value.mul_(0.5)`.",
+                reason="others read the same memory: another branch of the backward pass, or the optimizer.",
+            )
+        if changed is None or changed is shown:
+            return
         if not isinstance(changed, Tensor):
-            return RuleError(
+            raise RuleError(
                 f"The rule {rule.name} has returned {type(changed).__name__} at {self.name}.",
                 repair="return a tensor, or None to leave the value alone.",
             )
-        return RuleError(
-            f"The rule {rule.name} has returned {_describe(changed)} for {_describe(value)} at {self.name}.",
-            repair="return a tensor of the same shape, dtype and device.",
-            reason="what follows was computed for that shape, dtype and device.",
-        )
+        if changed.shape != shown.shape or changed.dtype is not shown.dtype or changed.device != shown.device:
+            raise RuleError(
+                f"The rule {rule.name} has returned {_describe(changed)} for {_describe(shown)} at {self.name}.",
+                repair="return a tensor of the same shape, dtype and device.",
+                reason="what follows was computed for that shape, dtype and device.",
+            )
 
 
 def _plain(rule: Rule) -> Change:

@@ -18,7 +18,7 @@ from retrograd.progress.steps import LossScales, Steps
 from retrograd.rewriting.plain_parts import PlainParts
 
 
-class ThreadClock(threading.local):
+class ThreadClock:
     """Each thread that trains has forwards, passes and losses of its own.
 
     Attributes:
@@ -29,6 +29,8 @@ class ThreadClock(threading.local):
             training as it was.
         trained: the serial number of the last forward that trained.
     """
+
+    __slots__ = ("depth", "ends", "guard", "in_backward", "scale", "scales", "serial", "trained")
 
     def __init__(self) -> None:
         self.guard = DeepGraphGuard()
@@ -41,6 +43,11 @@ class ThreadClock(threading.local):
         self.ends = -1
 
 
+class _ThreadClocks(threading.local):
+    def __init__(self) -> None:
+        self.own = ThreadClock()
+
+
 class RuleClock:
     """Counts steps and forwards, and finds the loss scale of each backward pass.
 
@@ -50,7 +57,7 @@ class RuleClock:
         pass_number: of the outermost backward pass that began last.
         was_run: a model has been called, or a backward pass has begun.
         when_skipped: called with an optimizer whose update loss scaling has skipped.
-        here: what concerns this thread alone. Hooks read it without a call between.
+        threads: ``threads.own`` is what concerns this thread alone, without the call that ``here`` is.
         is_scaling: a loss has been multiplied by a scale.
         parts: knows which plain activations are parts of a tensor.
 
@@ -64,12 +71,17 @@ class RuleClock:
         self.when_skipped: Callable[[Optimizer], None] = lambda optimizer: None
         self.step = 0
         self.pass_number = 0
-        self.here = ThreadClock()
+        self.threads = _ThreadClocks()
         self._ends = 0
         self._serials = itertools.count(1)
         self.steps = Steps()
         self._last_scale: torch.Tensor | None = None
         self.is_scaling = False
+
+    @property
+    def here(self) -> ThreadClock:
+        """What concerns this thread alone."""
+        return self.threads.own
 
     @property
     def scale(self) -> torch.Tensor | None:
@@ -194,12 +206,19 @@ def has_gradient(call: RewrittenCall | None, *, again: bool) -> bool:
     return not again or call is None or not call.had_grad
 
 
-class _ThreadCount(threading.local):
+class _Count:
+    __slots__ = ("count", "only", "serial", "trained")
+
     def __init__(self) -> None:
         self.serial = -1
         self.count = 0
         self.trained = (-1, 0)
         self.only: RewrittenCall | None = None
+
+
+class _ThreadCounts(threading.local):
+    def __init__(self) -> None:
+        self.own = _Count()
 
 
 class CallNumbers:
@@ -211,17 +230,17 @@ class CallNumbers:
 
     def __init__(self, clock: RuleClock) -> None:
         self._clock = clock
-        self._here = _ThreadCount()
+        self._threads = _ThreadCounts()
         self._only: RewrittenCall | None = None
         self._parts = CallsOfParts[RewrittenCall]()
 
     def begin(self) -> RewrittenCall:
         """Number a call that was not there before, and remember it."""
-        return self.note(self.count_on())
+        return self.note(self.count_on(self._clock.here))
 
-    def count_on(self) -> int:
-        """Number a call that was not there before, and is not asked for again."""
-        here, clock = self._here, self._clock.here
+    def count_on(self, clock: ThreadClock) -> int:
+        """Number a call that was not there before, and is not asked for again, by the clock of this thread."""
+        here = self._threads.own
         serial = clock.serial
         if here.serial != serial:  # count anew, or go on with a training that an evaluation has interrupted
             if here.serial == clock.trained:
@@ -235,7 +254,7 @@ class CallNumbers:
     def note(self, number: int) -> RewrittenCall:
         """Remember the call of this number, for the case that a checkpointed part computes it again."""
         call = RewrittenCall(number)
-        self._here.only = self._only = call if number == 1 else None
+        self._threads.own.only = self._only = call if number == 1 else None
         self._parts.add(call)
         return call
 
@@ -243,5 +262,6 @@ class CallNumbers:
         """Find the call that is computed again; None where it cannot be told from others."""
         part = part_computed_again()
         if not self._parts.knows(part):
-            return self._here.only if self._here.count else self._only  # a device's own thread has made no calls
+            here = self._threads.own
+            return here.only if here.count else self._only  # a device's own thread has made no calls
         return self._parts.find_next(part)

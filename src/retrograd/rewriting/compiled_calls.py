@@ -44,13 +44,13 @@ class RewrittenCompiledCall:
     ) -> Tensor:
         """What the rules make of a gradient; the very same object if they leave it alone."""
         rewriter = self._find(keys)
-        if rewriter is None:
+        if rewriter is None or rewriter.gradient is None:
             return gradient
         beside = None
         if rewriter.needs_value or rewriter.needs_input:
             noted = {".".join(each): Noted(tensor) for each, tensor in inputs.items()} if rewriter.needs_input else {}
             beside = Beside(Noted(value) if value is not None and rewriter.needs_value else None, noted)
-        changed = rewriter.change_gradient(gradient, beside, training=self._training)
+        changed = rewriter.gradient(gradient, beside, training=self._training)
         return gradient if changed is None else changed
 
     def _find(self, keys: Keys) -> SiteRewriter | None:

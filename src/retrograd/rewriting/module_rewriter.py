@@ -191,7 +191,7 @@ class InputRewriter:
         return Noted(value, share)
 
     def _watch_use(self, rewriter: SiteRewriter, tensor: Tensor, running: CallInProgress, training: bool) -> Tensor:
-        if not tensor.requires_grad or not rewriter.acts_on_gradient:
+        if not tensor.requires_grad or rewriter.gradient is None:
             return tensor
         edge, number = get_gradient_edge(tensor), next_sequence_number()
         branched = rewriter.watch(tensor, training, branches=True, is_private=True, inputs=running.inputs)
@@ -203,9 +203,10 @@ class InputRewriter:
         """Hook the gradient of an argument that the module has written into, past the branch."""
         rewriter, guard = use.rewriter, self._factory.clock.here.guard
         if (
-            rewriter.needs_value
+            rewriter.gradient is None
+            or rewriter.needs_value
             or rewriter.needs_input
-            or not change_input_gradient(use.edge, outputs, use.number, rewriter.change_gradient, guard, use.node)
+            or not change_input_gradient(use.edge, outputs, use.number, rewriter.gradient, guard, use.node)
         ):
             raise CannotRewriteError(
                 f"{use.rewriter.name} is written into by its module, so that its gradient cannot be changed there.",
@@ -239,12 +240,13 @@ class OutputRewriter:
         if not self._factory.is_active:
             return output
         inputs = self._inputs.take_inputs() if self._inputs is not None else None
-        if self._clock.here.depth == 0:
+        here = self._clock.threads.own
+        if here.depth == 0:
             self._clock.part_begins(module, args, kwargs)
         calls = self._calls
         if type(output) is not Tensor or not grad_enabled() or current_graph_task() != -1:
             return self._rewrite(module, args, kwargs, output, inputs)
-        number = calls.count_on()
+        number = calls.count_on(here)
         rewriter = self._plain[number] if number in self._plain else self._find_plain(number)
         if rewriter is None:
             return output

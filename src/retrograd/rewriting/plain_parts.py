@@ -31,9 +31,13 @@ class PlainParts:
 
     Args:
         is_wanted: whether a rule may need all elements of a tensor.
+
+    Attributes:
+        is_any: a plain tensor may be a part of one.
     """
 
     def __init__(self, *, is_wanted: bool) -> None:
+        self.is_any = False
         self._is_wanted = is_wanted
         self._placements = PlainPlacements(())
         self._seen: WeakSet[nn.Module] = WeakSet()
@@ -46,12 +50,8 @@ class PlainParts:
         if module not in self._seen:
             self._seen.add(module)
             self._placements = PlainPlacements(self._placements.ranks or find_tensor_parallel_ranks(module))
+            self.is_any = bool(self._placements.ranks)
         self._placements.see_data(arguments)
-
-    @property
-    def is_any(self) -> bool:
-        """Tell whether a plain tensor may be a part of one."""
-        return bool(self._placements.ranks)
 
     def find(self, tensor: Tensor, site: str, known: PlainShare | None, *, is_placed: bool) -> PlainShare | None:
         """What a tensor is a part of, None for a whole.

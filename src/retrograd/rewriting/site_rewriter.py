@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.distributed import PlainShare, own_rank
 from retrograd.hooks.engine import grad_enabled, uncompiled
-from retrograd.hooks.gradients import branch, change_gradient
+from retrograd.hooks.gradients import ChangeGradient, branch, change_gradient
 from retrograd.hooks.nested import Keys, flatten, is_among, replace_tensors
 from retrograd.hooks.reach import FREE_DEPTH
+from retrograd.hooks.rewriters import hook_of
 from retrograd.hooks.saved import VersionCount
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
@@ -102,6 +103,76 @@ class RewriterFactory:
         self.views.watch(self.clock.here.serial, site, tensor)
 
 
+class GradientRewriter:
+    """The rules for the gradient of one site at one call: the hook on it.
+
+    Args:
+        factory: has the clock, and says whether rules act.
+        chain: the rules.
+        call: the number of the call.
+
+    Attributes:
+        chain: the rules.
+        training: the mode of the module, as it was in the last call whose gradient was hooked.
+    """
+
+    __slots__ = ("_call", "_clock", "_factory", "chain", "training")
+
+    __torch_unserializable__ = True
+
+    def __init__(self, factory: RewriterFactory, chain: RuleChain, call: int) -> None:
+        self._factory = factory
+        self._clock = factory.clock
+        self.chain = chain
+        self._call = call
+        self.training = True
+
+    @property
+    def hook(self) -> ChangeGradient:
+        """What torch is to call, where rules are shown nothing beside a gradient."""
+        return hook_of(self, self.chain, self._factory, self._clock, self._call)
+
+    @uncompiled
+    def __call__(
+        self,
+        gradient: Tensor | None,
+        beside: Beside | None = None,
+        share: PlainShare | None = None,
+        *,
+        training: bool | None = None,
+    ) -> Tensor | None:
+        """What flows on instead of the gradient, beside which this is shown where a rule asks for it; None for that.
+
+        A share says what a plain gradient is a part of, where a rule needs the whole.
+        """
+        chain = self.chain
+        if gradient is None or not self._factory.is_active:
+            return None
+        training = self.training if training is None else training
+        scale = self._clock.scale if self._clock.is_scaling else None
+        if scale is not None:
+            return chain.change_scaled(gradient, scale, self._call, training, beside, share)
+        changed = chain.change(gradient, self._call, training, beside, share)
+        return None if changed is gradient else changed
+
+
+class _Paired:
+    """The hook for a gradient whose rules ask for what belongs to it, or for the whole that it is a part of."""
+
+    __slots__ = ("_beside", "_rewriter", "_share")
+
+    __torch_unserializable__ = True
+
+    def __init__(self, rewriter: GradientRewriter, beside: Beside, share: PlainShare | None) -> None:
+        self._rewriter = rewriter
+        self._beside = beside
+        self._share = share
+
+    @uncompiled
+    def __call__(self, gradient: Tensor | None) -> Tensor | None:
+        return self._rewriter(gradient, self._beside, self._share)
+
+
 class SiteRewriter:
     """The rules of one site at one call.
 
@@ -110,11 +181,16 @@ class SiteRewriter:
         value: the rules for the value, if any.
         gradient: those for the gradient, if any.
         call: the number of the call.
+
+    Attributes:
+        acts_on_value: there are rules for the value.
+        gradient: lets those for the gradient act; None where there are none.
+        needs_value, needs_input: what these are shown beside it.
     """
 
     __slots__ = (
-        "_call", "_clock", "_factory", "_gradient", "_is_placed", "_share", "_training", "_value", "acts_on_gradient",
-        "acts_on_value", "name", "needs_input", "needs_value",
+        "_call", "_clock", "_factory", "_hook", "_is_placed", "_share", "_value", "acts_on_value", "gradient", "name",
+        "needs_input", "needs_value",
     )  # fmt: skip
 
     def __init__(
@@ -123,13 +199,12 @@ class SiteRewriter:
         self._factory = factory
         self._clock = factory.clock
         self._value = value
-        self._gradient = gradient
         self._call = call
-        self._training = True
         self._share: PlainShare | None = None
         self._is_placed = False
         self.acts_on_value = value is not None
-        self.acts_on_gradient = gradient is not None
+        self.gradient = GradientRewriter(factory, gradient, call) if gradient is not None else None
+        self._hook = self.gradient.hook if self.gradient is not None else None
         self.needs_value = gradient is not None and gradient.needs_value
         self.needs_input = gradient is not None and gradient.needs_input
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""
@@ -147,7 +222,6 @@ class SiteRewriter:
             RuleError: if a rule breaks the contract, or raises.
             CannotRewriteError: where a rule with a memory would have to know which call is computed again.
         """
-        self._training = training
         chain = self._value
         if chain is None:
             return tensor
@@ -182,16 +256,17 @@ class SiteRewriter:
             is_private: the caller looks after writes into it.
             inputs: what went into the call that it is of, where a rule asks for that.
         """
-        if self._gradient is None or not tensor.requires_grad or not grad_enabled():
+        rewriter, hook = self.gradient, self._hook
+        if rewriter is None or hook is None or not tensor.requires_grad or not grad_enabled():
             return tensor
-        self._training = training
+        rewriter.training = training
         share = None
-        if self._gradient.needs_whole and self._clock.parts.is_any:  # what a rule has made of a part lies as that did
+        if rewriter.chain.needs_whole and self._clock.parts.is_any:  # what a rule has made of a part lies as that did
             share = self._share if self.acts_on_value and self._share is not None else self._find_share(tensor)
             if share is not None and not share.keeps_gradient:
                 raise refuse_part(self.name)
         node = tensor.grad_fn
-        guard = self._clock.here.guard
+        guard = self._clock.threads.own.guard
         if branches or node is None:
             if node is not None:
                 guard.saw(node)
@@ -201,9 +276,8 @@ class SiteRewriter:
             self._factory.watch_view(self.name, tensor)
         if self.needs_value or self.needs_input or share is not None:
             value = Noted(tensor, share) if self.needs_value else None
-            change_gradient(tensor, _Paired(self, Beside(value, inputs or {}), share))
-        else:
-            change_gradient(tensor, self.change_gradient)
+            hook = _Paired(rewriter, Beside(value, inputs or {}), share)
+        change_gradient(tensor, hook)
         guard.count += 1
         if guard.count > FREE_DEPTH:
             guard.string(node)
@@ -212,57 +286,13 @@ class SiteRewriter:
     def _may_need_whole(self, tensor: Tensor) -> bool:
         if self._value is not None and self._value.needs_whole:
             return True
-        return self._gradient is not None and self._gradient.needs_whole and tensor.requires_grad and grad_enabled()
+        return self.gradient is not None and self.gradient.chain.needs_whole and tensor.requires_grad and grad_enabled()
 
     def _find_share(self, tensor: Tensor) -> PlainShare | None:
         found = self._clock.parts.find(tensor, self.name, self._share, is_placed=self._is_placed)
         if tensor.grad_fn is not None:
             self._share, self._is_placed = found, True
         return found
-
-    @uncompiled
-    def change_gradient(
-        self,
-        gradient: Tensor | None,
-        beside: Beside | None = None,
-        share: PlainShare | None = None,
-        *,
-        training: bool | None = None,
-    ) -> Tensor | None:
-        """The hook: what flows on instead of the gradient, beside which this is shown where a rule asks for it.
-
-        A share says what a plain gradient is a part of, where a rule needs the whole.
-
-        The mode of the module is that of the last call whose gradient was hooked, unless it is told.
-        """
-        chain = self._gradient
-        if gradient is None or chain is None or not self._factory.is_active:
-            return None
-        training = self._training if training is None else training
-        scale = self._clock.scale if self._clock.is_scaling else None
-        if scale is not None:
-            return chain.change_scaled(gradient, scale, self._call, training, beside, share)
-        changed = chain.change(gradient, self._call, training, beside, share)
-        return None if changed is gradient else changed
-
-    change_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
-
-
-class _Paired:
-    """The hook for a gradient whose rules ask for what belongs to it, or for the whole that it is a part of."""
-
-    __slots__ = ("_beside", "_rewriter", "_share")
-
-    __torch_unserializable__ = True
-
-    def __init__(self, rewriter: SiteRewriter, beside: Beside, share: PlainShare | None) -> None:
-        self._rewriter = rewriter
-        self._beside = beside
-        self._share = share
-
-    @uncompiled
-    def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        return self._rewriter.change_gradient(gradient, self._beside, self._share)
 
 
 class SiteRewriters:

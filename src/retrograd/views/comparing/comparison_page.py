@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from retrograd.amounts import name_letters
 from retrograd.comparing.comparison import Comparison, compare
 from retrograd.errors import CompareError, RunWriteError
 from retrograd.findings.explain import explain
@@ -20,7 +21,6 @@ from retrograd.views.comparing.told import (
     describe_all_findings,
     describe_run,
     describe_verdict,
-    name_letters,
     note_places,
 )
 from retrograd.views.page.frame import frame_page, write_page
@@ -61,7 +61,8 @@ def write_comparison(
     Args:
         runs: two or more runs, folders, recordings or histories; the first is what the others are held against.
         path: the file; ``compared.html`` in the working directory when left out.
-        comparisons: those of the first with each of the others, from :func:`retrograd.compare`; made when left out.
+        comparisons: those of the first with each of the others, from :func:`retrograd.compare`; made when left out;
+            they call the runs B, C … in their order.
         phase: which kind of forward to show; the first that the first run has, when left out.
         columns: the most columns in which steps are drawn. A column keeps the extremes of its steps.
         megabytes: about how large the file may get; digits, then columns are given up for it.
@@ -97,9 +98,10 @@ def build_page(
     """
     if len(runs) < 2:
         raise CompareError("A comparison needs two runs.", repair="give the run to compare with, too.")
-    compared = [_compare(runs[0], each) for each in runs[1:]] if comparisons is None else comparisons
     aligned = align([read_history(each) for each in runs], phase, columns, megabytes)
     names, letters = name_apart([name_run(each) for each in runs]), name_letters(len(runs))
+    others = zip(runs[1:], letters[1:], strict=True)
+    compared = [_compare(runs[0], *each) for each in others] if comparisons is None else comparisons
     known = [explain(each) for each in runs] if findings is None else findings
     blocks, scope = make_blocks(aligned, names), aligned.shown
     places = add_all_ungraded(group_places(aligned.names), aligned, letters)
@@ -127,9 +129,9 @@ def build_page(
     )
 
 
-def _compare(first: Run | History, other: Run | History) -> Comparison | CompareError:
+def _compare(first: Run | History, other: Run | History, letter: str) -> Comparison | CompareError:
     try:
-        return compare(first, other)
+        return compare(first, other, letter=letter)
     except CompareError as error:
         return error
 

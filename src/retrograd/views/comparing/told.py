@@ -19,11 +19,6 @@ from retrograd.views.report.findings import describe_findings
 from retrograd.views.report.scope import Scope
 
 
-def name_letters(count: int) -> list[str]:
-    """A, B, C … as the runs are called in findings."""
-    return [chr(ord("A") + number) if number < 26 else f"R{number + 1}" for number in range(count)]
-
-
 def describe_run(run: Run | History, name: str, letter: str, scope: Scope, findings: Findings) -> dict[str, Any]:
     """A line of the table of runs."""
     manifest, steps, losses = scope.history.manifest, scope.columns.steps, scope.history.loss.values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 from retrograd.amounts import count_of
 from retrograd.findings.detectors.missing_gradients import MissingGradient
 from retrograd.findings.finding import SHOWN, Finding, Findings, list_grounds, list_place, tell_repair
+from retrograd.history.facts import OptimizerMade, read_facts
 from retrograd.history.history import History
 from retrograd.history.sink import Phase
-from retrograd.sites.site import ROOT
+from retrograd.sites.site import parse_leniently
 from retrograd.views.report.scope import Scope
 from retrograd.views.shown import ModelPlace
 
@@ -45,23 +46,39 @@ def _describe(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace]) ->
 
 
 def _find_evidence(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace]) -> Mapping[str, Any] | None:
-    """The site whose curves show it, and the step; None where none does."""
+    """The site whose curves show it, None where the losses do, and of which steps; None where nothing does."""
     rows = ungraded if finding.detector == MissingGradient.slug else ()
     site = next((f"{each.name}.grad" for each in rows if each.path == finding.site), None)
-    site = site or _find_site(finding.site, scope.sites)
-    if site is None or len(scope.columns.steps) == 0:
+    site = site or _find_site(finding.site, scope)
+    is_in_loss = (finding.step is not None or not finding.site) and len(scope.history.loss.steps) > 0
+    if len(scope.columns) == 0 or not (site or is_in_loss):
         return None
-    return {"site": site, "step": int(scope.columns.steps[0]) if finding.step is None else finding.step}
+    first, last = (int(scope.columns.steps[place]) for place in (0, -1))
+    if finding.step is not None:
+        first, last = finding.step, max(finding.step, finding.last_step or 0)
+    return {"site": site, "step": first, "last": last}
 
 
-def _find_site(name: str, sites: Sequence[str]) -> str | None:
-    """A recorded site of this name, or the first of the module or parameter that it names."""
+def _find_site(name: str, scope: Scope) -> str | None:
+    """A recorded site of this name, else the first of the module, parameter or optimizer that it names, or is in."""
     if not name:
         return None
-    near = (name, f"{name}.grad", f"{name}:output", f"{name or ROOT}:output.grad")
-    return next((each for each in near if each in sites), None) or next(
-        (each for each in sites if each.startswith((f"{name}:", f"{name}#", f"{name}."))), None
+    known, path = set(scope.sites), parse_leniently(name).path
+    near = (name, f"{name}.grad", f"{name}:output", f"{name}:output.grad")
+    within = (f"{name}:", f"{name}#", f"{name}.", f"{path}:", f"{path}#")
+    return (
+        next((each for each in near if each in known), None)
+        or next((each for prefix in within for each in scope.sites if each.startswith(prefix)), None)
+        or next((each for each in _list_held(name, scope.history) if each in known), None)
     )
+
+
+def _list_held(optimizer: str, history: History) -> Iterator[str]:
+    """What may have been recorded of the parameters of an optimizer: updates and gradients."""
+    made = [each for each in history.events_but_losses if each.kind == OptimizerMade.kind and each.name == optimizer]
+    for fact in read_facts(made):
+        assert isinstance(fact, OptimizerMade)
+        yield from (f"{parameter}.{part}" for parameter in fact.parameters for part in ("update", "grad"))
 
 
 _COUNTS = {"nan": "NaN", "pos_inf": "+∞", "neg_inf": "−∞"}

@@ -1,6 +1,6 @@
 /** Where each run parts from the first and why, and the findings that only some of the runs have. */
 
-import { visit } from "./actions.js";
+import { show } from "./actions.js";
 import { fill, find, make } from "./dom.js";
 import { fold, makeFinding } from "./findings.js";
 import { facts } from "./payload.js";
@@ -39,7 +39,6 @@ function makeVerdict({ verdict, said, visit: place, findings = [], context = [],
       "div",
       { class: "said" },
       make("p", {}, make("b", {}, name), ": ", said),
-      letter !== "B" && findings.length ? make("p", { class: "note" }, `In these lines B is ${name}, and A is ${facts.runs[0].name}.`) : null,
       listOf(causes.slice(0, CAUSES)),
       rest.length ? fold("More differences", rest.length, listOf(rest)) : null,
       context.length ? fold("Also different", context.length, make("ul", {}, ...context.map((text) => make("li", {}, text)))) : null,
@@ -47,9 +46,4 @@ function makeVerdict({ verdict, said, visit: place, findings = [], context = [],
     ),
     place ? make("button", { type: "button", onclick: () => show(place) }, "Show it") : null,
   );
-}
-
-function show({ site, step }) {
-  visit(site, step);
-  find("map").scrollIntoView({ block: "start" });
 }

@@ -42,6 +42,13 @@ export function togglePin(name) {
   change({ pinned });
 }
 
+/** Show what a finding rests on: its site where it has one, else the losses of its steps, which stand above the map. */
+export function show({ site, step, last = step }) {
+  if (site === null) change({ zoom: zoomOn(step, last), cursor: columnOf(step) });
+  else visit(site, step);
+  find("map").scrollIntoView({ block: "start" });
+}
+
 /** Go to one site, or to one that never got a gradient, at one step: choose what it is of, unfold down to it, open it and zoom near. */
 export function visit(site, step) {
   const series = facts.sites.indexOf(site);
@@ -49,14 +56,18 @@ export function visit(site, step) {
   const number = facts.places.findIndex((place) => QUANTITIES.some(({ of, site: part }) => of === place.kind && isIt(place, part)));
   const place = facts.places[number];
   const quantity = QUANTITIES.find(({ of, site: part }) => of === place.kind && isIt(place, part));
-  const column = columnOf(step);
-  const reach = Math.max(10, Math.round(columnCount() / 12));
-  const zoom = columnCount() > 3 * reach ? [Math.max(0, column - reach), Math.min(columnCount() - 1, column + reach)] : null;
-  change({ quantity: quantity.key, filter: "", zoom, cursor: column, flipped: flipsDownTo(quantity.key, number) });
+  change({ quantity: quantity.key, filter: "", zoom: zoomOn(step, step), cursor: columnOf(step), flipped: flipsDownTo(quantity.key, number) });
   openPlace(place.name);
   const row = findRow(treeOf(quantity.key).top, number);
   change({ current: row.id });
   requestAnimationFrame(() => requestAnimationFrame(() => scrollToRow(row.id)));
+}
+
+/** The columns of some steps with a few around them; null where that is nearly all. */
+function zoomOn(step, last) {
+  const reach = Math.max(10, Math.round(columnCount() / 12));
+  const [from, to] = [columnOf(step) - reach, columnOf(last) + reach];
+  return columnCount() > 1.5 * (to - from) ? [Math.max(0, from), Math.min(columnCount() - 1, to)] : null;
 }
 
 function flipsDownTo(key, number) {

@@ -1,6 +1,6 @@
 /** What is wrong with the run, the worst first: each with what it rests on, and a way to its curves. */
 
-import { visit } from "./actions.js";
+import { show } from "./actions.js";
 import { formatCount } from "./counts.js";
 import { fill, find, make, makeTerms } from "./dom.js";
 import { facts } from "./payload.js";
@@ -31,13 +31,8 @@ export function makeFinding({ severity, message, place, detector, repair, ground
       repair ? make("p", { class: "repair" }, "To do: ", repair) : null,
       grounds.length ? fold("Evidence", null, make("dl", { class: "grounds" }, ...makeTerms(grounds))) : null,
     ),
-    evidence ? make("button", { type: "button", onclick: () => show(evidence) }, "Show it") : null,
+    evidence ? make("button", { type: "button", onclick: () => show(evidence) }, evidence.site === null ? "Show the loss" : "Show it") : null,
   );
-}
-
-function show({ site, step }) {
-  visit(site, step);
-  find("map").scrollIntoView({ block: "start" });
 }
 
 export function fold(title, count, content) {
