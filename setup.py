@@ -26,6 +26,9 @@ kernel = Extension(
     **HOW,
 )
 
-native = Extension("retrograd.hooks._native", sources=["src/retrograd/hooks/_native.c"], **HOW)
+hooks = [
+    Extension(f"retrograd.hooks.{name}", sources=[f"src/retrograd/hooks/{name}.c"], **HOW)
+    for name in ("_native", "_taps")
+]
 
-setup(ext_modules=[kernel, native], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+setup(ext_modules=[kernel, *hooks], options={"bdist_wheel": {"py_limited_api": "cp311"}})

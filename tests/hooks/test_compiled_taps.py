@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from itertools import pairwise
 from shutil import which
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
+from retrograd.hooks import inductor
 from retrograd.hooks.compiled_taps import NOBODY, Numbered, make_handle, make_ticket, see, see_gradient
 from retrograd.hooks.module import unwatch_forward, watch_forward
 
@@ -38,6 +41,49 @@ class Watcher:
     def see_in_compiled_code(self, tensors: Sequence[tuple[tuple[str, ...], Tensor]], trains: bool) -> list[Any]:
         self.values.append({keys: tensor.clone() for keys, tensor in tensors})
         return [lambda gradient: self.gradients.append(gradient.clone())] * len(tensors)
+
+
+class Node:
+    """What inductor puts in order: a loop, or what ends a function of loops; made of ``reads``."""
+
+    def __init__(self, name: str, node: object = None, *reads: str) -> None:
+        self.name, self.node = name, node
+        self.unmet_dependencies = [SimpleNamespace(name=read) for read in reads]
+
+    def get_buffer_names(self) -> set[str]:
+        return {self.name}
+
+    def is_extern(self) -> bool:
+        return self.node is not None
+
+    def is_template(self) -> bool:
+        return False
+
+
+class Call:
+    """Stands for one of ours."""
+
+
+def test_calls_wait_for_what_ends_a_kernel_and_for_those_who_need_them() -> None:
+    lowering: Any = pytest.importorskip("torch._inductor.ir")
+    call, result = Call(), object.__new__(lowering.MultiOutput)
+    nodes = [
+        Node("a"),
+        Node("see a", call, "a"),
+        Node("ticket", result, "see a"),
+        Node("b", None, "a"),
+        Node("see b", call, "b", "see a"),
+        Node("c"),
+        Node("mm", object(), "c"),
+        Node("see mm", call, "mm"),
+        Node("other"),
+        Node("writes mm", None, "see mm"),
+        Node("see other", call, "other"),
+    ]
+    found = [node.name for node in inductor._put_late(nodes, Call)]
+    assert found == [
+        "a", "b", "c", "see a", "ticket", "see b", "mm", "other", "see mm", "writes mm", "see other",
+    ]  # fmt: skip
 
 
 def test_what_a_tensor_stands_for_is_found_by_a_copy_of_it_too() -> None:
@@ -117,9 +163,10 @@ def test_the_graph_has_one_call_for_each_value_and_gradient(saved: bool) -> None
 
 @pytest.mark.slow
 @pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
-def test_cuda_graphs_are_cut_at_each_call_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_graphs_are_cut_at_each_call_and_nowhere_else_and_kernels_at_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch's own judgement of what inductor has made; on a device a captured call would run only once."""
     found: list[tuple[bool, bool]] = []
+    orders: list[list[Any]] = []
     room: Any = pytest.importorskip("torch._inductor.scheduler")
     if not hasattr(room, "is_cudagraph_unsafe_op"):
         pytest.skip("this torch judges elsewhere")
@@ -127,19 +174,21 @@ def test_cuda_graphs_are_cut_at_each_call_and_nowhere_else(monkeypatch: pytest.M
 
     def note(self: Any, nodes: Any) -> None:
         make(self, nodes)
+        orders.append(list(self.nodes))
         for node in nodes:
             if type(node).__name__ != "MultiOutput":  # a result of ours, which is read from its call
                 found.append(("Plain" in type(node).__name__, room.is_cudagraph_unsafe_op(node)))
 
     monkeypatch.setattr(room.Scheduler, "__init__", note)
-    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
-    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
     model, watcher = Net(), Watcher()
     for module in (model.first, model.second):
         watch_forward(module, watcher)
-    torch.compile(model, fullgraph=True)(torch.randn(2, 3)).sum().backward()
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        torch.compile(model, fullgraph=True)(torch.randn(2, 3)).sum().backward()
     for module in (model.first, model.second):
         unwatch_forward(module, watcher)
     assert found.count((True, True)) == 4, "two values and two gradients"
     assert {ours == unsafe for ours, unsafe in found} == {True}
     assert (False, False) in found
+    for before, after in (pair for nodes in orders for pair in pairwise(nodes)):
+        assert after.is_extern() or "Plain" not in type(before.node).__name__, "a call ends a kernel that would go on"

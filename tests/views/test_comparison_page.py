@@ -218,6 +218,7 @@ def test_runs_are_chosen_in_the_list_and_one_that_goes_on_is_followed(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compared_runs, "PAUSE", 0.5)
+    monkeypatch.setattr(compared_runs, "_SHARE", 1.0)  # a busy machine takes seconds for a page
     parent = write_runs(tmp_path / "runs")
     training = Training(parent / "going")  # before there are threads
     page = browser.new_page()

@@ -29,17 +29,16 @@ from retrograd.errors import CannotRewriteError, GraphBreakError
 from retrograd.hooks.compiled_taps import (
     BETWEEN,
     Numbered,
-    call_plainly,
     count_traced,
     define,
     library,
     new_ticket,
     save_last_traced,
-    teach_inductor,
     version_of,
 )
 from retrograd.hooks.engine import knows_at_once, may_break_graph, uncompiled
 from retrograd.hooks.gradients import change_gradient as hook_gradient
+from retrograd.hooks.inductor import call_plainly, teach_inductor
 from retrograd.hooks.isolation import isolated_autograd
 from retrograd.hooks.nested import Keys
 from retrograd.hooks.nodes import is_leaf, root_edges, variable_of

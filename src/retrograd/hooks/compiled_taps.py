@@ -11,7 +11,7 @@ to be told of the gradients of this call; autograd saves it with the activations
 which costs as much as an attribute, and by their content where somebody has copied them.
 
 A call through torch's dispatcher takes some 10 µs. Inductor is taught to write a plain call of :func:`see` or
-:func:`see_gradient` instead.
+:func:`see_gradient` instead: ``inductor.py``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from torch.fx.node import has_side_effect
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
+from retrograd.hooks import inductor
 from retrograd.hooks.engine import dispatch_modes, has_transform, is_transformed, knows_at_once, uncompiled
+from retrograd.hooks.inductor import call_plainly, teach_inductor
 from retrograd.hooks.listeners import Entry, SeeGradient, hooks_on
 from retrograd.hooks.nested import Keys, flatten
 
@@ -179,8 +181,12 @@ def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[
 
 
 def version_of(spec: Any) -> int:
-    """What a file contains, as a number, for names of operations: caches on disk have graphs of other versions."""
-    return zlib.crc32(spec.loader.get_data(spec.origin))
+    """What a file and ``inductor.py`` contain, as a number, for names of operations: caches have older graphs."""
+    value = 0
+    specs: tuple[Any, ...] = spec, inductor.__spec__
+    for each in specs:
+        value = zlib.crc32(each.loader.get_data(each.origin), value)
+    return value
 
 
 _VERSION = version_of(__spec__)
@@ -273,75 +279,5 @@ torch.library.register_fake(_SEE._schema.name, new_ticket, lib=library)
 torch.library.register_fake(_SEE_GRADIENT._schema.name, lambda *_: None, lib=library)
 has_side_effect(_TAP)
 
-_plain: dict[Any, Callable[..., Any]] = {}
-_numbering: set[Any] = set()
-
-
-def call_plainly(operation: Any, function: Callable[..., Any], *, numbers_calls: bool = False) -> None:
-    """Have inductor write a call of a function of ours for an operation.
-
-    Args:
-        operation: the operation.
-        function: with the same arguments.
-        numbers_calls: it counts calls, so it must not be put before or behind others that do.
-    """
-    has_side_effect(operation)
-    _plain[operation] = function
-    if numbers_calls:
-        _numbering.add(operation)
-
-
 call_plainly(_SEE, see, numbers_calls=True)
 call_plainly(_SEE_GRADIENT, see_gradient)
-
-
-def teach_inductor() -> None:
-    """Have inductor write plain calls. It is loaded by now, or is not used for this graph."""
-    lowering: Any = sys.modules.get("torch._inductor.lowering")
-    new = [] if lowering is None else [operation for operation in _plain if operation not in lowering.lowerings]
-    if not new:
-        return
-    kind = _make_plain_call(lowering)
-
-    def lower(operation: Any) -> Callable[..., Any]:
-        def make(*args: Any) -> Any:
-            box = lowering.ir.TensorBox.create
-            return torch.utils._pytree.tree_map_only(lowering.ir.IRNode, box, kind.create(operation, *args))
-
-        return make
-
-    for operation in new:
-        lowering.register_lowering(operation, type_promotion_kind=None)(lower(operation))
-
-
-def _make_plain_call(lowering: Any) -> Any:
-    ir = lowering.ir
-
-    class PlainCall(ir.FallbackKernel):  # type: ignore[name-defined, misc]
-        """One call of a function of ours. Those that number calls are made in the order of the trace."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            graph, self.before = lowering.V.graph, None
-            if self.op_overload in _numbering:
-                self.before, graph.retrograd_last = getattr(graph, "retrograd_last", None), self
-
-        def codegen(self, wrapper: Any) -> None:
-            if lowering.V.graph.cpp_wrapper or not hasattr(wrapper, "add_import_once"):
-                super().codegen(wrapper)
-                return
-            operation: Any = self.op_overload
-            function = _plain[operation]
-            name = f"retrograd_{function.__name__}"
-            wrapper.add_import_once(f"from {function.__module__} import {function.__name__} as {name}")
-            call = f"{name}({', '.join(self.codegen_args())})"
-            wrapper.writeline(f"{self.get_name()} = {call}" if operation._schema.returns else call)
-
-        def get_read_writes(self) -> Any:
-            """What torch goes by when it puts operations in order."""
-            read_writes = super().get_read_writes()
-            if self.before is not None:
-                read_writes.reads.add(ir.dependencies.StarDep(self.before.get_name()))
-            return read_writes
-
-    return PlainCall

@@ -1,14 +1,18 @@
-"""The compiled twins of what runs for every node and operation; None where there was no compiler."""
+"""Compiled twins of what runs for every node, operation and recorded tensor; None where there was no compiler."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import ModuleType
 
-native: ModuleType | None
-try:
-    from retrograd.hooks import _native
-except ImportError:  # installed without a compiler
-    native = None
-else:
-    native = _native if sys.byteorder == "little" else None  # it writes numbers as they lie in memory
+
+def _load(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(f"retrograd.hooks.{name}")
+    except ImportError:  # installed without a compiler
+        return None
+
+
+native = _load("_native") if sys.byteorder == "little" else None  # it writes numbers as they lie in memory
+taps = _load("_taps")

@@ -95,7 +95,8 @@ class RestingTaps:
             table, number, tap = self._resting.pop()
             if tap.watchers:
                 table[number] = tap
-                move_first(table, number)  # before what was set meanwhile
+                if len(table) > 1:
+                    move_first(table, number)  # before what was set meanwhile
 
     def change(self) -> None:
         """Wake them, and look for taps anew."""
