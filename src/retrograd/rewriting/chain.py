@@ -147,7 +147,7 @@ class RuleChain:
     ) -> Tensor:
         """Let the rules change a value; returns the very same object if they leave it alone.
 
-        What gradients nearly always are like, a compiled twin does as well (``hooks/_rules.c``).
+        What a plain gradient needs of this stands in ``GradientRewriter.make_hook``, too.
 
         Args:
             value: an activation, a parameter or a gradient.
