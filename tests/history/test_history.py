@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from retrograd.errors import NoSuchSiteError
-from retrograd.history import table
 from retrograd.history.history import History
 from retrograd.history.rows import join_neighbours
 from retrograd.history.sink import Event, Moment
@@ -114,16 +113,3 @@ def test_parts_are_joined_by_size() -> None:
         parts = join_neighbours([*parts, {"step": np.arange(size), "x": np.ones(size)}])
         assert len(parts) <= 10
     assert sum(len(part["step"]) for part in parts) == 1000
-
-
-def test_the_loss_of_many_ranks_is_the_same_some_events_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(0)
-    history = History()
-    for rank in range(3):
-        for step in range(rank, 9):
-            history.add_event(Event(Moment(step), "update", "SGD#1"))
-            history.add_event(Event(Moment(step), "loss", text="4" if rank == 1 else "", value=random.normal()))
-    whole = history.loss
-    monkeypatch.setattr(table, "LOSSES_AT_ONCE", 7)
-    assert whole.steps.tolist() == history.loss.steps.tolist() == list(range(9))
-    assert whole.values.tolist() == history.loss.values.tolist()

@@ -202,29 +202,19 @@ def filter_rows(table: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
     return table if mask.all() else table.filter(to_numbers(mask))
 
 
-LOSSES_AT_ONCE = 1 << 20
-"""Events that are looked through at one time for losses: of many ranks there are more of them than of steps."""
-
-
 def read_loss(table: pa.Table) -> Curve:
     """The loss of each step: the mean of all scalars from which backward started."""
-    needed = table.select(["kind", "step", "value", "text"])
-    steps = np.empty(0, np.int64)
-    total: npt.NDArray[Any] = np.empty(0)
-    weight: npt.NDArray[Any] = np.empty(0)
-    for start in range(0, table.num_rows, LOSSES_AT_ONCE):
-        losses = pick_losses(needed.slice(start, LOSSES_AT_ONCE))
-        weights, values = _weigh_losses(losses["text"]), read_numbers(losses["value"])
-        steps, groups = number_steps(np.concatenate((steps, read_numbers(losses["step"]))))
-        total = np.bincount(groups, np.concatenate((total, weights * values)), minlength=len(steps))
-        weight = np.bincount(groups, np.concatenate((weight, weights)), minlength=len(steps))
-    return Curve(steps, total / weight)
+    losses = pick_losses(table.select(["kind", "step", "value", "text"]))
+    steps, groups = number_steps(read_numbers(losses["step"]))
+    weights, values = _weigh_losses(losses["text"]), read_numbers(losses["value"])
+    total = np.bincount(groups, values if weights is None else weights * values, minlength=len(steps))
+    return Curve(steps, total / np.bincount(groups, weights, minlength=len(steps)))
 
 
-def _weigh_losses(texts: pa.ChunkedArray) -> npt.NDArray[np.float64]:
-    """Of how many ranks each loss is the mean."""
+def _weigh_losses(texts: pa.ChunkedArray) -> npt.NDArray[np.float64] | None:
+    """Of how many ranks each loss is the mean; None where all are of one."""
     if not any(_COUNT.fullmatch(text) for text in texts.unique().to_pylist()):
-        return np.ones(len(texts))
+        return None
     code_of: dict[str, int] = {}
     codes = read_codes(texts.dictionary_encode(null_encoding="encode"), code_of)
     return np.array([int(text) if _COUNT.fullmatch(text) else 1 for text in code_of], np.float64)[codes]
