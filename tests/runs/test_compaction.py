@@ -50,7 +50,7 @@ def write_ranks(path: Path, monkeypatch: pytest.MonkeyPatch, steps: int = 12) ->
                 custom = {"mine": ([0, 2], [float(step), 1.0 + rank]), "most": ([1], [float(rank)])}
                 batch = make_batch(Moment(step, micro, 0), make_elements(step, micro, rank), custom=custom)
                 add_step(writer, batch)
-            if step == 5:
+            if step == 2:
                 writer.add_rows(make_batch(Moment(step, 0, -1, "eval"), {0: make_elements(step, 9, rank)[0]}))
             writer.flush()
         writer.close()
