@@ -172,10 +172,10 @@ def do_nothing(model: nn.Module) -> AbstractContextManager[Any]:
 GROUPS = [
     Group(
         {
-            "not scheduled": partial(rg.record, sites=OUTPUTS, schedule=lambda step: False),
-            "statistics": partial(rg.record, sites=OUTPUTS, histogram=False),
-            "statistics, histogram": partial(rg.record, sites=OUTPUTS),
-            "statistics, histogram, and of gradients of parameters": rg.record,
+            "recorded: statistics, histogram": partial(rg.record, sites=OUTPUTS),
+            "recorded: statistics": partial(rg.record, sites=OUTPUTS, histogram=False),
+            "recorded: not scheduled": partial(rg.record, sites=OUTPUTS, schedule=lambda step: False),
+            "recorded: gradients of parameters, too": rg.record,
         }
     ),
     Group(
