@@ -8,6 +8,7 @@ examples/train_digits.py, as it is, with --learning-rate 0.3, and with a seventh
 fourth.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 PROGRAM = Path(sys.executable).with_name("retrograd")
 VIEW = "#open=blocks.4.conv1%3Aoutput"
 SETTLED = 800  # milliseconds until curves are drawn
+LONG_ENOUGH = re.compile(r"^1[2-9]\d \(0 to")  # steps of a run that is followed
 
 
 def draw_picture(browser: Browser, address: str, target: Path) -> None:
@@ -47,7 +49,8 @@ def draw_served(browser: Browser, target: Path) -> None:
             page.wait_for_selector("html[data-ready=yes] .label", timeout=60_000)
             page.locator(".label", has_text="relu").first.click()
             page.wait_for_selector(".panel .uplot")
-            page.wait_for_timeout(10 * SETTLED)
+            page.get_by_text(LONG_ENOUGH).wait_for(timeout=300_000)
+            page.wait_for_timeout(5 * SETTLED)  # its curves come a little later
             page.screenshot(path=target)
             page.close()
             training.terminate()

@@ -390,6 +390,9 @@ trainer:
     assert history.sites == ["net.0:output.grad", "net.1:output.grad"]
     assert list(history["net.0:output.grad"].steps) == [0, 2, 4, 6]
     assert [kept.step for kept in history["net.0:output.grad"].tensors] == [0, 2, 4, 6]
+    bare = ["--trainer.callbacks+=RetrogradCallback", "--trainer.callbacks.path=runs/first", "--trainer.logger=false"]
+    made = LightningCLI(Task, Data, args=bare, save_config_callback=None, run=False)
+    assert any(isinstance(each, callbacks.RetrogradCallback) for each in made.trainer.callbacks)
 
 
 def test_wrong_options_are_told_at_once() -> None:

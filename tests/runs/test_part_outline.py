@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.errors import DamagedRunError
-from retrograd.history.outline import NO_ORDER, count_runs, from_runs, list_steps, to_runs
+from retrograd.history.outline import NO_ORDER, count_runs, from_runs, join_runs, list_steps, to_runs
 from retrograd.history.rows import encode_phase
 from retrograd.history.sink import Moment
 from retrograd.runs import parts
@@ -155,6 +155,16 @@ def test_opening_reads_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not read
     assert len(history["a:output"])
     assert read
+
+
+@given(st.lists(st.sets(st.integers(0, 40), min_size=1), min_size=1, max_size=4))
+def test_runs_of_several_parts_are_those_of_all_their_steps(parts: list[set[int]]) -> None:
+    joined = join_runs([to_runs(np.array(sorted(steps))) for steps in parts])
+    assert from_runs(joined).tolist() == sorted(set().union(*parts))
+
+
+def test_parts_that_share_a_step_are_one_run() -> None:
+    assert join_runs([to_runs(np.arange(low, low + 11)) for low in (10, 0, 20, 10)]).tolist() == [[0, 30, 1]]
 
 
 def pack(**told: Any) -> bytes:

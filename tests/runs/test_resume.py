@@ -7,6 +7,7 @@ import torch
 
 from retrograd.errors import DamagedRunError
 from retrograd.history.sink import Event, Moment
+from retrograd.runs.rank_folder import RankFolder
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
 from tests.history.made import make_steps
@@ -57,6 +58,21 @@ def test_it_goes_on_after_the_last_step(tmp_path: Path) -> None:
     chosen = RunWriter(tmp_path, resume=True, step=2)
     assert chosen.next_step == 2
     chosen.close()
+
+
+def test_it_goes_on_after_a_flush_of_which_only_the_losses_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, range(2))
+    killed = open_writer(tmp_path, resume=True)
+    monkeypatch.setattr(RankFolder, "write_rows", lambda *_: None)
+    add_step(killed, make_steps([2])[0])
+    killed.close()
+    monkeypatch.undo()
+    go_on(tmp_path, range(3, 5))
+    history = open_run(tmp_path).history
+    assert history.loss.steps.tolist() == [event.moment.step for event in history.events] == [0, 1, 2, 3, 4]
+    assert history["a:output"].steps.tolist() == [0, 1, 3, 4]
 
 
 @pytest.mark.parametrize("there", [False, True])

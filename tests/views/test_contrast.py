@@ -11,6 +11,7 @@ from rich.text import Text
 from retrograd.views.notebook.page import NotebookPage
 
 CSS = resources.files("retrograd.views.page").joinpath("css/theme.css").read_text()
+COLORS = resources.files("retrograd.views.report").joinpath("js/colors.js").read_text()
 
 TEXT = [
     ("ink", "surface"), ("ink", "page"), ("ink", "raised"), ("ink", "well"), ("ink", "bad-soft"),
@@ -55,6 +56,14 @@ def contrast(front: str, back: str) -> float:
 def test_contrast(theme: str, front: str, back: str, least: float) -> None:
     colors = read_colors(theme)
     assert contrast(colors[front], colors[back]) >= least
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_zero_of_one_run_is_no_large_ratio(theme: str) -> None:
+    """Told apart by lightness alone: under deuteranopia white and the pale end of teal were one colour."""
+    [ends] = re.findall(rf'{theme}: \["(#\w+)",.*"(#\w+)"\]', COLORS)
+    for end in ends:
+        assert contrast(read_colors(theme)["gone"], end) >= 1.6
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,11 @@ def test_it_follows_a_run_that_is_killed_and_resumed(
             assert told[4]  # the loss of a step is its number: columns hold what their steps had
             training.kill()
             expect(page.locator(".status")).to_have_text("stopped")
+            deadline = time.monotonic() + 20  # the last columns may be under way
             added, whole = page.evaluate(COMPARE_HISTOGRAMS)
+            while added != whole and time.monotonic() < deadline:
+                page.wait_for_timeout(200)
+                added, whole = page.evaluate(COMPARE_HISTOGRAMS)
             assert added == whole  # columns that were added one after the other are those that are read together
             assert added["cells"]
             assert page.evaluate("performance.timeOrigin") == loaded  # it was never loaded again

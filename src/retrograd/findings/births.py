@@ -187,8 +187,10 @@ class Births:
         sites = [str(site) for site in self._record.of_kind("output")]
         if not sites:
             return 0.0
-        matrix = self._record.history.matrix("abs_max", sites)
-        before = matrix.values[:, matrix.steps <= step]
+        before = np.empty((len(sites), 0))  # the first of all, and the last two before
+        for [matrix] in self._record.history.matrices(["abs_max"], sites):
+            found = np.concatenate((before, matrix.values[:, matrix.steps <= step]), axis=1)
+            before = found if found.shape[1] < 4 else found[:, [0, -2, -1]]
         if before.shape[1] < 2:
             return 0.0
         with np.errstate(all="ignore"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.findings.record import Record
-from retrograd.history.matrix import Matrix
+from retrograd.history.matrix import Matrix, join_matrices
 from retrograd.sites.site import Site
 
 FloatArray = npt.NDArray[np.float64]
@@ -43,7 +44,6 @@ class Layers:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._matrices: dict[tuple[str, str], Matrix] = {}
 
     @cached_property
     def listed(self) -> list[Layer]:
@@ -60,38 +60,43 @@ class Layers:
                 found[site.path] = Layer(site.path, kind, site, record.line_of(site.path), weighs)
         return list(found.values())
 
-    def values(self, statistic: str) -> Matrix:
-        """A statistic of what they gave: as many lines as there are layers."""
-        return self._lay_out("value", statistic)
+    def values(self, statistic: str) -> Iterator[Matrix]:
+        """A statistic of what they gave, for some steps after the other: as many lines as there are layers."""
+        return self._lay_out([str(layer.site) for layer in self.listed], statistic)
 
-    def gradients(self, statistic: str) -> Matrix:
-        """A statistic of the gradients of what they gave; NaN where none came."""
-        return self._lay_out("grad", statistic)
+    def gradients(self, statistic: str) -> Iterator[Matrix]:
+        """A statistic of the gradients of what they gave, for some steps after the other; NaN where none came."""
+        return self._lay_out([str(layer.site.grad) for layer in self.listed], statistic)
 
-    def _lay_out(self, quantity: str, statistic: str) -> Matrix:
-        key = quantity, statistic
-        if key not in self._matrices:
-            self._matrices[key] = self._build(quantity, statistic)
-        return self._matrices[key]
-
-    def _build(self, quantity: str, statistic: str) -> Matrix:
+    def _lay_out(self, names: list[str], statistic: str) -> Iterator[Matrix]:
         history = self._record.history
-        names = [str(layer.site if quantity == "value" else layer.site.grad) for layer in self.listed]
         known = [place for place, name in enumerate(names) if name in history]
-        found = history.matrix(statistic, [names[place] for place in known])
-        values = np.full((len(names), len(found.steps)), np.nan)
-        values[known] = found.values
-        return Matrix(names, found.steps, values)
+        for [found] in history.matrices([statistic], [names[place] for place in known]):
+            values = np.full((len(names), len(found.steps)), np.nan)
+            values[known] = found.values
+            yield Matrix(names, found.steps, values)
 
 
-def median_of_first(matrix: Matrix, until: int | None = None, steps: int = 3) -> FloatArray:
+def take_first(matrices: Iterable[Matrix], steps: int) -> Matrix:
+    """The first steps of matrices that follow each other, of which no more are read."""
+    head: list[Matrix] = []
+    for matrix in matrices:
+        head.append(matrix)
+        if sum(len(each.steps) for each in head) >= steps:
+            break
+    found = join_matrices(head)
+    return Matrix(found.sites, found.steps[:steps], found.values[:, :steps])
+
+
+def median_of_first(matrices: Iterable[Matrix], until: int | None = None, steps: int = 3) -> FloatArray:
     """Median of each line's values above zero in its first steps; NaN where there is none.
 
     Args:
-        matrix: layers × steps.
+        matrices: layers × steps, for some steps after the other.
         until: the first step that does not count; None for none.
         steps: how many count.
     """
+    matrix = take_first(matrices, steps)
     head = matrix.values[:, :steps] if until is None else matrix.values[:, matrix.steps < until][:, :steps]
     head = np.where(np.isfinite(head) & (head > 0), head, np.nan)
     known = np.isfinite(head).any(axis=1)

@@ -13,7 +13,7 @@ from retrograd.amounts import count_of
 from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import OptimizerMade
 from retrograd.history.matrix import number_steps
-from retrograd.history.rows import encode_phase, join_rows
+from retrograd.history.rows import Rows, encode_phase
 from retrograd.sites.site import Site
 from retrograd.statistics.row import finite_count
 
@@ -38,16 +38,14 @@ class UpdateNorms:
         steps: rising.
         delta: ‖Δw‖₂; NaN where a parameter was not updated, infinite where the update is not finite.
         weight: ‖w‖₂ before it.
-        zeros: elements that it left as they were.
-        count: elements.
+        elements: of each parameter at the first step, shape ``[parameters]``; NaN where it was not updated then.
     """
 
     sites: tuple[Site, ...]
     steps: IntArray
     delta: FloatArray
     weight: FloatArray
-    zeros: FloatArray
-    count: FloatArray
+    elements: FloatArray
 
     @cached_property
     def ratio(self) -> FloatArray:
@@ -192,26 +190,39 @@ def _lay_out_updates(record: Record, sites: list[Site]) -> UpdateNorms:
     names = record.history.site_names
     code_of = {name: code for code, name in enumerate(names)}
     codes = [code_of[str(site)] for site in sites]
-    rows = join_rows(record.history.rows.merged("train", codes))
     line_of = np.full(len(names) + 1, -1)
     line_of[codes] = np.arange(len(sites))
+    pieces = [
+        _lay_out_some(rows, line_of, len(sites)) for rows in record.history.rows.merged("train", codes, _OF_NORMS)
+    ]
+    steps, delta, weight = (np.concatenate(several, axis=-1) for several in zip(*(p[:3] for p in pieces), strict=True))
+    first = next((count for *_, count in pieces if count.shape[1]), np.full((len(sites), 1), np.nan))
+    return UpdateNorms(tuple(sites), steps, delta, weight, first[:, 0].copy())
+
+
+_FINITE = ("count", "nan", "pos_inf", "neg_inf", "sum", "m2")
+_OF_NORMS = (*_FINITE, "reference")
+
+
+def _lay_out_some(rows: Rows, line_of: IntArray, lines: int) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
+    """Steps, ‖Δw‖₂, ‖w‖₂ and elements of the updates among some rows."""
     line = line_of[rows["site"]]
     index = np.flatnonzero((line >= 0) & (rows["phase"] == encode_phase("train")))
     index = index[rows.counts(index)]
     steps, column = number_steps(rows["step"][index])
-    cells, shape = line[index] * len(steps) + column, (len(sites), len(steps))
+    cells, shape = line[index] * len(steps) + column, (lines, len(steps))
     occupied = np.bincount(cells, minlength=shape[0] * shape[1]) > 0
 
     def lay_out(values: npt.NDArray[Any]) -> FloatArray:
         total = np.bincount(cells, values, minlength=len(occupied))
         return np.asarray(np.where(occupied, total, np.nan).reshape(shape), np.float64)
 
-    part = {name: rows[name][index] for name in ("count", "nan", "pos_inf", "neg_inf", "sum", "m2")}
+    part = {name: rows[name][index] for name in _FINITE}
     finite = finite_count(part)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.where(finite == part["count"], part["m2"] + part["sum"] ** 2 / np.maximum(finite, 1), np.inf)
         delta, weight = np.sqrt(lay_out(squares)), np.sqrt(lay_out(rows["reference"][index]))
-    return UpdateNorms(tuple(sites), steps, delta, weight, lay_out(rows["zeros"][index]), lay_out(part["count"]))
+    return steps, delta, weight, lay_out(part["count"])
 
 
 def is_adaptive(optimizer: str) -> bool:
@@ -286,14 +297,18 @@ class Stillness:
         known = np.array([name in record.history for name in gradients], np.bool_)
         if not known.any() or not (np.nan_to_num(updates.delta, nan=0.0) > 0).any():
             raise CannotTell("no parameter was changed, or no gradient was recorded")
-        norms = record.history.matrix("l2", [name for name, is_known in zip(gradients, known, strict=True) if is_known])
-        shared = np.isin(updates.steps, norms.steps)
         self.names = [str(site.value) for site, is_known in zip(updates.sites, known, strict=True) if is_known]
-        self.steps = updates.steps[shared]
-        self.delta = updates.delta[known][:, shared]
-        told = TOLD * updates.weight[known][:, shared]
-        expected = _expect(self.delta, norms.values[:, np.isin(norms.steps, updates.steps)])
-        self.is_expected: BoolArray = np.isfinite(self.delta) & (expected > told)
+        shared, expected = [np.empty(0, np.int64)], [np.empty((len(self.names), 0), np.bool_)]
+        for [norms] in record.history.matrices(["l2"], [each for each in gradients if each in record.history]):
+            _, at, of = np.intersect1d(updates.steps, norms.steps, assume_unique=True, return_indices=True)
+            delta, weight = updates.delta[known][:, at], updates.weight[known][:, at]
+            shared.append(at)
+            expected.append(np.isfinite(delta) & (_expect(delta, norms.values[:, of]) > TOLD * weight))
+        at = np.concatenate(shared)
+        is_same = known.all() and len(at) == len(updates.steps)
+        self.steps = updates.steps[at]
+        self.delta = updates.delta if is_same else updates.delta[known][:, at]
+        self.is_expected: BoolArray = np.concatenate(expected, axis=1)
 
     def find_still(self, fewest: int) -> dict[str, int]:
         """Parameters that no update has changed, each with the number of updates that should have."""

@@ -24,6 +24,10 @@ class Placing(Protocol):
     def steps(self) -> IntArray:
         """Rising."""
 
+    @property
+    def codes(self) -> IntArray:
+        """Of the sites, rising."""
+
     def place(self, piece: Part) -> tuple[npt.NDArray[np.bool_], IntArray]:
         """Which rows belong to the table, and the cells of these."""
 

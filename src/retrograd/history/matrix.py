@@ -135,6 +135,8 @@ def number_steps(steps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], n
     """The different steps, rising, and for each entry which of them it is."""
     if not len(steps):
         return np.empty(0, np.int64), np.empty(0, np.int64)
+    if (np.diff(steps) > 0).all():
+        return steps.astype(np.int64), np.arange(len(steps))
     low, high = int(steps.min()), int(steps.max())
     if high - low > 4 * len(steps):
         different, number = np.unique(steps, return_inverse=True)

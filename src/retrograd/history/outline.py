@@ -47,7 +47,7 @@ class Outliner:
     def __init__(self, sites: int = 0) -> None:
         self.orders = np.full(sites, NO_ORDER)
         self._steps: dict[int, list[IntArray]] = {}
-        self._runs: set[tuple[int, bytes]] = set()
+        self._runs: dict[int, list[IntArray]] = {}
 
     def add(self, piece: Part) -> None:
         """Take in rows with their columns ``step``, ``phase``, ``site`` and ``order``."""
@@ -71,13 +71,14 @@ class Outliner:
             listed[:] = [unite(listed)]
 
     def add_runs(self, phase: int, runs: IntArray) -> None:
-        """Take in steps of a phase as :func:`to_runs` gives them; ranks mostly have the same, which are added once."""
-        if (key := (phase, runs.tobytes())) not in self._runs:
-            self._runs.add(key)
-            self.add_steps(phase, from_runs(runs))
+        """Take in steps of a phase as :func:`to_runs` gives them."""
+        self._runs.setdefault(phase, []).append(runs)
 
     def finish(self) -> RecordOutline:
         """The outline of all that was taken in."""
+        for phase, several in self._runs.items():
+            self.add_steps(phase, from_runs(join_runs(several)))
+        self._runs.clear()
         return RecordOutline({phase: unite(listed) for phase, listed in self._steps.items()}, self.orders)
 
 
@@ -88,8 +89,8 @@ def list_steps(steps: npt.NDArray[np.integer]) -> IntArray:
 
 
 def unite(listed: Sequence[IntArray]) -> IntArray:
-    """All numbers of some lists, each once and rising."""
-    return np.unique(np.concatenate([np.empty(0, np.int64), *listed]))
+    """All numbers of some rising lists, each once and rising."""
+    return listed[0] if len(listed) == 1 else np.unique(np.concatenate([np.empty(0, np.int64), *listed]))
 
 
 # ---- steps with even gaps take three numbers ----
@@ -111,9 +112,19 @@ def to_runs(steps: IntArray) -> IntArray:
     return np.array(runs, np.int64).reshape(-1, 3)
 
 
+def join_runs(several: Sequence[IntArray]) -> IntArray:
+    """Runs that stand for the numbers of all: as of a part each, of which one goes on where another ends."""
+    runs = np.unique(np.concatenate(several), axis=0)  # ranks mostly have the same
+    (low, high, gap), (_, end, gap_before) = runs[1:].T, runs[:-1].T
+    goes_on = (gap == gap_before) & ((low - end) % gap == 0) & (low <= end + gap) & (high >= end)
+    starts = np.flatnonzero(np.concatenate(([True], ~goes_on)))[: len(runs)]
+    ends = np.append(starts[1:], len(runs)) - 1
+    return np.stack([runs[starts, 0], runs[ends, 1], runs[starts, 2]], axis=1)
+
+
 def from_runs(runs: IntArray) -> IntArray:
-    """The numbers of :func:`to_runs`."""
-    return np.concatenate([np.empty(0, np.int64), *(np.arange(low, high + 1, gap) for low, high, gap in runs.tolist())])
+    """The numbers of :func:`to_runs`, each once and rising, though runs may overlap."""
+    return unite([np.arange(low, high + 1, gap) for low, high, gap in runs.tolist()])
 
 
 def count_runs(runs: IntArray) -> int:

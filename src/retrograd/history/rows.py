@@ -184,7 +184,7 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
         names: Sequence[str],
         first: int | None = None,
         last: int | None = None,
-        codes: npt.NDArray[np.int32] | None = None,
+        codes: npt.NDArray[np.integer] | None = None,
         *,
         nonfinite: bool = False,
     ) -> Iterator[Callable[[], Part]]:

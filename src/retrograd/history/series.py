@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
@@ -15,7 +15,7 @@ from retrograd.amounts import count_of
 from retrograd.drawings import ask_view, drawn_by
 from retrograd.errors import NoSuchSiteError, NothingKeptError
 from retrograd.history.kept import Kept, KeptTensors
-from retrograd.history.matrix import compute_statistic, number_steps
+from retrograd.history.matrix import build_matrix, compute_statistic, find_columns, number_steps
 from retrograd.history.names import SiteNames
 from retrograd.history.rows import Part, Picked, Rows, encode_phase, join_rows
 from retrograd.history.sink import PHASES
@@ -165,6 +165,9 @@ class Series:
     @property
     def calls(self) -> list[int]:
         """Numbers of the module's calls that are merged here, counted from 1."""
+        if self._is_streamed:
+            seen = {code for rows in self._stream() for code in np.unique(rows["site"]).tolist()}
+            return sorted(call for code, call in self._codes.items() if code in seen)
         return [int(call) for call in np.unique(self._site_calls[self._chosen])]
 
     def means(self, call: int) -> bool:
@@ -174,7 +177,7 @@ class Series:
     @property
     def steps(self) -> npt.NDArray[np.int64]:
         """Steps that have data, rising: int64, shape ``[n]``."""
-        return self._numbered[0]
+        return self._streamed_steps if self._is_streamed else self._numbered[0]
 
     @cached_property
     def tensors(self) -> Sequence[Kept]:
@@ -264,6 +267,12 @@ class Series:
         Raises:
             StatisticError: for an unknown statistic.
         """
+        if self._is_streamed:
+            columns, codes = find_columns([name], self._all_rows.custom), [self._wanted_codes]
+            pieces = (
+                build_matrix(rows, codes, [self.site], name, self._choice.phase) for rows in self._stream(columns)
+            )
+            return np.concatenate([piece.values[0] for piece in pieces])
         return compute_statistic(self._merged, name, self._rows.custom)
 
     def select(self, **wanted: Unpack[SelectOptions]) -> Series:
@@ -303,6 +312,7 @@ class Series:
             "_numbered",
             "_merged",
             "_whole",
+            "_streamed_steps",
         ):  # what is cached is of this choice
             vars(other).pop(name, None)
         if not self._is_whole:
@@ -333,6 +343,24 @@ class Series:
         """Tell whether rows with micro-batches and ranks merged will do."""
         choice = self._choice
         return not self._is_whole and choice.backward == 0 and choice.micro is None and choice.rank is None
+
+    @property
+    def _is_streamed(self) -> bool:
+        """Tell whether this is of a record too long for a table: then no rows are held, and each question is a pass."""
+        rows = self._all_rows
+        return self._is_merged and isinstance(rows, LongRows) and not rows.fits(self._choice.phase)
+
+    def _stream(self, columns: Collection[str] = ("calls",)) -> Iterator[Rows]:
+        """Some columns of the selected rows, merged, for some steps after the other."""
+        return self._all_rows.merged(self._choice.phase, self._wanted_codes, columns)
+
+    @property
+    def _wanted_codes(self) -> list[int]:
+        return [code for code, call in self._codes.items() if self.means(call)]
+
+    @cached_property
+    def _streamed_steps(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([number_steps(rows["step"])[0] for rows in self._stream()])
 
     @property
     def _rows(self) -> Rows:

@@ -199,20 +199,22 @@ def _are_losses(table: pa.Table) -> npt.NDArray[np.bool_]:
 
 def filter_rows(table: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
     """The rows for which this is true."""
-    return table.filter(to_numbers(mask))
+    return table if mask.all() else table.filter(to_numbers(mask))
 
 
 def read_loss(table: pa.Table) -> Curve:
     """The loss of each step: the mean of all scalars from which backward started."""
-    losses = pick_losses(table)
+    losses = pick_losses(table.select(["kind", "step", "value", "text"]))
     steps, groups = number_steps(read_numbers(losses["step"]))
-    weights = _weigh_losses(losses["text"])
-    total = np.bincount(groups, weights * read_numbers(losses["value"]), minlength=len(steps))
+    weights, values = _weigh_losses(losses["text"]), read_numbers(losses["value"])
+    total = np.bincount(groups, values if weights is None else weights * values, minlength=len(steps))
     return Curve(steps, total / np.bincount(groups, weights, minlength=len(steps)))
 
 
-def _weigh_losses(texts: pa.ChunkedArray) -> npt.NDArray[np.float64]:
-    """Of how many ranks each loss is the mean."""
+def _weigh_losses(texts: pa.ChunkedArray) -> npt.NDArray[np.float64] | None:
+    """Of how many ranks each loss is the mean; None where all are of one."""
+    if not any(_COUNT.fullmatch(text) for text in texts.unique().to_pylist()):
+        return None
     code_of: dict[str, int] = {}
     codes = read_codes(texts.dictionary_encode(null_encoding="encode"), code_of)
     return np.array([int(text) if _COUNT.fullmatch(text) else 1 for text in code_of], np.float64)[codes]

@@ -17,14 +17,17 @@ from retrograd.history.ahead import FAR_READERS, NEAR_READERS, read_ahead
 from retrograd.history.cells import MOMENT, Cells, MergedTable, Placing, cell_of, number_moments
 from retrograd.history.copies import COMPARED, Copies, CopyWatch, Disagreement
 from retrograd.history.histograms import Histograms
-from retrograd.history.outline import Outliner, RecordOutline, unite
+from retrograd.history.outline import Outliner, RecordOutline
 from retrograd.history.rows import FIXED_TYPES, ROW_TYPES, Part, Rows, StoredPart, encode_phase, pick_columns
 from retrograd.statistics.row import BINS
 
 IntArray = npt.NDArray[np.int64]
 
 MOST_CELLS = 1 << 19
-"""Sites times steps that are merged at one time; a cell takes some 120 bytes."""
+"""Sites times steps that are held once they are merged; a cell takes some 120 bytes."""
+
+CELLS_AT_ONCE = 1 << 17
+"""Sites times steps that are merged at one time where all of them are more than are held."""
 
 MOST_ROWS = 1 << 18
 """Rows of a stored record of which whole columns are held; of a longer one some steps are read at a time."""
@@ -55,23 +58,29 @@ class LongRows(Rows):
 
     def merged(self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None) -> Iterator[Rows]:
         """Rows with micro-batches and ranks merged, a row a site and step; all at once where these are not too many."""
-        code = None if phase is None else encode_phase(phase)
-        listed = self.outline.steps.values() if code is None else [self.outline.steps.get(code, _NO_STEPS)]
-        steps = unite(list(listed))
-        if len(steps) * len(self.codes) > MOST_CELLS:
+        code, steps = None if phase is None else encode_phase(phase), self.steps_of(phase)
+        if not self.fits(phase):
             wanted = np.intersect1d(self.codes, np.array(sorted(codes), np.int64))
             yield from merge_windows(self, Cells(steps, wanted, code), names)
             return
         if phase not in self._merged:
-            [self._merged[phase]] = merge_windows(self, Cells(steps, self.codes, code))
+            self._merged[phase] = merge_window(self, Cells(steps, self.codes, code))
         yield self._merged[phase]
+
+    def steps_of(self, phase: str | None) -> IntArray:
+        """Steps that have rows of a phase, rising; of all phases for None."""
+        return self.outline.all_steps if phase is None else self.outline.steps.get(encode_phase(phase), _NO_STEPS)
+
+    def fits(self, phase: str | None) -> bool:
+        """Tell whether the rows of a phase are held once they are merged; else they are read whenever asked for."""
+        return len(self.steps_of(phase)) * len(self.codes) <= MOST_CELLS
 
     def add_exponents(
         self, codes: Sequence[Iterable[int]], phase: str, place: Callable[[IntArray], IntArray], columns: int
     ) -> Iterator[npt.NDArray[np.int64]]:
         """Exponent histograms of some sites, each with the codes of its calls: for each shape ``[columns, 255]``."""
         wanted = np.intersect1d(self.codes, np.array([code for several in codes for code in several], np.int64))
-        steps = self.outline.steps.get(encode_phase(phase), _NO_STEPS)
+        steps = self.steps_of(phase)
         column_of, found = place(steps), Histograms(len(wanted), columns)
         width = max(MOST_CELLS // max(len(wanted), 1), 1)
         for start in range(0, len(steps), width):
@@ -83,15 +92,22 @@ class LongRows(Rows):
             places = np.searchsorted(wanted, [code for code in several if code in wanted])
             yield sum(map(found.of_site, places), np.zeros((columns, BINS), np.int64))
 
-    def pieces(self, names: Sequence[str], first: int | None = None, last: int | None = None) -> Iterator[Part]:
+    def pieces(
+        self,
+        names: Sequence[str],
+        first: int | None = None,
+        last: int | None = None,
+        codes: npt.NDArray[np.integer] | None = None,
+    ) -> Iterator[Part]:
         """Some columns of all rows, piece by piece; one piece has one rank, and ranks rise.
 
         Args:
             names: of the columns.
             first: the first step that is asked for.
             last: the last one; pieces that have no step between the two are left out.
+            codes: the sites that are asked for; pieces that are known to have none of them are left out.
         """
-        return self._read(read for part in self._stored for read in _plan(part, names, first, last))
+        return self._read(read for part in self._stored for read in _plan(part, names, first, last, codes))
 
     def nonfinite_pieces(self, names: Sequence[str]) -> Iterator[Part]:
         """As :meth:`pieces`, without those of which all elements are known to be finite."""
@@ -180,7 +196,7 @@ class SomeSites(StoredPart):
         names: Sequence[str],
         first: int | None = None,
         last: int | None = None,
-        codes: npt.NDArray[np.int32] | None = None,
+        codes: npt.NDArray[np.integer] | None = None,
         *,
         nonfinite: bool = False,
     ) -> Iterator[Callable[[], Part]]:
@@ -201,12 +217,13 @@ def _plan(
     names: Sequence[str],
     first: int | None = None,
     last: int | None = None,
+    codes: npt.NDArray[np.integer] | None = None,
     *,
     nonfinite: bool = False,
 ) -> Iterator[Callable[[], Part]]:
     """As the part plans it; a user's statistic that it lacks is NaN."""
     missing = [name for name in names if name not in part]
-    for read in part.plan([name for name in names if name in part], first, last, nonfinite=nonfinite):
+    for read in part.plan([name for name in names if name in part], first, last, codes, nonfinite=nonfinite):
         yield partial(_add_missing, read, missing) if missing else read
 
 
@@ -245,7 +262,7 @@ def read_once(
         cells: the table.
         watch: tells copies; None where there are none.
     """
-    for each in rows.pieces(columns, int(cells.steps[0]), int(cells.steps[-1])):
+    for each in rows.pieces(columns, int(cells.steps[0]), int(cells.steps[-1]), cells.codes):
         mask, numbers = cells.place(each)
         piece = pick_columns(each, mask)
         if watch is not None:
@@ -268,17 +285,21 @@ def list_different(watch: CopyWatch, copies: Copies, cells: Cells) -> list[Disag
 
 
 def merge_windows(rows: LongRows, cells: Cells, names: Iterable[str] | None = None) -> Iterator[Rows]:
-    """The rows of a table with micro-batches and ranks merged, some steps at a time: a row a cell, by rising step."""
+    """As :func:`merge_window`, of some steps after the other."""
+    width = max(min(CELLS_AT_ONCE, MOST_CELLS) // max(len(cells.codes), 1), 1)
+    for start in range(0, max(len(cells.steps), 1), width):
+        yield merge_window(rows, cells._replace(steps=cells.steps[start : start + width]), names)
+
+
+def merge_window(rows: LongRows, cells: Cells, names: Iterable[str] | None = None) -> Rows:
+    """The rows of a table with micro-batches and ranks merged: a row a cell, by rising step."""
     all_names = (*ROW_TYPES, *rows.custom)
     wanted = set(all_names if names is None or rows.copies is not None else names)  # copies are compared in all of them
     columns = [name for name in all_names if name in wanted]
-    width = max(MOST_CELLS // max(len(cells.codes), 1), 1)
-    for start in range(0, max(len(cells.steps), 1), width):
-        window = cells._replace(steps=cells.steps[start : start + width])
-        table = MergedTable(rows, len(window.steps) * len(window.codes), columns)
-        for piece, numbers in read_counted(rows, columns, window):
-            table.add(piece, numbers)
-        yield Rows([table.lay_out(window)], merges=rows.merges)
+    table = MergedTable(rows, len(cells.steps) * len(cells.codes), columns)
+    for piece, numbers in read_counted(rows, columns, cells):
+        table.add(piece, numbers)
+    return Rows([table.lay_out(cells)], merges=rows.merges)
 
 
 def compare_copies(rows: LongRows) -> list[Disagreement]:

@@ -16,15 +16,18 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import cache, partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.weak import WeakIdKeyDictionary
 
+from retrograd.hooks.compiled import when_loaded
 from retrograd.hooks.engine import is_compiling, next_sequence_number, uncompiled
-from retrograd.hooks.listeners import Entry, SeeGradient, enter_node, hooks_on
+from retrograd.hooks.listeners import Entry, Patch, SeeGradient, Undo, enter_node, hooks_on
+from retrograd.hooks.native import taps
 from retrograd.hooks.nodes import LEAF_NUMBER, number_of
 from retrograd.hooks.reach import FREE_DEPTH, DeepGraphGuard
 from retrograd.hooks.storages import is_held_elsewhere
@@ -92,9 +95,12 @@ class GradientWatch:
         leaf_handles: gathers the handles of hooks on leaves. Those outlive the graph, so whoever owns the list removes
             them when the step is over.
         leaf_found: called when a tensor is a leaf: its gradient may become its ``.grad``, and be changed later.
+
+    Attributes:
+        see, guard: the same.
     """
 
-    __slots__ = ("_guard", "_leaf_found", "_leaf_handles", "_see", "_table")
+    __slots__ = ("_leaf_found", "_leaf_handles", "_table", "guard", "see")
 
     def __init__(
         self,
@@ -103,8 +109,8 @@ class GradientWatch:
         leaf_handles: list[Entry],
         leaf_found: Callable[[], None] = lambda: None,
     ) -> None:
-        self._see = see
-        self._guard = guard
+        self.see = see
+        self.guard = guard
         self._leaf_handles = leaf_handles
         self._leaf_found = leaf_found
         self._table: weakref.ref[OrderedDict[Any, Any]] | None = None
@@ -119,9 +125,9 @@ class GradientWatch:
         if table is None:
             tensor._backward_hooks = table = OrderedDict()
             node._register_hook_dict(tensor)
-        table[self._see] = self._see  # torch's own keys are numbers, so ours never meets one
+        table[self.see] = self.see  # torch's own keys are numbers, so ours never meets one
         self._table = weakref.ref(table)
-        guard = self._guard
+        guard = self.guard
         guard.count += 1
         if guard.count > FREE_DEPTH:
             guard.string(node)
@@ -133,16 +139,76 @@ class GradientWatch:
 
     def _watch_leaf(self, leaf: Tensor) -> None:
         hooks = leaf._backward_hooks
-        if hooks is None or self._see not in hooks.values():
-            self._leaf_handles.append(watch_gradient(leaf, self._see))
+        if hooks is None or self.see not in hooks.values():
+            self._leaf_handles.append(watch_gradient(leaf, self.see))
             self._leaf_found()
 
     def remove(self) -> None:
         """Take back the hook that was set last."""
         table = self._table() if self._table is not None else None
         if table is not None:
-            table.pop(self._see, None)
+            table.pop(self.see, None)
         self._table = None
+
+
+class Shortcut(Protocol):
+    """Compiled code that reads plain tensors in the place of a Python function."""
+
+    def bind(self, observe: Callable[[Tensor, int], Any] | None, row: int, /) -> None:
+        """Hand plain tensors to ``observe(tensor, row)`` from now on; all to Python again where it is None."""
+
+
+def make_gradient_hook(
+    state: object, switches: tuple[str, ...], see: SeeGradient
+) -> tuple[SeeGradient, Shortcut | None]:
+    """The hook for gradients that ``see`` takes in, and its shortcut, which is taken while all switches are on.
+
+    Args:
+        state: what has the switches.
+        switches: names of attributes that must be True; else ``see`` is asked.
+        see: takes in whatever the shortcut does not, and all before it is bound.
+    """
+    if taps is None:
+        return see, None
+    shortcut = taps.GradientTap(state, switches, see)
+    hook: Any = partial(taps.see_gradient, shortcut)
+    hook.__torch_unserializable__ = True
+    return hook, shortcut
+
+
+@cache  # torch is told once, and nothing takes it back
+def _hide(see_gradient: Callable[..., None]) -> Undo:
+    def see_nothing(hook: object, gradient: Tensor) -> None: ...
+
+    torch.compiler.substitute_in_graph(see_gradient, skip_signature_check=True)(see_nothing)
+    return lambda: None
+
+
+def _hide_shortcuts() -> list[Undo]:
+    code = taps
+    return (
+        [] if code is None else [when_loaded("torch._dynamo.polyfills.loader", lambda room: _hide(code.see_gradient))]
+    )
+
+
+hidden_shortcuts = Patch(_hide_shortcuts)
+"""While somebody holds it, hooks with a shortcut do nothing in a pass that torch.compile makes one graph of, which they
+would break: as those do that are written in Python."""
+
+
+def make_value_tap(
+    see: Callable[[Tensor], bool], watch: GradientWatch | None
+) -> tuple[Callable[[Tensor], bool], Shortcut | None]:
+    """What takes in the values of a site as ``see`` does, and its shortcut, which then has the gradient watched.
+
+    Args:
+        see: takes in a tensor; returns whether its gradient will come.
+        watch: watches the gradient; None where it is not wanted.
+    """
+    if taps is None:
+        return see, None
+    tap = taps.ValueTap(see, watch, *((watch.see, watch.guard) if watch is not None else (None, None)), FREE_DEPTH)
+    return tap.visit, tap
 
 
 def edge_of(tensor: Tensor) -> tuple[GradientEdge, int] | None:

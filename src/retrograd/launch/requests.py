@@ -107,7 +107,7 @@ one at once for anything critical, and the findings when it ends.
     live: bool = option("--live", False, "serve the page of the report while it trains, and say its address")
     open: bool = option("--open", False, "the same, and show it in the browser")
     mirror: Literal["wandb", "mlflow", "tensorboard"] | None = option(
-        "--mirror", None, "show the loss, a few series and all findings in this tracker while it trains"
+        "--mirror", None, "show the loss, gradients of some weights and all findings in this tracker while it trains"
     )
     watch: bool = False
     limit: int | None = None

@@ -62,7 +62,7 @@ class SlotCalls(CallCount):
     """The recorders of one slot in one buffer, by call.
 
     Attributes:
-        plain: that of each call that returned a single tensor, which is nearly every call: found by its number.
+        plain: that of each call that returned a tensor by itself, which is nearly every call: found by its number.
         recorders: all of each call, by their keys.
         unhooked: calls whose gradient has no hook yet, each with the number that the next node would have had then.
     """
@@ -97,9 +97,6 @@ class SlotWatch:
     """
 
     __slots__ = ("_buffers", "_factory", "_is_crowded", "_keys", "_module", "_parts", "path", "switch")
-
-    _visit = staticmethod(SiteRecorder.see_value)
-    """Records a tensor; returns whether its gradient is taken care of."""
 
     def __init__(self, factory: RecorderFactory, module: nn.Module | None, path: str, keys: Keys) -> None:
         self._factory = factory
@@ -136,10 +133,10 @@ class SlotWatch:
             if call >= len(calls.plain):
                 call = self._next_call(calls)
             recorder = calls.plain[call]
-            if recorder is not None and type(output) is torch.Tensor:
-                hooked = (self._visit_past_modes if count_function_modes() else self._visit)(recorder, output)
-            else:
+            if recorder is None or type(output) is not torch.Tensor:
                 hooked = self._see_nested(buffer, calls, call, flatten(output, self._keys))
+            else:
+                hooked = self._visit_past_modes(recorder, output) if count_function_modes() else recorder.visit(output)
             if not hooked:
                 self._await_hooks(buffer, calls, call)
         except Exception as error:
@@ -148,6 +145,10 @@ class SlotWatch:
     def _await_hooks(self, buffer: ModeBuffer, calls: SlotCalls, call: int) -> None:
         if buffer.mode is Mode.GRAD and not grad_enabled():
             calls.unhooked.append((next_sequence_number(), calls.recorders[call]))
+
+    def _visit(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
+        """Record a tensor; returns whether its gradient is taken care of."""
+        return recorder.visit(tensor)
 
     def _visit_past_modes(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
         """Visit a tensor past function modes, which see each read attribute; not where users have statistics."""

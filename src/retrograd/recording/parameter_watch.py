@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.distributed import Averaging, Exchange, find_sharding, is_averaging, is_summand, local_part
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.gradients import after_accumulation, watch_gradient
+from retrograd.hooks.gradients import after_accumulation, make_gradient_hook, watch_gradient
 from retrograd.hooks.listeners import never_raise
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.site_recorder import TensorRecorder
@@ -73,8 +73,12 @@ class ParameterWatch:
         self.update = update
         self.exchange: Exchange | None = None
         self.has_come = self.is_alone = False
-        wants_gradient = gradient is not None or local is not None
-        self._handles = [watch_gradient(parameter, self.see_gradient)] if wants_gradient else []
+        self._handles = []
+        if gradient is not None or local is not None:
+            hook, shortcut = make_gradient_hook(self._clock, ("on", "entered"), self.see_gradient)
+            self._handles.append(watch_gradient(parameter, hook))
+            if gradient is not None:
+                gradient.shortcut = shortcut
         self._whole: WeakIdRef | None = None
 
     @property
@@ -87,6 +91,13 @@ class ParameterWatch:
     def wants_whole(self) -> bool:
         """True if what this process finds alone is wanted, and no whole parameter is watched at which it comes."""
         return self.local is not None and (self._whole is None or self._whole() is None)
+
+    def is_reduced_by(self, exchange: Exchange) -> None:
+        """Have what reduces the gradient: all that comes is to be looked at from now on."""
+        self.exchange = exchange
+        if self.gradient is not None and self.gradient.shortcut is not None:
+            self.gradient.shortcut.bind(None, 0)
+            self.gradient.shortcut = None
 
     def watch_whole(self, whole: torch.Tensor) -> None:
         """Record what comes at the whole parameter that this one is a part of: what this process finds alone."""
@@ -218,7 +229,7 @@ class Reductions:
             return
         for group in self.groups:
             if group.exchange.reduces(parameter):
-                watch.exchange = group.exchange
+                watch.is_reduced_by(group.exchange)
                 group.gradients.append(ReducedGradient(watch, is_hooked=bool(group.exchange.ranks)))
 
     def meet_wrapper(self, wrapper: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
 from retrograd.hooks.distributed import count_processes, is_second_half, is_sharded
+from retrograd.hooks.gradients import hidden_shortcuts
 from retrograd.hooks.listeners import SeeGradient, hidden_hooks, never_raise
 from retrograd.hooks.module import put_readers_last
 from retrograd.hooks.names import (
@@ -117,12 +118,14 @@ class Recorder:
     def attach(self) -> None:
         """Set the taps."""
         hidden_hooks.hold()
+        hidden_shortcuts.hold()
         try:
             for name, model in self._new_models.items():
                 self._add(name, model)
         except BaseException:
             self._models.remove()
             self._taps.remove()
+            hidden_shortcuts.release()
             hidden_hooks.release()
             raise
         self._new_models.clear()
@@ -324,6 +327,7 @@ class Recorder:
         self._reductions.remove()
         self._models.remove()
         self._taps.remove()
+        hidden_shortcuts.release()
         hidden_hooks.release()
         self._backward.remove()
         self._factory.keeper.finish(self.clock.moment)

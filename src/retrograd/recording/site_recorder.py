@@ -1,8 +1,8 @@
 """Records one site at one call: its value and its gradient, each into a row of a buffer, and kept if that was asked.
 
 These objects live as long as the recorder of the run, so that nothing is made anew in a training step: the hook on a
-tensor is an object's own method, the same at every step. The two ``see_`` methods are run for every tensor that is
-recorded; what they do is written out in them, because a further Python call would be a tenth of their cost.
+tensor is the same at every step. A plain tensor of which statistics alone are wanted is read by compiled code
+(``hooks/_taps.c``), which calls nothing of Python's; the two ``see_`` methods take in all others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 from retrograd.hooks.distributed import is_sharded, local_part
 from retrograd.hooks.engine import is_transformed, uncompiled
-from retrograd.hooks.gradients import GradientWatch
+from retrograd.hooks.gradients import GradientWatch, Shortcut, make_gradient_hook, make_value_tap
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.keep import Keep, KeptSource, TensorKeeper, find_keep
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
@@ -41,9 +41,13 @@ class TensorRecorder(KeptSource):
         row: the site's row, or ``NO_ROW``.
         keep: the policy that keeps its tensors, or None.
         copy: its memory is used again (parameters and their gradients), so a kept tensor must be a copy.
+
+    Attributes:
+        observe: the slab's method for its tensors, from the first one on.
+        shortcut: what reads plain tensors in the place of this, where statistics alone are wanted of them.
     """
 
-    __slots__ = ("_buffer", "_copy", "_factory", "custom", "observe")
+    __slots__ = ("_buffer", "_copy", "_factory", "custom", "observe", "shortcut")
 
     def __init__(
         self, factory: RecorderFactory, buffer: ModeBuffer, site: Site, row: int, keep: Keep | None, *, copy: bool
@@ -54,12 +58,15 @@ class TensorRecorder(KeptSource):
         self._copy = copy or buffer.mode is Mode.INFERENCE or (keep is not None and keep.copies)
         self.custom = buffer.custom if row >= 0 else None
         self.observe: Observe | None = None
+        self.shortcut: Shortcut | None = None
 
     def bind(self, tensor: torch.Tensor) -> Observe:
         """The slab's method for tensors like this one, remembered in ``observe``."""
         self.observe = self._buffer.slab(tensor.device).observe
         if is_sharded(tensor):
             self._factory.placements.see_spread(self.site, tensor)
+        if self.shortcut is not None and self.keep is None and self.custom is None:
+            self.shortcut.bind(self.observe, self.row)
         return self.observe
 
     def copy_from_now_on(self) -> None:
@@ -114,9 +121,10 @@ class SiteRecorder:
     Attributes:
         value: where the value goes; None when it is not recorded.
         gradient: where its gradient goes; None when it is not recorded.
+        visit: :meth:`see_value`, for plain tensors without a Python frame where there is compiled code.
     """
 
-    __slots__ = ("_clock", "_enter", "_fault", "_watch", "gradient", "value")
+    __slots__ = ("_clock", "_enter", "_fault", "_watch", "gradient", "value", "visit")
 
     def __init__(self, backward: RecordedPass, value: TensorRecorder | None, gradient: TensorRecorder | None) -> None:
         self._clock = backward.clock
@@ -124,11 +132,13 @@ class SiteRecorder:
         self._fault = backward.fault
         self.value = value
         self.gradient = gradient
-        self._watch = (
-            GradientWatch(self.see_gradient, backward.guard, backward.leaf_handles, gradient.copy_from_now_on)
-            if gradient is not None
-            else None
-        )
+        self._watch: GradientWatch | None = None
+        self.visit: Callable[[torch.Tensor], bool] = self.see_value
+        if gradient is not None:
+            hook, gradient.shortcut = make_gradient_hook(self._clock, ("entered",), self.see_gradient)
+            self._watch = GradientWatch(hook, backward.guard, backward.leaf_handles, gradient.copy_from_now_on)
+        if value is not None:
+            self.visit, value.shortcut = make_value_tap(self.see_value, self._watch)
 
     @property
     def wants_gradient(self) -> bool:

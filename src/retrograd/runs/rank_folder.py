@@ -30,13 +30,13 @@ class RankFolder:
 
     Args:
         claim: the hold on the folder.
-        step: where a resumed run begins anew: whatever is of this step or later is removed. None keeps all.
+        step: where a resumed run begins anew: whatever is of this step or later is removed. None keeps all steps.
         tensor_budget: bytes of all tensor files.
         max_waiting: bytes of tensors that may wait while files cannot be written.
         count_added: see :class:`retrograd.runs.shards.ShardFolder`.
 
     Attributes:
-        next_step: one more than the last step that is recorded, at the start.
+        next_step: one more than the last step of which there is a row or an event, at the start.
         names: the sites.
         error: the exception that ended the process, as :mod:`retrograd.runs.ending` tells it; None for none.
         ledger: whose rows are in files, where those of several ranks are merged; each state is an object of its own.
@@ -75,8 +75,9 @@ class RankFolder:
         self._rows = self._statistics.count_rows()
         self._event_counts = self._events.count_texts("kind")
         self._span = self._statistics.find_step_limits()
-        recorded = self._span or self._events.find_step_limits()  # a recording without statistics has its losses
-        self.next_step = recorded[1] + 1 if recorded else 0
+        # a schedule, or none, may have rows of fewer steps than losses; a kill may have come between the two
+        limits = filter(None, (self._span, self._events.find_step_limits()))
+        self.next_step = max((last + 1 for _, last in limits), default=0)
 
     @property
     def sites(self) -> list[str]:

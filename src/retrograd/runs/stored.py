@@ -210,7 +210,7 @@ class StoredRows(StoredPart):
         names: Sequence[str],
         first: int | None = None,
         last: int | None = None,
-        codes: npt.NDArray[np.int32] | None = None,
+        codes: npt.NDArray[np.integer] | None = None,
         *,
         nonfinite: bool = False,
     ) -> Iterator[Callable[[], Part]]:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import pairwise
 
+import numpy as np
+
 from retrograd.findings.chain import LOSSES, Chain, argument_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding, Severity
@@ -185,20 +187,20 @@ class DoubleBackward(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
-        part, steps = _find_part(record), set(record.loss.steps.tolist())
+        part, steps = _find_part(record), record.loss.steps
         for optimizer, updates in record.updates_by_program().items():
             meant = [update for update in updates if update.named("backward")]
-            seen = [update for update in meant if update.step in steps]
+            seen = int(np.isin([update.step for update in meant], steps).sum())
             several = [update for update in meant if len(update.named("backward")) > 1]
-            losses = _losses_by_step(record, steps.intersection(update.step for update in several))
+            losses = _losses_by_step(record, {update.step for update in several})
             doubled = [update for update in several if _is_doubled(losses.get(update.step, []))]
-            if doubled and len(doubled) >= HABIT * len(seen):
+            if doubled and len(doubled) >= HABIT * seen:
                 value, times = _most_common(losses[doubled[0].step])
                 yield self._describe(
                     optimizer,
                     doubled,
                     f"Backward runs {times} times from the same loss ({value:.4g}) before {len(doubled)} of "
-                    f"{len(seen)} updates, so gradients are {times} times as large as meant",
+                    f"{seen} updates, so gradients are {times} times as large as meant",
                 )
             elif part and several and len(several) >= HABIT * len(meant):
                 yield self._describe(

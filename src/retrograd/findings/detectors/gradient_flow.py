@@ -13,7 +13,7 @@ import numpy as np
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.learning_rate import first_large
 from retrograd.findings.finding import Evidence, Finding, Severity
-from retrograd.findings.layers import Layer, Layers, median_of_first
+from retrograd.findings.layers import Layer, Layers, median_of_first, take_first
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, Training, divide
 
@@ -92,11 +92,11 @@ def _stack_calls(record: Record, layer: Layer, until: int | None) -> Stack | Non
     if len(calls) < LEAST:
         return None
     numbered = [replace(layer.site.grad, call=call).numbered for call in calls]
-    norms = median_of_first(record.history.matrix("l2", numbered), until)
+    norms = median_of_first((only for [only] in record.history.matrices(["l2"], numbered)), until)
     if not (np.isfinite(norms) & (norms > 0)).all():
         return None
     ends = [replace(layer.site, call=call).numbered for call in (calls[0], calls[-1])]
-    first, last = record.history.matrix("rms", ends).values[:, 0]
+    first, last = take_first((only for [only] in record.history.matrices(["rms"], ends)), 1).values[:, 0]
     return Stack(numbered, norms, layer, f"calls of {layer.path}", float(last / first) if first > 0 else 0.0)
 
 
@@ -116,7 +116,7 @@ class _DepthDetector(Detector):
     def check(self, record: Record) -> Iterator[Finding]:
         """Follow the gradient from the loss to the input."""
         record.once(Training).need_loss(5)
-        stacks = list_stacks(record)
+        stacks = record.once(list_stacks)
         if not stacks:
             raise CannotTell(f"fewer than {LEAST} layers or calls in a row have gradients")
         meant = [stack for stack in stacks if self.way * stack.decades >= DECADES and stack.is_steady()]

@@ -68,7 +68,7 @@ class WeightDecayDominates(Detector):
     def _pick(updates: UpdateNorms, names: set[str]) -> IntArray:
         """Lines of weights of a group, small ones left out."""
         listed = [k for k, site in enumerate(updates.sites) if not names or str(site.value) in names]
-        return np.array([k for k in listed if updates.count[k, 0] > 8 and updates.weight[k, 0] > 0], np.int64)
+        return np.array([k for k in listed if updates.elements[k] > 8 and updates.weight[k, 0] > 0], np.int64)
 
     @staticmethod
     def _measure_share(record: Record, group: dict[str, Any], lines: IntArray) -> float:

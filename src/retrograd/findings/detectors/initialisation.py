@@ -11,7 +11,7 @@ from retrograd.amounts import count_more
 from retrograd.findings.chain import shape_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.layers import Layer, Layers
+from retrograd.findings.layers import Layer, Layers, take_first
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, Training, divide
 
@@ -71,7 +71,7 @@ class BadInit(Detector):
         if not len(record.steps) or record.steps[0] != 0:
             raise CannotTell("the first step was not recorded")
         layers = record.once(Layers).listed
-        matrix = record.once(Layers).values("rms")
+        matrix = take_first(record.once(Layers).values("rms"), 1)
         if not len(matrix.steps):
             raise CannotTell("no output was recorded in training")
         rms = matrix.values[:, 0]

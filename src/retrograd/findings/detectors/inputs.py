@@ -142,8 +142,8 @@ def _find_regression(chains: Sequence[Chain]) -> Operation | None:
 def _largest_outputs(record: Record) -> float | None:
     """The largest magnitude that the models have given out; None where that was not recorded."""
     sites = [str(site) for site in record.of_kind("output") if site.path in record.root_names]
-    values = record.history.matrix("abs_max", sites).values if sites else np.zeros(0)
-    return float(np.nanmax(values)) if np.isfinite(values).any() else None
+    pieces = (matrix.values for [matrix] in record.history.matrices(["abs_max"], sites)) if sites else ()
+    return max((float(np.nanmax(values)) for values in pieces if np.isfinite(values).any()), default=None)
 
 
 def _is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:

@@ -96,7 +96,7 @@ class LearningRateTooHigh(Detector):
     @staticmethod
     def _find_death(record: Record) -> int | None:
         """The step since which most units of a layer have been dead, if they lived before."""
-        found = [dead for dead in list_dead(record) if dead.share > DEAD and dead.since > record.steps[0]]
+        found = [dead for dead in record.once(list_dead) if dead.share > DEAD and dead.since > record.steps[0]]
         return min((dead.since for dead in found), default=None)
 
     def _tell(self, record: Record, step: int, ratio: float, before: float) -> Finding:
@@ -258,9 +258,10 @@ class NotUpdated(Detector):
             for name, listed in record.looks.items()
         }
         updates = record.once(Training).updates
-        moved = np.nan_to_num(updates.delta, nan=0.0) > TOLD * np.nan_to_num(updates.weight, nan=0.0)
         changed = {
-            str(site.value) for site, often in zip(updates.sites, moved.sum(axis=1), strict=True) if often >= FEWEST
+            str(site.value)
+            for site, delta, weight in zip(updates.sites, updates.delta, updates.weight, strict=True)
+            if int((np.nan_to_num(delta, nan=0.0) > TOLD * np.nan_to_num(weight, nan=0.0)).sum()) >= FEWEST
         }
         return [
             name for name, seen in looks.items() if len(seen) >= 4 and len(set(seen.values())) == 1 and name in changed

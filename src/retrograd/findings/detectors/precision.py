@@ -12,7 +12,8 @@ from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layers
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import FloatArray, Training
+from retrograd.findings.training import Training, median
+from retrograd.history.matrix import join_matrices
 from retrograd.sites.site import Site
 from retrograd.statistics.row import EXPONENT_BIAS
 
@@ -122,7 +123,7 @@ class UpdateLost(Detector):
         lost = [each for each in found if each[1] > LOST and each[1] > each[2] + LOST * (1 - each[2])]
         if not lost or len(lost) < 0.5 * len(found) or record.once(Training).rate == 0:
             return
-        site, still, zeros, kind = max(lost, key=lambda each: updates.count[updates.sites.index(each[0]), 0])
+        site, still, zeros, kind = max(lost, key=lambda each: updates.elements[updates.sites.index(each[0])])
         fell = record.once(Training).fell
         yield self.find(
             "note" if fell and still < NEARLY_ALL else "warning",
@@ -147,8 +148,8 @@ class UpdateLost(Detector):
         updates, types = record.once(Training).updates, _need_types(record)
         for k, site in enumerate(updates.sites):
             kind = types.get(str(site.value), "")
-            if any(name in kind for name in NARROW) and site.value.grad in record.sites and updates.count[k, 0] >= 8:
-                still = _median_share(updates.zeros[k], updates.count[k])
+            if any(name in kind for name in NARROW) and site.value.grad in record.sites and updates.elements[k] >= 8:
+                still = float(np.nan_to_num(median(record.series(site).zero_share)))
                 yield site, still, float(np.median(record.series(site.value.grad).zero_share)), kind
 
 
@@ -170,7 +171,7 @@ class OverflowHeadroom(Detector):
         """Look at the largest magnitudes."""
         if not _of_type(record, HALF, "grad"):
             raise CannotTell("no parameter of float16 was recorded")
-        peaks = record.once(Layers).values("abs_max")
+        peaks = join_matrices(list(record.once(Layers).values("abs_max")))
         for layer, values in zip(record.once(Layers).listed, peaks.values, strict=True):
             known = values[np.isfinite(values)]
             if len(known) >= 3 and 32752 <= np.median(known) <= 65504:
@@ -260,8 +261,3 @@ def _list_half_outputs(record: Record) -> list[Site]:
     return [
         each.site.grad for each in record.once(Layers).listed if each.path in half and each.site.grad in record.sites
     ]
-
-
-def _median_share(part: FloatArray, whole: FloatArray) -> float:
-    known = np.isfinite(part) & (whole > 0)
-    return float(np.median(part[known] / whole[known])) if known.any() else 0.0

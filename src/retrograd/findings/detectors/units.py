@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,7 +87,7 @@ class DeadUnits(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look for layers in the order of the forward."""
-        found = list_dead(record)
+        found = record.once(list_dead)
         bound = MOST if record.once(Training).fell else DEAD
         most = [dead for dead in found if dead.share > bound]
         if most:
@@ -123,7 +123,8 @@ class DeadUnits(Detector):
 def list_dead(record: Record) -> list[Dead]:
     """Layers with dead units, in the order of the forward."""
     layers = record.once(Layers)
-    silent, ungraded = _end_in_zeros(layers.values("zero_share")), _end_in_zeros(layers.gradients("zero_share"))
+    silent = _end_in_zeros(layers.values("zero_share"), len(layers.listed))
+    ungraded = _end_in_zeros(layers.gradients("zero_share"), len(layers.listed))
     found = []
     for layer, is_silent, is_ungraded in zip(layers.listed, silent, ungraded, strict=True):
         dead = None
@@ -135,10 +136,13 @@ def list_dead(record: Record) -> list[Dead]:
     return found
 
 
-def _end_in_zeros(shares: Matrix) -> list[bool]:
+def _end_in_zeros(shares: Iterable[Matrix], layers: int) -> list[bool]:
     """For each layer whether all elements are zero at its last step; a series of each would read a long record anew."""
-    lasts = (line[np.isfinite(line)][-1:] for line in shares.values)
-    return [bool((last == 1).any()) for last in lasts]
+    lasts = np.full(layers, np.nan)
+    for matrix in shares:
+        for place, line in enumerate(matrix.values):
+            lasts[place] = next(iter(line[np.isfinite(line)][-1:]), lasts[place])
+    return [bool(last == 1) for last in lasts]
 
 
 def _from_looks(record: Record, layer: Layer) -> Dead | None:

@@ -69,7 +69,8 @@ function makeTitle(column) {
     draw();
   };
   const sorted = column === order ? "ascending" : null;
-  return make("th", { scope: "col", class: column.number ? "number" : "", "aria-sort": sorted }, column.title && make("button", { type: "button", onclick: choose }, column.title));
+  const title = column.title ? make("button", { type: "button", onclick: choose }, column.title) : make("span", { class: "unseen" }, "compare");
+  return make("th", { scope: "col", class: column.number ? "number" : "", "aria-sort": sorted }, title);
 }
 
 async function lookAgain() {

@@ -56,7 +56,7 @@ function makeTrouble({ title, note, columns, rows, more }) {
     note ? make("p", { class: "note" }, note) : null,
     make(
       "div",
-      { class: "scroll" },
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": title },
       make(
         "table",
         {},

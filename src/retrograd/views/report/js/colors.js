@@ -6,7 +6,7 @@
 const RISING = ["#132350", "#1d4b8c", "#2277a8", "#35a09f", "#77c793", "#c4e59f", "#f6f8d3"];
 const SIGNED = {
   light: ["#4b2a86", "#8d6bbd", "#cbbadf", "#f0f0f2", "#a9d6cf", "#3f9d92", "#075e57"],
-  dark: ["#cdb4f5", "#8f6cc9", "#4f3d78", "#262c36", "#1f5c58", "#37a497", "#b5efe4"],
+  dark: ["#b093ee", "#7c5ab8", "#4a3a70", "#262c36", "#1c524f", "#2c8f84", "#84d6c8"],
 };
 const SHADES = 256;
 

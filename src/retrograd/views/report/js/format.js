@@ -16,13 +16,12 @@ function formatPlain(value, size) {
   return size >= 1000 ? formatCount(Math.round(value)) : String(Number(value.toPrecision(3)));
 }
 
-/** For axes: as few digits as tell ticks apart. */
+/** For axes, whose ticks have few digits: all of them, for with fewer two neighbours would be called the same. */
 export function formatTick(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   const text = size >= 1e4 || size < 1e-2 ? value.toExponential() : String(value);
-  const short = text.replace(/(\.\d*?[1-9])0{3,}\d*/, "$1").replace(/(\d\.\d{2})\d+/, "$1");
-  return short.replace("e+", "e").replaceAll("-", "−");
+  return text.replace("e+", "e").replaceAll("-", "−");
 }
 
 /** A factor of which the binary logarithm is given: ×10, ÷2.5, and = where it is exactly one. */

@@ -1,0 +1,72 @@
+"""A record longer than memory is explained as a short one is: no column of it is held, and windows have seams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import retrograd as rg
+from retrograd.findings.finding import Findings
+from retrograd.history import windows
+
+
+class Recurrent(nn.Module):
+    """One cell that is called again and again, so that gradients vanish over its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.squash, self.head = nn.RNNCell(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros(len(x), 8)
+        for _ in range(6):
+            state = torch.sigmoid(self.squash(self.cell(x, state)))
+        return self.head(state)
+
+
+def make_dead() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+    nn.init.constant_(model[0].bias, -50.0)
+    return model
+
+
+def make_rounding() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32, momentum=1.0), nn.Tanh(), nn.Linear(32, 2)).bfloat16()
+
+
+def record(path: Path, model: nn.Module, micro: int = 1) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    kind = next(model.parameters()).dtype
+    with rg.record(model, path=path) as recording:
+        for step in range(12):
+            optimizer.zero_grad()
+            for _ in range(micro):
+                data = torch.randn(16, 8)
+                nn.functional.cross_entropy(model(data.to(kind)).float(), (data[:, 0] > 0).long()).backward()
+                if step % 3 == 1:
+                    recording.flush()  # in the middle of a step: its rows are in two files
+            optimizer.step()
+
+
+def tell(found: Findings) -> tuple[list[str], list[str]]:
+    return [each.as_json() for each in found], [str(each) for each in found.not_checked]
+
+
+@pytest.mark.parametrize(
+    ("make", "micro", "slug"),
+    [(Recurrent, 2, "vanishing"), (make_dead, 1, "dead-units"), (make_rounding, 1, "bf16-update-lost")],
+)
+@pytest.mark.filterwarnings("ignore::retrograd.errors.RetrogradWarning")
+def test_findings_are_those_of_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: type[nn.Module], micro: int, slug: str
+) -> None:
+    torch.manual_seed(0)
+    record(tmp_path / "run", make(), micro)
+    expected = tell(rg.explain(tmp_path / "run"))
+    assert slug in "".join(expected[0])
+    monkeypatch.setattr(windows, "MOST_ROWS", 0)
+    monkeypatch.setattr(windows, "MOST_CELLS", 25)
+    assert tell(rg.explain(tmp_path / "run")) == expected
