@@ -105,6 +105,14 @@ def test_another_seed_begins_with_other_parameters(first: History) -> None:
     assert place(comparison) == ("0:output", 0)
 
 
+def test_a_rate_under_a_scheduler_is_one_difference() -> None:
+    def schedule(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+    comparison = rg.compare(*(Script(lr=rate, steps=3, at_step={0: schedule}).run() for rate in (0.1, 0.05)))
+    assert slugs(comparison) == ["learning-rate"]
+
+
 @pytest.mark.parametrize(
     "script",
     [

@@ -96,6 +96,14 @@ def test_tensorboard_of_a_long_run_is_thinned(tmp_path: Path, monkeypatch: pytes
     assert len(board.Histograms("exponents/a:output")) == 1
 
 
+def test_tensorboard_of_an_evaluation_alone_has_its_numbers(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path / "run")
+    writer.add_rows(make_batch(Moment(3, phase="eval"), {0: np.full(4, 2.0)}))
+    writer.close()
+    board = EventAccumulator(str(export(open_run(tmp_path / "run"), "tensorboard")), ALL).Reload()
+    assert [(event.step, event.value) for event in board.Scalars("rms/a:output")] == [(3, 2.0)]
+
+
 def test_tensorboard_that_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.delitem(sys.modules, "retrograd.exports.tensorboard", raising=False)

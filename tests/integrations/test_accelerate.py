@@ -49,10 +49,11 @@ def read(path: str) -> rg.History:
 class Loop:
     """What a user writes."""
 
-    def __init__(self, *log_with: Any, accumulate: int = 1, rate: float = 0.1) -> None:
+    def __init__(self, *log_with: Any, accumulate: int = 1, rate: float = 0.1, scaler: Any = None) -> None:
         self.accelerator = accelerate.Accelerator(
             cpu=True, log_with=list(log_with), gradient_accumulation_steps=accumulate
         )
+        self.accelerator.scaler = scaler
         net = Net()
         self.model, self.optimizer = self.accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=rate))
         self.accelerator.init_trackers("demo", config={"rate": rate})
@@ -89,6 +90,31 @@ def test_accumulated_gradients_are_one_step() -> None:
     loop.train()
     loop.accelerator.end_training()
     check_same(read("run"), train_plainly(2, updates=4))
+
+
+def test_updates_that_loss_scaling_skips_are_steps_too() -> None:
+    tracker = record_to("run")
+    loop = Loop(tracker, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**127))
+    loop.model.net[2].weight.data.mul_(100)  # so that gradients behind it overflow
+    tracker.watch(loop.accelerator, loop.model)
+    loop.train()
+    loop.accelerator.end_training()
+    history = read("run")
+    assert next(event.moment.step for event in history.events if event.kind == "skipped") == 0
+    assert list(history["net.0:output"].steps) == list(range(8))
+
+
+def test_an_evaluation_is_of_the_step_that_comes_next() -> None:
+    tracker = record_to("run")
+    loop = Loop(tracker)
+    tracker.watch(loop.accelerator, loop.model)
+    loop.train(0, 3)
+    with torch.no_grad():
+        loop.model(*make_data())
+    loop.train(3, 5)
+    loop.accelerator.end_training()
+    output = read("run")["net.0:output"]
+    assert (list(output.steps), list(output.select(phase="no_grad").steps)) == ([0, 1, 2, 3, 4], [3])
 
 
 def test_training_is_bitwise_the_same_and_nothing_stays() -> None:

@@ -14,7 +14,8 @@ from retrograd.findings.record import Record
 from retrograd.history.fact import Fact
 from retrograd.history.facts import Buffer, Call, Input, Modes, Operation, OptimizerMade, Parameter
 
-_NO_HYPER_PARAMETERS = {"parameters", "unknown"}
+_NO_HYPER_PARAMETERS = {"parameters", "unknown", "initial_lr"}
+"""The last is what a scheduler notes of the rate that it begins with."""
 _SHOWN = 3
 _COMPILED = "CompiledFunction"
 """The operation that stands for everything in compiled code."""

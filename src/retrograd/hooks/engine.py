@@ -86,9 +86,6 @@ without_functions = torch._C.DisableTorchFunction
 
 _mode_of_kind = torch._C._get_dispatch_mode
 _FAKE, _FUNCTIONAL, _PROXY = (getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "FUNCTIONAL", "PROXY"))
-compiles_frames = eval_frame.get_eval_frame_callback
-"""What torch.compile has each Python function that this thread runs pass through; None for nothing."""
-
 _AS_EVER = eval_frame._FrameAction.DEFAULT
 _SKIP = eval_frame._FrameAction.SKIP
 

@@ -1,4 +1,4 @@
-"""Compiled twins of what runs for every node, operation, rule and recorded tensor; None where there was no compiler."""
+"""Compiled twins of what runs for every node, operation and recorded tensor; None where there was no compiler."""
 
 from __future__ import annotations
 
@@ -15,5 +15,4 @@ def _load(name: str) -> ModuleType | None:
 
 
 native = _load("_native") if sys.byteorder == "little" else None  # it writes numbers as they lie in memory
-rules = _load("_rules")
 taps = _load("_taps")

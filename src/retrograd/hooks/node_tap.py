@@ -1,6 +1,6 @@
 """A tap on the nodes of a graph: something is called just before each of them runs.
 
-A hook on a node costs 6 µs: torch makes a table and a handle for each. So most nodes are given a hook on the first
+A hook on a node is dear: torch makes a table and a handle for each. So most nodes are given a hook on the first
 gradient that comes in, and all of them share one table: setting it costs a fraction of a microsecond, and to take all
 of them away is to empty the table. Nobody but us can reach that table, for it belongs to no tensor of the program's.
 """

@@ -62,7 +62,7 @@ class RestingTaps:
         self._calls = 0
         self._found: list[tuple[weakref.ref[dict[int, Any]], int, RestableTap]] | None = None
         self._switches: list[TapSwitch] = []
-        self._resting: list[tuple[dict[int, Any], int, RestableTap]] = []
+        self._resting: list[tuple[weakref.ref[dict[int, Any]], int, RestableTap]] = []
         _resters.add(self)
 
     def rest(self) -> None:
@@ -78,10 +78,10 @@ class RestingTaps:
         found = self._found if self._found is not None else self._find()
         if any(switch.awake for switch in self._switches):
             return
-        for find, number, tap in found:
-            table = find()
-            if table is not None and len(table) == 1 and table.pop(number, None) is not None:
-                self._resting.append((table, number, tap))
+        for place in found:
+            table = place[0]()
+            if table is not None and len(table) == 1 and table.pop(place[1], None) is not None:
+                self._resting.append(place)
 
     def _find(self) -> list[tuple[weakref.ref[dict[int, Any]], int, RestableTap]]:
         taps = [tap for tap in _taps if tap.watchers]
@@ -92,8 +92,9 @@ class RestingTaps:
     def wake(self) -> None:
         """Put them back."""
         while self._resting:  # one by one, since another thread may let one rest meanwhile
-            table, number, tap = self._resting.pop()
-            if tap.watchers:
+            find, number, tap = self._resting.pop()
+            table = find()
+            if table is not None and tap.watchers:
                 table[number] = tap
                 if len(table) > 1:
                     move_first(table, number)  # before what was set meanwhile

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from retrograd.hooks.engine import compiles_frames, uncompiled
-from retrograd.hooks.gradients import ChangeGradient
+from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.listeners import Listeners
-from retrograd.hooks.native import rules
 from retrograd.hooks.nested import Keys
 from retrograd.sites.site import Site
 
@@ -94,40 +91,3 @@ def tell_intervention(module: nn.Module | None, site: Site, rule: str, before: T
     """Tell all who listen."""
     for listener in intervention_listeners:
         listener.intervened(module, site, rule, before, after)
-
-
-class HookedRules(Protocol):
-    """What a hook on a gradient has to know of the rules that act on it.
-
-    Attributes:
-        steps: each rule, what it is told, and what to call.
-        lock: held while they act.
-    """
-
-    steps: list[tuple[Any, Any, Callable[..., Tensor | None]]]
-    lock: threading.RLock
-
-    def explain(self, rule: Any, error: BaseException) -> None:
-        """Raise what an error of a rule is to the program."""
-
-    def check(self, rule: Any, shown: Tensor, version: int, changed: object) -> None:
-        """Refuse what a rule has returned for a tensor that was of this version, unless it may."""
-
-
-def hook_of(change: ChangeGradient, chain: HookedRules, factory: Any, clock: Any, call: int) -> ChangeGradient:
-    """What torch is to call for a gradient: ``change``, or the same without a Python frame where nothing is special.
-
-    Args:
-        change: lets the rules act; its ``training`` is the mode of the module.
-        chain: the rules.
-        factory: its ``is_active`` says whether they act.
-        clock: its ``step`` is what they are told, and its ``is_scaling`` whether a loss may be multiplied by a scale.
-        call: the number of the call.
-    """
-    if rules is None:
-        return change
-    who = change, factory, clock, intervention_listeners, Tensor, compiles_frames
-    hook: ChangeGradient = rules.GradientHook(
-        *who, chain.steps, call, chain.lock.acquire, chain.lock.release, chain.explain, chain.check
-    )
-    return hook

@@ -128,7 +128,7 @@ class Emitter:
                 self._events.note("rewrite", str(site), value=share, text=rule, moment=replace(when, phase=phase))
 
     def _keep(self, moment: Moment, kept: Sequence[Kept], scale: float, late: Mapping[Any, Closed]) -> None:
-        self._rows.name_kept(item[0] for item in kept)
+        self._rows.name_kept(kept)
         if not late:
             self._keeper.take(moment, kept, scale)
             return

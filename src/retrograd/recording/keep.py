@@ -197,6 +197,9 @@ def count_bytes(tensor: torch.Tensor) -> int:
     return tensor.values().nbytes
 
 
+_SOURCE, _SIZE = itemgetter(0), itemgetter(3)
+
+
 @dataclass(slots=True)
 class KeptBatch:
     """Holds what one policy kept of one micro-batch, as it came: most is let go again, so nothing is made of it yet.
@@ -214,7 +217,7 @@ class KeptBatch:
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.size = sum(item[3] for item in self.kept)
+        self.size = sum(map(_SIZE, self.kept))
 
     def unpack(self) -> Iterator[KeptTensor]:
         """The tensors as a sink takes them."""
@@ -261,7 +264,9 @@ class Holder:
         return released
 
 
-_SOURCE = itemgetter(0)
+def sources_of(kept: Sequence[Kept]) -> set[KeptSource]:
+    """The sites that these tensors are of."""
+    return set(map(_SOURCE, kept))
 
 
 class TensorKeeper:
@@ -298,7 +303,7 @@ class TensorKeeper:
 
         The oldest held tensors make room for it.
         """
-        size = count_bytes(tensor)
+        size = tensor.nbytes if tensor.layout is torch.strided else count_bytes(tensor)
         while self._held + size > self._budget:
             if not self._make_room():
                 self._drop(keep, 1)
@@ -308,7 +313,7 @@ class TensorKeeper:
 
     def take(self, moment: Moment, kept: Sequence[Kept], scale: float) -> None:
         """Take over what one micro-batch kept."""
-        self._sources.update(map(_SOURCE, kept))
+        self._sources |= sources_of(kept)
         for keep, items in self._by_policy(kept):
             batch = KeptBatch(moment, scale, items)
             waiting = self._holders.get(id(keep))

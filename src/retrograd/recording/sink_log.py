@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ from retrograd.hooks.distributed import (
 )
 from retrograd.notices import warn
 from retrograd.recording.clock import Clock
-from retrograd.recording.keep import KeptSource
+from retrograd.recording.keep import Kept, KeptSource, sources_of
 from retrograd.recording.mode_buffer import ModeBuffers
 from retrograd.sites.site import LOCAL, Site, local_gradient
 from retrograd.statistics.row import ROW
@@ -160,7 +160,7 @@ class RowTable:
         self._numbers: dict[Site, int] = {}
         self._seen = np.zeros(0, dtype=bool)
         self._told: dict[int, int] = {}
-        self._kept: set[str] = set()
+        self._kept: set[KeptSource] = set()
         self._is_translated = False
         self._adding = threading.RLock()  # a model may run in several threads
         self.sites: list[Site] = []
@@ -191,11 +191,13 @@ class RowTable:
                 self._tell(row)
         return rename_rows(batch, self._told) if self._is_translated else batch
 
-    def name_kept(self, sources: Iterable[KeptSource]) -> None:
+    def name_kept(self, kept: Sequence[Kept]) -> None:
         """Tell the sink of sites of which tensors are kept, if it does not know them yet."""
-        for source in sources:
-            if source.name not in self._kept:
-                self._kept.add(source.name)
+        if self._kept >= sources_of(kept):
+            return
+        for source, *_ in kept:
+            if source not in self._kept:
+                self._kept.add(source)
                 self._tell(self.number(source.site))
 
     def _tell(self, row: int) -> None:

@@ -147,7 +147,7 @@ class RuleChain:
     ) -> Tensor:
         """Let the rules change a value; returns the very same object if they leave it alone.
 
-        What gradients nearly always are like, a compiled twin does as well (``hooks/_rules.c``).
+        What a plain gradient needs of this stands in ``GradientRewriter.make_hook``, too.
 
         Args:
             value: an activation, a parameter or a gradient.
@@ -241,9 +241,9 @@ class RuleChain:
         for index, (_, state, _) in enumerate(self.steps):
             state.restore(remembered[index] if remembered else {})
 
-    def explain(self, rule: Rule, error: BaseException) -> NoReturn:
+    def explain(self, rule: Rule, error: Exception) -> NoReturn:
         """Raise what an error of a rule is to the program."""
-        if isinstance(error, EnoughComputed) or not isinstance(error, Exception):
+        if isinstance(error, EnoughComputed):
             raise error
         raise RuleError(
             f"The rule {rule.name} has raised {type(error).__name__} at {self.name}: {error}",

@@ -15,7 +15,7 @@ from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.gradients import ChangeGradient, branch, change_gradient
 from retrograd.hooks.nested import Keys, flatten, is_among, replace_tensors
 from retrograd.hooks.reach import FREE_DEPTH
-from retrograd.hooks.rewriters import hook_of
+from retrograd.hooks.rewriters import intervention_listeners
 from retrograd.hooks.saved import VersionCount
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
@@ -104,7 +104,7 @@ class RewriterFactory:
 
 
 class GradientRewriter:
-    """The rules for the gradient of one site at one call: the hook on it.
+    """The rules for the gradient of one site at one call.
 
     Args:
         factory: has the clock, and says whether rules act.
@@ -127,10 +127,51 @@ class GradientRewriter:
         self._call = call
         self.training = True
 
-    @property
-    def hook(self) -> ChangeGradient:
-        """What torch is to call, where rules are shown nothing beside a gradient."""
-        return hook_of(self, self.chain, self._factory, self._clock, self._call)
+    def make_hook(self) -> ChangeGradient:
+        """What torch is to call, where rules are shown nothing beside a gradient.
+
+        One rule for a plain gradient is written out: each further Python call would be a tenth of what it costs. And it
+        is a function, for torch asks each hook for its name, which costs more where there is none.
+        """
+        rewriter, chain, factory, clock, call = self, self.chain, self._factory, self._clock, self._call
+        rule, state, ask = chain.steps[0]
+        is_alone, lock, plain, listeners = len(chain.steps) == 1, chain.lock, Tensor, intervention_listeners
+
+        @uncompiled
+        def change_gradient(gradient: Tensor | None) -> Tensor | None:
+            if (
+                type(gradient) is not plain
+                or not factory.is_active
+                or clock.is_scaling
+                or listeners.all
+                or not is_alone
+            ):
+                return rewriter(gradient)
+            try:
+                version = gradient._version
+            except RuntimeError:  # made in inference mode
+                return rewriter(gradient)
+            with lock:
+                state.step, state.call, state.training = clock.step, call, rewriter.training
+                try:
+                    changed = ask(gradient, state)
+                except Exception as error:
+                    chain.explain(rule, error)
+                if gradient._version != version or (
+                    changed is not None
+                    and changed is not gradient
+                    and not (
+                        type(changed) is plain
+                        and changed.shape == gradient.shape
+                        and changed.dtype is gradient.dtype
+                        and changed.device == gradient.device
+                    )
+                ):
+                    chain.check(rule, gradient, version, changed)
+            return changed
+
+        change_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        return change_gradient
 
     @uncompiled
     def __call__(
@@ -161,6 +202,7 @@ class _Paired:
 
     __slots__ = ("_beside", "_rewriter", "_share")
 
+    __name__ = "change_gradient"  # torch asks each hook for it, which costs more where there is none
     __torch_unserializable__ = True
 
     def __init__(self, rewriter: GradientRewriter, beside: Beside, share: PlainShare | None) -> None:
@@ -204,7 +246,7 @@ class SiteRewriter:
         self._is_placed = False
         self.acts_on_value = value is not None
         self.gradient = GradientRewriter(factory, gradient, call) if gradient is not None else None
-        self._hook = self.gradient.hook if self.gradient is not None else None
+        self._hook = self.gradient.make_hook() if self.gradient is not None else None
         self.needs_value = gradient is not None and gradient.needs_value
         self.needs_input = gradient is not None and gradient.needs_input
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""

@@ -1,3 +1,5 @@
+import sys
+
 import torch
 from accelerate import Accelerator
 from task import Net, make_data
@@ -5,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from retrograd.integrations.accelerate import RetrogradTracker
 
-tracker = RetrogradTracker()
+tracker = RetrogradTracker(merge_ranks="merged" in sys.argv)
 accelerator = Accelerator(cpu=True, log_with=tracker)
 net = Net()
 loader = DataLoader(TensorDataset(*make_data()), batch_size=2)

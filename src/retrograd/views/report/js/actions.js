@@ -42,9 +42,9 @@ export function togglePin(name) {
   change({ pinned });
 }
 
-/** Show what a finding rests on: its site where it has one, else the losses of its steps, which stand above the map. */
+/** Show what a finding rests on: its site where it has one, else the losses of its steps above the map, with all extremes. */
 export function show({ site, step, last = step }) {
-  if (site === null) change({ zoom: zoomOn(step, last), cursor: columnOf(step) });
+  if (site === null) change({ zoom: zoomOn(step, last), cursor: columnOf(step), range: "full" });
   else visit(site, step);
   find("map").scrollIntoView({ block: "start" });
 }

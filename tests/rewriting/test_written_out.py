@@ -1,4 +1,4 @@
-"""The compiled hook on a gradient and its twin in Python let rules act alike."""
+"""One rule on a plain gradient, which is written out, acts as rules do everywhere else."""
 
 from __future__ import annotations
 
@@ -15,29 +15,14 @@ from torch import Tensor, nn
 import retrograd as rg
 from retrograd.errors import RuleError
 from retrograd.hooks import rewriters
-from retrograd.hooks.native import rules as compiled
+from retrograd.rewriting.site_rewriter import GradientRewriter
 from retrograd.rules.rule import SiteState
 
-pytestmark = pytest.mark.skipif(compiled is None, reason="installed without a compiler")
 
-
-@pytest.fixture(params=[compiled, None], ids=["compiled", "python"], autouse=True)
-def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(rewriters, "rules", request.param)
-    return request.param
-
-
-def hook_on(tensor: Tensor) -> Any:
-    (hook,) = (tensor._backward_hooks or {}).values()
-    return hook
-
-
-def test_which_code_acts(code: Any) -> None:
-    layer = nn.Linear(2, 2)
-    with rg.rewrite(layer, {"self:output.grad": lambda gradient, state: None}):
-        hook = hook_on(layer(torch.ones(1, 2)))
-    assert (type(hook).__module__ == "retrograd.hooks._rules") == (code is not None)
-    assert hook.__torch_unserializable__
+@pytest.fixture(params=[True, False], ids=["written out", "as everywhere"], autouse=True)
+def is_written_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(GradientRewriter, "make_hook", lambda self: self)
 
 
 def test_rules_act_one_after_the_other_and_are_told_where_they_are() -> None:
