@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import retrograd as rg
+from contenders import OUTPUTS
 from nets import Net, make_gpt2, make_mlp
 from timing import interleave, make_plain_parser, say
 
@@ -30,6 +31,9 @@ NETS: dict[str, Callable[[], Net]] = {
     "gpt2": partial(make_gpt2, layers=2, vocabulary=2048),
     "mlp": lambda: make_mlp(width=256, batch=64),
 }
+
+WARM_STEPS, LEAST_STEPS = 3, 4
+"""Steps before any is measured, which a recording looks at for facts, as later at one of 128; measured, at least."""
 
 Record = Callable[[nn.Module], AbstractContextManager[Any]]
 
@@ -168,9 +172,10 @@ def do_nothing(model: nn.Module) -> AbstractContextManager[Any]:
 GROUPS = [
     Group(
         {
-            "recorded": rg.record,
-            "recorded, no histogram": partial(rg.record, histogram=False),
-            "attached, never scheduled": partial(rg.record, schedule=lambda step: False),
+            "recorded: statistics, histogram": partial(rg.record, sites=OUTPUTS),
+            "recorded: statistics": partial(rg.record, sites=OUTPUTS, histogram=False),
+            "recorded: not scheduled": partial(rg.record, sites=OUTPUTS, schedule=lambda step: False),
+            "recorded: gradients of parameters, too": rg.record,
         }
     ),
     Group(
@@ -204,9 +209,10 @@ class Compiled:
     def measure(self, record: Record, seconds: float) -> float:
         """CPU seconds a step, while it is recorded so, for which nothing is compiled anew."""
         with record(self.model):
-            self.step()
+            for _ in range(WARM_STEPS):
+                self.step()
             count, begin, deadline = 0, time.process_time(), time.perf_counter() + seconds
-            while count < 2 or time.perf_counter() < deadline:
+            while count < LEAST_STEPS or time.perf_counter() < deadline:
                 self.step()
                 count += 1
             return (time.process_time() - begin) / count

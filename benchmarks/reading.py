@@ -28,6 +28,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ELEMENTS = 1 << 16
 KINDS = ("output", "weight", "output.grad", "weight.grad", "weight.update")
+SITE = "blocks.0.fc:output"
+"""Of which a series is read: the only one that a run of a single site has."""
+
 BEHIND_THE_LARGEST = 18
 """Bins of a histogram."""
 
@@ -129,7 +132,7 @@ def _open(folder: Path) -> Any:
 
 
 def _series(folder: Path) -> Any:
-    return _open(folder).history["blocks.1.fc:output.grad"].rms
+    return _open(folder).history[SITE].rms
 
 
 def _matrix(folder: Path) -> Any:
@@ -153,7 +156,7 @@ def _together(folder: Path) -> Any:
     import retrograd as rg
 
     run = _open(folder)
-    run.history["blocks.1.fc:output.grad"].rms  # noqa: B018
+    run.history[SITE].rms  # noqa: B018
     return rg.write_report(run, folder.parent / f"{folder.name}.html")
 
 

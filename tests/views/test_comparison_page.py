@@ -86,6 +86,7 @@ def test_the_page_tells_what_only_some_have(tmp_path: Path) -> None:
         "a:output": "", "new:output": "only B", "b:output": "", "c:output": "",
     }  # fmt: skip
     assert [each["verdict"] for each in page.facts["verdicts"]] == ["different", "different"]
+    assert [each["called"] for each in page.facts["verdicts"]] == ["B", "C"]
     assert page.facts["verdicts"][0]["visit"] is not None
     np.testing.assert_allclose(page.line("rms-1", "low", "c:output.grad")[:25], 10.0)
     assert np.isnan(page.line("rms-1", "low", "c:output.grad")[25:]).all()

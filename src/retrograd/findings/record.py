@@ -111,9 +111,10 @@ class Record:
             NoSuchSiteError: it was not recorded.
         """
         name = str(site)
-        if name not in self._series:
-            self._series[name] = self.history[name]
-        return self._series[name]
+        found = self._series[name] if name in self._series else self.history[name]
+        if not found.is_streamed:  # of a long record all series are more than memory holds
+            self._series[name] = found
+        return found
 
     @cached_property
     def steps(self) -> npt.NDArray[np.int64]:

@@ -130,6 +130,7 @@ class Series:
         self._choice = Choice()
         self._is_whole = not isinstance(rows, LongRows)
         self._leader: Series | None = None
+        self._asked, self._is_held = "", False
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -165,10 +166,17 @@ class Series:
     @property
     def calls(self) -> list[int]:
         """Numbers of the module's calls that are merged here, counted from 1."""
-        if self._is_streamed:
+        if self.is_streamed:
             seen = {code for rows in self._stream() for code in np.unique(rows["site"]).tolist()}
             return sorted(call for code, call in self._codes.items() if code in seen)
         return [int(call) for call in np.unique(self._site_calls[self._chosen])]
+
+    @property
+    def is_streamed(self) -> bool:
+        """True if no rows are held, of a record that is too long for a table: what is asked for first is read alone."""
+        rows = self._all_rows
+        is_long = isinstance(rows, LongRows) and not rows.fits(self._choice.phase)
+        return is_long and self._is_merged and not self._is_held
 
     def means(self, call: int) -> bool:
         """Tell whether this call is selected."""
@@ -177,7 +185,7 @@ class Series:
     @property
     def steps(self) -> npt.NDArray[np.int64]:
         """Steps that have data, rising: int64, shape ``[n]``."""
-        return self._streamed_steps if self._is_streamed else self._numbered[0]
+        return self._streamed_steps if self.is_streamed else self._numbered[0]
 
     @cached_property
     def tensors(self) -> Sequence[Kept]:
@@ -267,12 +275,14 @@ class Series:
         Raises:
             StatisticError: for an unknown statistic.
         """
-        if self._is_streamed:
+        if self.is_streamed and self._asked in ("", name):
+            self._asked = name
             columns, codes = find_columns([name], self._all_rows.custom), [self._wanted_codes]
             pieces = (
                 build_matrix(rows, codes, [self.site], name, self._choice.phase) for rows in self._stream(columns)
             )
             return np.concatenate([piece.values[0] for piece in pieces])
+        self._is_held = True  # whoever asks for a second one may ask for more
         return compute_statistic(self._merged, name, self._rows.custom)
 
     def select(self, **wanted: Unpack[SelectOptions]) -> Series:
@@ -318,6 +328,7 @@ class Series:
         if not self._is_whole:
             vars(other).pop("_located", None)
         other._choice = choice
+        other._asked, other._is_held = "", False
         return other
 
     @cached_property
@@ -343,12 +354,6 @@ class Series:
         """Tell whether rows with micro-batches and ranks merged will do."""
         choice = self._choice
         return not self._is_whole and choice.backward == 0 and choice.micro is None and choice.rank is None
-
-    @property
-    def _is_streamed(self) -> bool:
-        """Tell whether this is of a record too long for a table: then no rows are held, and each question is a pass."""
-        rows = self._all_rows
-        return self._is_merged and isinstance(rows, LongRows) and not rows.fits(self._choice.phase)
 
     def _stream(self, columns: Collection[str] = ("calls",)) -> Iterator[Rows]:
         """Some columns of the selected rows, merged, for some steps after the other."""

@@ -142,8 +142,14 @@ class Tap(TracedHook, Generic[Watcher]):
         self._tickets: dict[Told, Tensor] = {}
 
     def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
-        """Tell the watchers of a call inside compiled code; returns its ticket."""
+        """Tell those watchers that are awake of a call inside compiled code; returns its ticket."""
         self.is_compiled = True
+        for watcher in self.watchers:
+            if watcher.switch.awake:
+                return self._tell(tensors, names, trains)
+        return NOBODY
+
+    def _tell(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
         told = []
         for watcher in self.watchers:
             if watcher.switch.awake:
@@ -233,10 +239,8 @@ class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
                 elif rest:
                     watcher.after_compiled_call(rest)
 
-    def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
-        """Tell the watchers of a call inside compiled code, or of one that is compiled code itself."""
-        if names[0].startswith(RETURNED):
-            self.is_compiled = True
+    def _tell(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
+        if names[0].startswith(RETURNED):  # the call is compiled code itself
             module = self._find_module()
             frame = find_call_of(module) if module is not None and _returns_as_it_is(module) else None
             if frame is None:  # its forward alone is called, or somebody changes what it returns
@@ -244,7 +248,7 @@ class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
             names = [name.removeprefix(RETURNED) for name in names]
             shapes = {keys: tensor.shape for keys, tensor in name_tensors(tensors, names)}
             self._shown[threading.get_ident()] = _Shown(id(frame), shapes)
-        return super().see_compiled(tensors, names, trains)
+        return super()._tell(tensors, names, trains)
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,9 +241,9 @@ class RuleChain:
         for index, (_, state, _) in enumerate(self.steps):
             state.restore(remembered[index] if remembered else {})
 
-    def explain(self, rule: Rule, error: BaseException) -> NoReturn:
+    def explain(self, rule: Rule, error: Exception) -> NoReturn:
         """Raise what an error of a rule is to the program."""
-        if isinstance(error, EnoughComputed) or not isinstance(error, Exception):
+        if isinstance(error, EnoughComputed):
             raise error
         raise RuleError(
             f"The rule {rule.name} has raised {type(error).__name__} at {self.name}: {error}",

@@ -30,7 +30,7 @@ from retrograd.history.rows import ROW_TYPES, Columns, Part
 from retrograd.history.table import build_table
 from retrograd.history.windows import LongRows, read_once
 from retrograd.randomness import random_kept
-from retrograd.runs.layout import LOCK, MANIFEST, MERGED, Span, list_merged_parts, list_parts
+from retrograd.runs.layout import LOCK, MANIFEST, MERGED, STATISTICS, Span, list_merged_parts, list_parts
 from retrograd.runs.lock import Lock
 from retrograd.runs.parts import count_rows, read_part, write_part
 from retrograd.runs.reader import Given, Run, open_run, read_run
@@ -107,6 +107,7 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
     opened = open_run(opened.path) if opened is run else opened  # the user's own goes on as it is
     with _hold_still(opened):
         opened.refresh()
+        _remove_left_over(opened)
         before = _measure(opened)
         ranks = sorted({part.rank for part in _list_stored(opened)})
         try:
@@ -263,6 +264,14 @@ def _merge_ranks(run: Run, ranks: Sequence[int], progress: bool) -> None:
     run.manifest = told
     for path in old:
         path.unlink(missing_ok=True)
+
+
+def _remove_left_over(run: Run) -> None:
+    """Remove files that were merged by a compaction which was killed before it had removed them."""
+    merged = run.manifest.get("compacted", {}).get("ranks", ())
+    for folder in [rank.folder / STATISTICS for rank in run.ranks if rank.rank in merged and not rank.is_extra]:
+        for path in (*list_merged_parts(folder), *(path for _, path in list_parts(folder))):
+            path.unlink(missing_ok=True)
 
 
 def _compact_each(run: Run, progress: bool) -> None:

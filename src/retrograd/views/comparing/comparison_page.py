@@ -61,8 +61,7 @@ def write_comparison(
     Args:
         runs: two or more runs, folders, recordings or histories; the first is what the others are held against.
         path: the file; ``compared.html`` in the working directory when left out.
-        comparisons: those of the first with each of the others, from :func:`retrograd.compare`; made when left out;
-            they call the runs B, C … in their order.
+        comparisons: those of the first with each of the others, from :func:`retrograd.compare`; made when left out.
         phase: which kind of forward to show; the first that the first run has, when left out.
         columns: the most columns in which steps are drawn. A column keeps the extremes of its steps.
         megabytes: about how large the file may get; digits, then columns are given up for it.

@@ -44,6 +44,7 @@ def describe_verdict(comparison: Comparison | CompareError, scope: Scope) -> dic
     is_there = place is not None and place.site in shown
     return {
         "verdict": comparison.verdict,
+        "called": comparison.letter,
         "said": str(comparison).partition("\n")[0],
         "visit": {"site": shown[place.site], "step": place.step} if place is not None and is_there else None,
         "findings": describe_findings(Findings(comparison.findings), scope)["listed"],

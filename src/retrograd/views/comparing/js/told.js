@@ -27,7 +27,7 @@ const CAUSES = 2; // of a difference that are seen at once
 
 const listOf = (findings) => make("ol", { class: "findings-list" }, ...findings.map((each) => makeFinding({ ...each, visit: null })));
 
-function makeVerdict({ verdict, said, visit: place, findings = [], context = [], about = "" }, number) {
+function makeVerdict({ verdict, called, said, visit: place, findings = [], context = [], about = "" }, number) {
   const { letter, name } = facts.runs[number + 1];
   const causes = findings.filter(({ severity }) => severity !== "note");
   const rest = [...causes.slice(CAUSES), ...findings.filter(({ severity }) => severity === "note")];
@@ -39,6 +39,7 @@ function makeVerdict({ verdict, said, visit: place, findings = [], context = [],
       "div",
       { class: "said" },
       make("p", {}, make("b", {}, name), ": ", said),
+      called && called !== letter ? make("p", { class: "note" }, `In these lines ${called} is ${name}.`) : null,
       listOf(causes.slice(0, CAUSES)),
       rest.length ? fold("More differences", rest.length, listOf(rest)) : null,
       context.length ? fold("Also different", context.length, make("ul", {}, ...context.map((text) => make("li", {}, text)))) : null,
