@@ -173,6 +173,7 @@ def make_gradient_hook(
     shortcut = taps.GradientTap(state, switches, see)
     hook: Any = partial(taps.see_gradient, shortcut)
     hook.__torch_unserializable__ = True
+    hook.__name__ = "see_gradient"  # torch asks each time; making its error costs more than the hook
     return hook, shortcut
 
 

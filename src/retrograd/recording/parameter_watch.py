@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdRef
 from retrograd.hooks.distributed import Averaging, Exchange, find_sharding, is_averaging, is_summand, local_part
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.gradients import after_accumulation, make_gradient_hook, watch_gradient
-from retrograd.hooks.listeners import never_raise
+from retrograd.hooks.listeners import SeeGradient, never_raise
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.sites.site import Site
@@ -75,10 +75,10 @@ class ParameterWatch:
         self.has_come = self.is_alone = False
         self._handles = []
         if gradient is not None or local is not None:
-            hook, shortcut = make_gradient_hook(self._clock, ("on", "entered"), self.see_gradient)
+            hook: SeeGradient = self.see_gradient
+            if gradient is not None and gradient.wants_statistics_alone:
+                hook, gradient.shortcut = make_gradient_hook(self._clock, ("on", "entered"), hook)
             self._handles.append(watch_gradient(parameter, hook))
-            if gradient is not None:
-                gradient.shortcut = shortcut
         self._whole: WeakIdRef | None = None
 
     @property

@@ -17,6 +17,7 @@ from torch import nn
 from retrograd.hooks.distributed import is_sharded, local_part
 from retrograd.hooks.engine import is_transformed, uncompiled
 from retrograd.hooks.gradients import GradientWatch, Shortcut, make_gradient_hook, make_value_tap
+from retrograd.hooks.listeners import SeeGradient
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.keep import Keep, KeptSource, TensorKeeper, find_keep
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
@@ -60,12 +61,17 @@ class TensorRecorder(KeptSource):
         self.observe: Observe | None = None
         self.shortcut: Shortcut | None = None
 
+    @property
+    def wants_statistics_alone(self) -> bool:
+        """True if none of its tensors is kept or given to a function of the user's."""
+        return self.keep is None and self.custom is None
+
     def bind(self, tensor: torch.Tensor) -> Observe:
         """The slab's method for tensors like this one, remembered in ``observe``."""
         self.observe = self._buffer.slab(tensor.device).observe
         if is_sharded(tensor):
             self._factory.placements.see_spread(self.site, tensor)
-        if self.shortcut is not None and self.keep is None and self.custom is None:
+        if self.shortcut is not None:
             self.shortcut.bind(self.observe, self.row)
         return self.observe
 
@@ -135,9 +141,11 @@ class SiteRecorder:
         self._watch: GradientWatch | None = None
         self.visit: Callable[[torch.Tensor], bool] = self.see_value
         if gradient is not None:
-            hook, gradient.shortcut = make_gradient_hook(self._clock, ("entered",), self.see_gradient)
+            hook: SeeGradient = self.see_gradient
+            if gradient.wants_statistics_alone:
+                hook, gradient.shortcut = make_gradient_hook(self._clock, ("entered",), hook)
             self._watch = GradientWatch(hook, backward.guard, backward.leaf_handles, gradient.copy_from_now_on)
-        if value is not None:
+        if value is not None and value.wants_statistics_alone:
             self.visit, value.shortcut = make_value_tap(self.see_value, self._watch)
 
     @property
