@@ -313,3 +313,47 @@ def test_recorded_too(tmp_path: Path) -> None:
     ]
     assert events[0] == events[1]
     assert events[0]
+
+
+class ReturnsWithin(nn.Module):
+    """Returns what it computes with, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.a(x)
+        return self.b(hidden), hidden
+
+
+def run_within(rules: Rules, prepare: Prepare | None) -> tuple[Tensor, dict[str, Any]]:
+    torch.manual_seed(0)
+    net = nn.Sequential(ReturnsWithin())
+    called = net if prepare is None else prepare(net[0] if prepare is per_part else net, "aot_eager")
+    with rg.rewrite(net, rules), rg.record(net, sites="*:outputs.grad") as recorder:
+        out, hidden = net(torch.ones(1, 2)) if prepare is per_part else called(torch.ones(1, 2))
+        (out.sum() + hidden.sum()).backward()
+    history = recorder.history
+    return net[0].a.weight.grad, {site: history[site].rms for site in ("0:output.0.grad", "0:output.1.grad")}
+
+
+def per_part(net: nn.Module, backend: str) -> Callable[[Tensor], Tensor]:
+    net.compile(backend=backend, fullgraph=True)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("site", "prepare"), [("0:output.1.grad", whole), ("0:output.0.grad", per_part), ("0.b:weight.grad", per_part)]
+)
+def test_an_output_that_is_used_within(site: str, prepare: Prepare) -> None:
+    expected, expected_rms = run_within({site: halve}, None)
+    found, found_rms = run_within({site: halve}, prepare)
+    torch.testing.assert_close(found, expected)
+    for name, rms in expected_rms.items():
+        torch.testing.assert_close(found_rms[name], rms)
+
+
+def test_a_part_of_a_gradient_is_not_rewritten() -> None:
+    with pytest.raises(CannotRewriteError, match=r"0:output\.1\.grad"):
+        run_within({"0:output.1.grad": halve}, per_part)

@@ -22,12 +22,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import when_loaded
-from retrograd.hooks.compiled_roots import tap_roots
+from retrograd.hooks.compiled_roots import hold_traced_roots
 from retrograd.hooks.engine import has_transform
 from retrograd.hooks.listeners import Hook, Patch, Undo, replace
 
 _CALLS, _GUARDS = "torch._dynamo.variables.nn_module", "torch._dynamo.guards"
-_TRACING = "torch._dynamo.symbolic_convert"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _OF_BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 _MARKS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
@@ -231,7 +230,7 @@ tapped_calls = Patch(
     lambda: [
         when_loaded(_CALLS, _shorten_calls),
         when_loaded(_GUARDS, _guard_missing_taps),
-        when_loaded(_TRACING, tap_roots),
+        hold_traced_roots(),
     ]
 )
 """While somebody holds it, calls of modules with nothing but taps are traced in short, and guarded."""

@@ -288,7 +288,11 @@ class _TapOfWrapper(UntracedHook):
 def _returns_as_it_is(module: nn.Module) -> bool:
     """Tell whether what the forward of a module returns reaches the tap on it unchanged."""
     wrapped = getattr(module, "_orig_mod", module)
-    return all(isinstance(hook, READERS) for each in (module, wrapped) for hook in each._forward_hooks.values())
+    return all(_keeps_values(hook) for each in (module, wrapped) for hook in each._forward_hooks.values())
+
+
+def _keeps_values(hook: object) -> bool:
+    return isinstance(hook, (*READERS, EndHook)) or getattr(hook, "keeps_values", False) is True
 
 
 _lock = threading.Lock()

@@ -25,6 +25,7 @@ from retrograd.hooks.compiled_rules import (
     trace_forward,
     trace_rules,
 )
+from retrograd.hooks.compiled_roots import hold_traced_roots
 from retrograd.hooks.compiled_taps import is_in_transform
 from retrograd.hooks.engine import break_graph, breaks_graph, is_compiling, uncompiled
 from retrograd.hooks.listeners import Entry, Hook, hidden_hooks
@@ -157,9 +158,10 @@ class _Rewrites(Hook):
         tensors = []
         for keys, tensor in flatten(value, (slot,)):
             name = keys[1] if slot == "input" else slot
-            acts = _is_in(name, reach.values), _is_in(name, reach.gradients)
-            if acts[0] or acts[1]:
-                tensors.append((keys, tensor, *acts, slot == "input" or is_among(tensor, given)))
+            on_gradient = _is_in(name, reach.gradients)
+            on_value = _is_in(name, reach.values) or (on_gradient and "grad" in keys)  # by a key of that name
+            if on_value or on_gradient:
+                tensors.append((keys, tensor, on_value, on_gradient, slot == "input" or is_among(tensor, given)))
         if not tensors:
             return value
         inputs = list(flatten(self._names.bind(args, kwargs), ())) if reach.needs_input else []
@@ -169,6 +171,15 @@ class _Rewrites(Hook):
 
 class _RewriteOutput(_Rewrites):
     __slots__ = ()
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        weakref.finalize(self, hold_traced_roots()).atexit = False
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether what is returned is what the forward has made."""
+        return not self.reach.values
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

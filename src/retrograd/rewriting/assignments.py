@@ -89,6 +89,14 @@ class Assignments:
         """True if a rule may act at this site, or at one nested in it."""
         return any(each.selection.may_reach(candidate) for each in self.all)
 
+    def may_reach_value(self, candidate: Candidate) -> bool:
+        """The same of a value, where a pattern that ends with ``.grad`` is known to mean a gradient."""
+        return any(
+            each.selection.may_reach(candidate)
+            for each in self.all
+            if not (isinstance(each.pattern, str) and each.pattern.endswith(".grad"))
+        )
+
     def list_possible(self, candidate: Candidate) -> list[Rule]:
         """The rules that may act at this site, or at one nested in it."""
         return [rule for each in self.all if each.selection.may_reach(candidate) for rule in each.rules]

@@ -205,7 +205,9 @@ class Rewriting:
         rules: list[Rule] = []
         sites: list[str] = []
         for each in entry.candidates():
-            possible = self._assignments.list_possible(each) if each.site.slot == slot else []
+            if each.site.slot != slot or (each.site.quantity == "value" and not self._assignments.may_reach_value(each)):
+                continue
+            possible = self._assignments.list_possible(each)
             if possible and each.site.quantity in found:
                 found[each.site.quantity].append(slot if slot == "output" else "".join(each.site.keys[1:2]))
                 rules += possible
