@@ -105,7 +105,7 @@ class Recording:
     def state_dict(self) -> dict[str, Any]:
         """State that a checkpoint must hold for the recording to go on from there: ``rg.record(…, resume=state)``.
 
-        Nothing is written by it: call :meth:`flush` before, where a kill must not cost the seconds before the checkpoint.
+        It writes nothing: call :meth:`flush` before, where a kill must not cost the last seconds before the checkpoint.
         """
         return {"step": self.step}
 
