@@ -205,7 +205,8 @@ class Rewriting:
         rules: list[Rule] = []
         sites: list[str] = []
         for each in entry.candidates():
-            if each.site.slot != slot or (each.site.quantity == "value" and not self._assignments.may_reach_value(each)):
+            is_value = each.site.quantity == "value"
+            if each.site.slot != slot or (is_value and not self._assignments.may_reach_value(each)):
                 continue
             possible = self._assignments.list_possible(each)
             if possible and each.site.quantity in found:
