@@ -331,11 +331,13 @@ def run_within(rules: Rules, prepare: Prepare | None) -> tuple[Tensor, dict[str,
     torch.manual_seed(0)
     net = nn.Sequential(ReturnsWithin())
     called = net if prepare is None else prepare(net[0] if prepare is per_part else net, "aot_eager")
-    with rg.rewrite(net, rules), rg.record(net, sites="*:outputs.grad") as recorder:
+    with rg.rewrite(net, rules), rg.record(net, sites=["*:outputs.grad", "*:inputs.grad"]) as recorder:
         out, hidden = net(torch.ones(1, 2)) if prepare is per_part else called(torch.ones(1, 2))
         (out.sum() + hidden.sum()).backward()
     history = recorder.history
-    return net[0].a.weight.grad, {site: history[site].rms for site in ("0:output.0.grad", "0:output.1.grad")}
+    return net[0].a.weight.grad, {
+        site: history[site].rms for site in ("0:output.0.grad", "0:output.1.grad", "0.b:input.input.grad")
+    }
 
 
 def per_part(net: nn.Module, backend: str) -> Callable[[Tensor], Tensor]:
@@ -344,7 +346,7 @@ def per_part(net: nn.Module, backend: str) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("site", "prepare"), [("0:output.1.grad", whole), ("0:output.0.grad", per_part), ("0.b:weight.grad", per_part)]
+    ("site", "prepare"), [("0:output.1.grad", whole), ("0:output.0.grad", per_part), ("0.b:input.*.grad", per_part)]
 )
 def test_an_output_that_is_used_within(site: str, prepare: Prepare) -> None:
     expected, expected_rms = run_within({site: halve}, None)

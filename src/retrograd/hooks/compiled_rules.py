@@ -37,6 +37,7 @@ from retrograd.hooks.compiled_taps import (
     version_of,
 )
 from retrograd.hooks.engine import knows_at_once, may_break_graph, uncompiled
+from retrograd.hooks.gradients import branch
 from retrograd.hooks.gradients import change_gradient as hook_gradient
 from retrograd.hooks.inductor import call_plainly, teach_inductor
 from retrograd.hooks.isolation import isolated_autograd
@@ -387,7 +388,7 @@ def _rules(
             new = _apply_rules(new, ticket, names[place], new.requires_grad and trains, trains)
         if gradients[place] and new.requires_grad and trains:
             if (branches[place] and new is tensor) or new.is_leaf or new._is_view():
-                new = _use_once(new)
+                new = branch(new, _use_once)
             value = new.detach() if needs_value else None
             hook_gradient(new, partial(_change, ticket, names[place], value, inputs, input_names))
         results.append(new)

@@ -428,14 +428,15 @@ class _ResultChange:
 _origins = WeakIdKeyDictionary()
 
 
-def branch(tensor: Tensor) -> Tensor:
+def branch(tensor: Tensor, use: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """A tensor that has the same elements in the same memory, and a gradient of its own.
 
     Args:
         tensor: one that requires grad, while grad is enabled.
+        use: makes it, in one node; left out, it is a view.
     """
     edge, number = get_gradient_edge(tensor), next_sequence_number()
-    branched = tensor.view_as(tensor)
+    branched = tensor.view_as(tensor) if use is None else use(tensor)
     _origins[branched] = (edge, number)
     return branched
 

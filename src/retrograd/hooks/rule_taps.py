@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from retrograd.hooks.compiled_roots import hold_traced_roots
 from retrograd.hooks.compiled_rules import (
     CallUnderRules,
     RewrittenSlot,
@@ -25,7 +26,6 @@ from retrograd.hooks.compiled_rules import (
     trace_forward,
     trace_rules,
 )
-from retrograd.hooks.compiled_roots import hold_traced_roots
 from retrograd.hooks.compiled_taps import is_in_transform
 from retrograd.hooks.engine import break_graph, breaks_graph, is_compiling, uncompiled
 from retrograd.hooks.listeners import Entry, Hook, hidden_hooks
