@@ -4,6 +4,7 @@ import contextlib
 import gc
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -436,19 +437,24 @@ def test_a_compiled_model_is_not_compiled_again() -> None:
     assert len(calls) == compiled
 
 
-def test_distributed_data_parallel_is_read_without_communication(tmp_path: Path) -> None:
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """A group of this process alone, which outlives the models of a test: a model that let go of it last could hang."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 2))
-        model = nn.parallel.DistributedDataParallel(inner)
-        x = torch.randn(2, 3)
-        feature = extract(model, x, "0", differentiable=True)["0"]
-        assert torch.equal(feature, inner[0](x))
-        extract(nn.Sequential(model), x, "0.0", differentiable=True)
-        model(x).sum().backward()
-        assert all(parameter.grad is not None for parameter in inner.parameters())
-    finally:
-        torch.distributed.destroy_process_group()
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_distributed_data_parallel_is_read_without_communication() -> None:
+    inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 2))
+    model = nn.parallel.DistributedDataParallel(inner)
+    x = torch.randn(2, 3)
+    feature = extract(model, x, "0", differentiable=True)["0"]
+    assert torch.equal(feature, inner[0](x))
+    extract(nn.Sequential(model), x, "0.0", differentiable=True)
+    model(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in inner.parameters())
 
 
 def test_a_transformer_layer_takes_the_way_that_a_hook_makes_it_take() -> None:

@@ -71,7 +71,9 @@ def test_a_gradient_penalty_keeps_the_two_passes_apart() -> None:
     with listen(net) as oracle, collect(net) as seen:
         out = net(x)
         (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        (out.mean() + (slope.norm() - 1) ** 2).backward()
+        loss = out.mean() + (slope.norm() - 1) ** 2
+        loss.backward()
+    assert [event.value for event in seen.events_of("loss")] == [loss.item()]
     for path in PATHS:
         assert_row(seen.one(f"{path}:output"), oracle.values[path][0])
         assert len(oracle.gradients[path][0]) == 2

@@ -40,6 +40,7 @@ def work(rank, world, port):
     dist.all_reduce(total)
     if rank == 0:
         print(f"loss {total.item() / world:.4f}")
+    del model  # torch can hang where a model lets go of the group last
     dist.destroy_process_group()
 
 

@@ -24,6 +24,7 @@ def main():
             loss.backward()
             optimizer.step()
         print(f"loss {loss.item():.4f}")
+        del model  # torch can hang where a model lets go of the group last
         dist.destroy_process_group()
 
 

@@ -284,7 +284,10 @@ class History:
 
     @property
     def loss(self) -> Curve:
-        """The loss of each step: the mean of all scalars from which backward started."""
+        """The loss of each step: the mean of all scalars from which backward started.
+
+        Passes that return gradients with a graph of their own, for a penalty or an inner step, start from none.
+        """
         return read_loss(self.event_table)
 
     def losses_at(self, steps: Collection[int]) -> list[Event]:

@@ -193,6 +193,12 @@ def pick_losses(table: pa.Table, steps: Collection[int] | None = None) -> pa.Tab
     return filter_rows(table, mask if steps is None else mask & np.isin(read_numbers(table["step"]), list(steps)))
 
 
+def find_last_loss(table: pa.Table) -> int | None:
+    """The last step that has a loss, of columns ``kind`` and ``step``."""
+    steps = read_numbers(pick_losses(table)["step"])
+    return int(steps.max()) if len(steps) else None
+
+
 def _are_losses(table: pa.Table) -> npt.NDArray[np.bool_]:
     return np.equal(read_codes(table["kind"], {"loss": 0}), 0)
 

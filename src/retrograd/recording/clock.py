@@ -433,10 +433,13 @@ class RecordedPass:
         """Step aside from the pass for a run of the engine that is not a part of it.
 
         A run inside a pass that hands its gradients back (a Function that solves an equation backwards, say) is a
-        computation of that Function's own. One that adds to ``.grad`` is a part of the pass: a checkpointed one.
+        computation of that Function's own. One that adds to ``.grad`` is a part of the pass: a checkpointed one. What
+        gives gradients with a graph of their own, for a penalty or an inner step, starts from no loss of the training.
         """
         if self._is_aside(run):
             self.clock.step_aside()
+        elif run.creates_graph and not run.accumulates and self.clock.thread == threading.get_ident():
+            self.losses = ()
 
     @never_raise()
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:

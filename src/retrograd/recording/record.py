@@ -103,7 +103,10 @@ class Recording:
         self._recorder.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """State that a checkpoint must hold for the recording to go on from there: ``rg.record(…, resume=state)``."""
+        """State that a checkpoint must hold for the recording to go on from there: ``rg.record(…, resume=state)``.
+
+        It writes nothing: call :meth:`flush` before, where a kill must not cost the last seconds before the checkpoint.
+        """
         return {"step": self.step}
 
     def begin_step(self, step: int) -> None:

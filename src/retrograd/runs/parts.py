@@ -107,6 +107,10 @@ class PartFolder:
         limits = [_read_step_limits(self._path(span)) for span in self.spans]
         return (min(low for low, _ in limits), max(high for _, high in limits)) if limits else None
 
+    def read_newest_first(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Columns of each part, the last one first."""
+        return (read_part(self._path(span), list(columns)) for span in reversed(self.spans))
+
     def count_texts(self, name: str) -> Counter[str]:
         """How often each text is in a column."""
         counts: Counter[str] = Counter()

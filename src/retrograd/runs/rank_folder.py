@@ -15,7 +15,7 @@ from retrograd.files import make_storable, remove_unfinished, write_json, write_
 from retrograd.history.names import SiteNames
 from retrograd.history.rows import decode_batches
 from retrograd.history.sink import Event, KeptTensor, RowBatch
-from retrograd.history.table import build_event_table, build_table
+from retrograd.history.table import build_event_table, build_table, find_last_loss
 from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
 from retrograd.runs.ledger import Ledger, write_ledger
 from retrograd.runs.parts import PartFolder, compact
@@ -36,7 +36,7 @@ class RankFolder:
         count_added: see :class:`retrograd.runs.shards.ShardFolder`.
 
     Attributes:
-        next_step: one more than the last step of which there is a row or an event, at the start.
+        next_step: one more than the last step of which there are rows or a loss, at the start.
         names: the sites.
         error: the exception that ended the process, as :mod:`retrograd.runs.ending` tells it; None for none.
         ledger: whose rows are in files, where those of several ranks are merged; each state is an object of its own.
@@ -75,9 +75,10 @@ class RankFolder:
         self._rows = self._statistics.count_rows()
         self._event_counts = self._events.count_texts("kind")
         self._span = self._statistics.find_step_limits()
-        # a schedule, or none, may have rows of fewer steps than losses; a kill may have come between the two
-        limits = filter(None, (self._span, self._events.find_step_limits()))
-        self.next_step = max((last + 1 for _, last in limits), default=0)
+        # fewer steps may have rows than losses: by a schedule, or where a kill came between the two
+        losses = map(find_last_loss, self._events.read_newest_first(["kind", "step"]))
+        last_loss = next((step for step in losses if step is not None), -1)
+        self.next_step = 1 + max(last_loss, self._span[1] if self._span else -1)
 
     @property
     def sites(self) -> list[str]:
