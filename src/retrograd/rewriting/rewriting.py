@@ -126,7 +126,7 @@ class Rewriting:
             f"{name} at {site}"
             for rule, (name, state) in zip(self._rules, saved, strict=True)
             for site, memory in state.items()
-            if memory and not self._may_act(rule, site)
+            if isinstance(memory, Mapping) and memory and not self._may_act(rule, site)  # else a rule's own entry
         ]
         if others:
             more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
