@@ -141,21 +141,63 @@ def test_gradients_of_inputs_are_those_of_the_plain_net(way: Callable[..., torch
         assert (mine.mean, mine.rms, mine.calls) == pytest.approx((theirs.mean, theirs.rms, theirs.calls), rel=1e-5)
 
 
-def test_a_whole_model_may_be_checkpointed() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))
+def whole(net: nn.Sequential, way: Run, x: torch.Tensor) -> torch.Tensor:
+    return way(net, x)
+
+
+def part_by_part(net: nn.Sequential, way: Run, x: torch.Tensor) -> torch.Tensor:
+    for part in net:
+        x = way(part, x)
+    return x
+
+
+def train_from_outside(call: Callable[..., torch.Tensor], way: Run, net: nn.Sequential) -> None:
+    """Two steps of two micro-batches, of two forwards each."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for reentrant in (True, False):
-        with collect(net) as seen:
-            for _ in range(2):
-                checkpoint(net, torch.randn(2, 3, requires_grad=True), use_reentrant=reentrant).sum().backward()
-                optimizer.step()
-        if reentrant:  # the forward runs without grad, and nothing says that it will be computed again
-            assert {row.phase for row in seen.rows if row.backward == -1 and "output" in row.site} == {"no_grad"}
-        else:
-            for path in ("0", "1", "2", "self"):
-                assert [row.step for row in seen.all(f"{path}:output", phase="train")] == [0, 1]
-                assert [row.step for row in seen.all(f"{path}:output.grad", phase="train")] == [0, 1]
+    examples = torch.Generator().manual_seed(2)
+    for _ in range(2):
+        for _ in range(2):
+            x, y = (torch.randn(2, 3, generator=examples).requires_grad_() for _ in range(2))
+            (call(net, way, x).square() * call(net, way, y).exp()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("call", [whole, part_by_part])
+def test_a_model_may_be_checkpointed_from_outside(call: Callable[..., torch.Tensor], way: Run) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))
+    other, bare = copy.deepcopy(plain), copy.deepcopy(plain)
+    sites = ["*:output*", "*:input*"]  # a parameter has its gradient part by part, and so in parts
+    with collect(plain, sites=sites) as expected:
+        train_from_outside(call, plainly, plain)
+    with collect(other, sites=sites) as seen:
+        train_from_outside(call, way, other)
+    train_from_outside(call, way, bare)
+    for mine, theirs in zip(other.parameters(), bare.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+    def list_rows(collector: Collector) -> dict[Any, Any]:
+        rows = sorted(collector.rows, key=lambda row: (row.step, row.micro, row.backward, row.site))
+        return {
+            (row.site, row.phase, row.step, row.micro, row.backward): (row.calls, row.mean, row.rms) for row in rows
+        }
+
+    mine, theirs = list_rows(seen), list_rows(expected)
+    assert {row.phase for row in expected.rows} == {"train"}
+    assert mine.keys() == theirs.keys()
+    assert len(mine) == len(seen.rows)
+    torch.testing.assert_close(list(mine.values()), list(theirs.values()), rtol=1e-5, atol=1e-6)
+    assert not seen.facts["faults"]
+
+
+def test_a_checkpoint_that_no_pass_can_reach_is_no_training() -> None:
+    net = nn.Linear(3, 4)
+    x = torch.randn(2, 3, requires_grad=True)
+    with collect(net) as seen, torch.no_grad():
+        reentrantly(net, x)
+    assert {row.phase for row in seen.rows} == {"no_grad"}
 
 
 def test_segments_of_a_sequence() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import RetrogradError, RewriteError
+from retrograd.errors import RetrogradError, RetrogradWarning, RewriteError
 from retrograd.rewriting.rewriting import Rewriting, rewrite
 from retrograd.rules.clipping import ClipNorm
 from retrograd.rules.norm_rule import NormRule
@@ -153,6 +154,45 @@ def test_one_rule_at_several_sites_remembers_each_by_itself() -> None:
         saved = rewriting.state_dict()
     assert len(saved["rules"]) == 1
     assert saved["rules"][0][1].keys() == {"0:output", "1:output"}
+
+
+def make_calls() -> nn.Module:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"once": self.cell(x), "twice": self.cell(self.cell(x))}
+
+    return Twice()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["cell#2:output", "self:output.twice", "re:^cell.*grad$", lambda site: site.site.slot == "input", "*:parameters"],
+)
+def test_a_state_of_the_same_sites_is_loaded_without_a_word(pattern: Any) -> None:
+    net, rule = make_calls(), Running()
+    with rewrite(net, {pattern: rule}) as rewriting:
+        net(torch.randn(2, 3))["twice"].sum().backward()
+        saved = rewriting.state_dict()
+    assert any(saved["rules"][0][1].values())
+    with warnings.catch_warnings(action="error"), rewrite(make_calls(), {pattern: Running()}) as rewriting:
+        rewriting.load_state_dict(saved)
+
+
+def test_a_memory_of_other_sites_is_warned_of() -> None:
+    net = make_net()
+    with rewrite(net, {"1:output": Running()}) as rewriting:
+        net(torch.randn(5, 3))
+        saved = rewriting.state_dict()
+    for model, pattern in ((net, "0:output"), (net[0], "*:output")):
+        with (
+            rewrite(model, {pattern: Running()}) as rewriting,
+            pytest.warns(RetrogradWarning, match=r"Running\(\) at 1:output, where these"),
+        ):
+            rewriting.load_state_dict(saved)
 
 
 def test_a_rule_of_its_own_may_be_loaded_by_itself() -> None:

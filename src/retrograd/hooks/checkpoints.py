@@ -58,6 +58,11 @@ def parts_running() -> list[Any]:
     return parts
 
 
+def is_computed_again() -> bool:
+    """Tell whether a backward pass will compute what runs now again, with grad, though it runs without."""
+    return not grad_enabled() and any(part.next_functions for part in _reentrant_parts())  # none: no pass comes to it
+
+
 def _reentrant_parts() -> list[Any]:
     parts: list[Any] = []
     frame: FrameType | None = sys._getframe()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from retrograd.history.sink import Phase
-from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.gradients import GradientWatch
 from retrograd.hooks.listeners import Entry
 from retrograd.hooks.nested import flatten
@@ -88,7 +88,7 @@ class Forward:
     def follow(self, output: Any, guard: DeepGraphGuard, leaf_handles: list[Entry]) -> None:
         """Look out for a gradient of what it has returned."""
         tensors = [tensor for _, tensor in flatten(output, ())]
-        if not tensors:
+        if not tensors or not grad_enabled():  # the latter in a reentrant checkpoint, which makes the graph later
             return
         self._watches = []
         for tensor in tensors:

@@ -13,7 +13,7 @@ from torch import nn
 
 from retrograd.facts.facts import Facts
 from retrograd.hooks.calls import count_calls
-from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
+from retrograd.hooks.checkpoints import CallsOfParts, is_computed_again, part_computed_again
 from retrograd.hooks.distributed import is_rehearsal, running_stage, running_wrapper
 from retrograd.hooks.engine import (
     count_function_modes,
@@ -43,10 +43,12 @@ MOST_CALLS = 100
 
 
 def mode_now() -> Mode:
-    """Grad mode of the code that runs now."""
+    """Grad mode of the code that runs now, or that it will have when a reentrant checkpoint computes it again."""
     if grad_enabled():
         return Mode.GRAD
-    return Mode.INFERENCE if inference_enabled() else Mode.NO_GRAD
+    if inference_enabled():
+        return Mode.INFERENCE
+    return Mode.GRAD if is_computed_again() else Mode.NO_GRAD
 
 
 def _mode_of(trains: bool) -> Mode:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +24,17 @@ from retrograd.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTa
 from retrograd.hooks.sharded_gradient import ShardedParameters
 from retrograd.notices import warn
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
+from retrograd.rewriting.joint_rewriter import SITE as JOINT
 from retrograd.rewriting.joint_rewriter import JointRewriter
 from retrograd.rewriting.module_rewriter import InputRewriter, OutputRewriter, WatchedRewriter
 from retrograd.rewriting.parameter_rewriter import ParameterRewriter, ParameterValueRewriter
 from retrograd.rewriting.site_rewriter import RewriterFactory
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
-from retrograd.sites.site import Site
+from retrograd.sites.site import Site, parse_leniently
+
+_SHOWN = 5
+"""Memories that a warning names."""
 
 
 class Rewriting:
@@ -44,6 +49,7 @@ class Rewriting:
         self._parameters: list[ParameterRewriter] = []
         self._watched: WatchedRewriter | None = None
         self._joint: JointRewriter | None = None
+        self._modules: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
         self._everywhere = ""
         self._undo: list[Callable[[], None]] = []
         self._factory = RewriterFactory(assignments)
@@ -97,7 +103,7 @@ class Rewriting:
         return {"step": self.clock.step, "rules": [(rule.name, rule.state_dict()) for rule in self._rules]}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict()`` gave.
+        """Go on from what ``state_dict()`` gave; memories of sites where its rules do not act here are warned of.
 
         Raises:
             RewriteError: if it was given by other rules.
@@ -113,6 +119,29 @@ class Rewriting:
         self.clock.step = int(saved["step"])
         for rule, (_, state) in zip(self._rules, saved["rules"], strict=True):
             rule.load_state_dict(state)
+        self._warn_of_other_sites(saved["rules"])
+
+    def _warn_of_other_sites(self, saved: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        others = [
+            f"{name} at {site}"
+            for rule, (name, state) in zip(self._rules, saved, strict=True)
+            for site, memory in state.items()
+            if isinstance(memory, Mapping) and memory and not self._may_act(rule, site)  # else a rule's own entry
+        ]
+        if others:
+            more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+            warn(
+                f"The state has memories of {', '.join(others[:_SHOWN])}{more}, where these rules do not act now: "
+                "they were set on other sites, or the model had others. Rules at sites without a memory begin anew."
+            )
+
+    def _may_act(self, rule: Rule, name: str) -> bool:
+        if self._assignments is None:
+            return name == str(JOINT)
+        site = parse_leniently(name)
+        module = self._modules.get(site.path)
+        is_there = module is not None or site.is_watched
+        return is_there and any(each is rule for each in self._assignments.list_possible(Candidate(site, module)))
 
     # ---- setting up -------------------------------------------------------------------------------------------
 
@@ -120,6 +149,7 @@ class Rewriting:
         """Set hooks wherever a rule may act."""
         assert self._assignments is not None
         entries = [entry for name, model in models.items() for entry in walk_modules(name, model)]
+        self._modules.update((entry.path, entry.module) for entry in entries)
         candidates = [candidate for entry in entries for candidate in entry.candidates()]
         self._assignments.check(candidates)
         hidden_hooks.hold()

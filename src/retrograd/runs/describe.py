@@ -30,8 +30,8 @@ while training goes on. This page describes format {format}.
 - The two numbers of a part are the flushes that it holds, first and last. Small neighbours are merged into larger
   parts. If you find a part whose numbers lie inside another's, pass over it: its process was killed between
   writing the merged one and removing it.
-- A process writes every two seconds. Killed at any moment, it loses what it has recorded since; a power cut may
-  take more, for files are not forced to the disk one by one.
+- A process writes every two seconds. Killed at any moment, it loses the rows that it has recorded since, and kept
+  tensors of up to twice that time; a power cut may take more, for files are not forced to the disk one by one.
 - There is no column for the rank: the folder tells it. What ranks hold the same of is to be counted once: see
   [`placements.json`](#placementsjson).
 
@@ -40,6 +40,10 @@ while training goes on. This page describes format {format}.
 A row is one site at one moment: what one slab row held when it was drained. To merge rows, over micro-batches or
 ranks or sites, add up `calls`, the counts, `sum`, `abs_sum` and `reference`, take the extremes of `min` and `max`,
 and merge `m2` as m2ₐ + m2ᵦ + (meanₐ − meanᵦ)² nₐ nᵦ / (nₐ + nᵦ), where n = count − nan − pos_inf − neg_inf.
+
+Counts and extremes are exact. Sums are rounded about as float32 is: `rms` and `std` are right to some 1e-7 of
+themselves, the mean to some 1e-7 of the mean of |x|, so one that cancels has fewer digits. Elements of float64 whose
+squares overflow, beyond some 1e154, have an infinite `rms` and `std`.
 
 {statistics}
 
