@@ -22,7 +22,7 @@ demo: $(VENV)/installed-examples ## record examples/train_digits.py unmodified a
 	@echo "$(BIN)/retrograd run --open examples/train_digits.py"
 
 test: $(if $(TORCH),$(VENV)/installed-test,check) ## run all checks and tests; TORCH=2.15.0: the tests with that version
-	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile $(THOROUGH)
+	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --max-worker-restart 0 --dist loadfile $(THOROUGH)
 
 thorough: THOROUGH := --thorough
 thorough: test ## the same with every sweep in full, which takes several times as long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -35,7 +36,7 @@ for step in range(10_000):
     optimizer.step()
     time.sleep(0.02)
     if step == 20:
-        print(dist.get_rank(), os.getpid(), flush=True)
+        os.write(1, f"{dist.get_rank()} {os.getpid()}\\n".encode())  # at once: the other rank writes there too
 """
 ELEMENTS = 2 * 8
 """Of an output of one rank in a step."""
@@ -51,7 +52,8 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("to", ["all", "one"])
 def test_an_interrupt_costs_nothing_that_was_written(tmp_path: Path, to: str) -> None:
-    with start(tmp_path) as program:
+    with start(tmp_path) as program, contextlib.ExitStack() as at_end:
+        at_end.callback(os.killpg, program.pid, signal.SIGKILL)
         assert program.stdout is not None
         said = [program.stdout.readline().split() for _ in range(RANKS)]
         pids = {int(rank): int(pid) for rank, pid in said}
@@ -63,6 +65,7 @@ def test_an_interrupt_costs_nothing_that_was_written(tmp_path: Path, to: str) ->
         else:
             os.kill(pids[1], signal.SIGINT)
         errors = program.communicate(timeout=100)[1]
+        at_end.pop_all()
     assert program.returncode, errors
     assert "were not merged" not in errors
     run = open_run(tmp_path / "run")
