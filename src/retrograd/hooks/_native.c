@@ -360,10 +360,10 @@ typedef struct {
     PyObject_HEAD
     PyObject *logs, *here, *writes, *otherwise, *fail; /* writes may be None */
     PyObject *tensor_type, *sequence_number, *torchs_way, *is_inner, *to_arrays;
-    Py_ssize_t limit;
+    Py_ssize_t most;
 } OperationTap;
 
-enum { MEMBERS = 10, MOST_SEEN = 16, DEEPEST = 8 };
+enum { MEMBERS = 10, MOST_SEEN = 16, DEEPEST = 8, FIELDS = 6 /* of an operation, as in calls.py */ };
 
 /* The tensors that an operation is given, and how often each had been written to. */
 typedef struct {
@@ -473,12 +473,20 @@ static PyObject *owner_in(PyObject *log)
     return PyObject_CallMethodObjArgs(log, s_owner, NULL);
 }
 
+/* Put the fields of an operation, a new reference that is let go of, behind those of all others. */
+static bool extend(PyObject *operations, PyObject *fields)
+{
+    Py_ssize_t end = PyList_Size(operations);
+    bool fine = fields && PyList_SetSlice(operations, end, end, fields) == 0;
+    Py_XDECREF(fields);
+    return fine;
+}
+
 /* Whether the last operation that was noted ends at a larger number; -1 with an exception. */
 static int overlaps(PyObject *operations, PyObject *first)
 {
-    PyObject *last = PyList_GetItem(operations, PyList_Size(operations) - 1);
-    PyObject *end = last ? PyTuple_GetItem(last, 1) : NULL;
-    return end ? PyObject_RichCompareBool(end, first, Py_GT) : -1;
+    PyObject *last = PyList_GetItem(operations, PyList_Size(operations) - FIELDS + 1);
+    return last ? PyObject_RichCompareBool(last, first, Py_GT) : -1;
 }
 
 static bool note_in(OperationTap *tap, PyObject *log, PyObject *first, PyObject *last, PyObject *function,
@@ -488,9 +496,9 @@ static bool note_in(OperationTap *tap, PyObject *log, PyObject *first, PyObject 
     PyObject *offset = code ? PyObject_GetAttr(frame, s_lasti) : NULL, *owner = offset ? owner_in(log) : NULL;
     PyObject *operations = owner ? PyObject_GetAttr(log, s_operations) : NULL;
     int inserts = operations ? overlaps(operations, first) : -1;
-    if (inserts == 1 || (inserts == 0 && PyList_Size(operations) > tap->limit))
+    if (inserts == 1 || (inserts == 0 && PyList_Size(operations) > tap->most))
         none = PyObject_CallMethodObjArgs(log, s_insert, first, last, code, offset, function, owner, NULL);
-    else if (inserts == 0 && append(operations, PyTuple_Pack(6, first, last, code, offset, function, owner)))
+    else if (inserts == 0 && extend(operations, PyTuple_Pack(FIELDS, first, last, code, offset, function, owner)))
         none = Py_NewRef(Py_None);
     Py_DECREF(frame);
     Py_XDECREF(code);
@@ -579,16 +587,16 @@ static PyObject **tap_members(OperationTap *tap) { return &tap->logs; }
 static PyObject *tap_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"logs", "here", "writes", "otherwise", "fail", "tensor_type", "sequence_number",
-                            "torchs_way", "is_inner", "to_arrays", "limit", NULL};
+                            "torchs_way", "is_inner", "to_arrays", "most", NULL};
     PyObject *given[MEMBERS];
-    Py_ssize_t limit;
+    Py_ssize_t most;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOO!OOOO!n:OperationTap", names, &given[0], &given[1],
                                      &given[2], &given[3], &given[4], &PyType_Type, &given[5], &given[6], &given[7],
-                                     &given[8], &PyTuple_Type, &given[9], &limit)) return NULL;
+                                     &given[8], &PyTuple_Type, &given[9], &most)) return NULL;
     OperationTap *tap = (OperationTap *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!tap) return NULL;
     for (int k = 0; k < MEMBERS; k++) tap_members(tap)[k] = Py_NewRef(given[k]);
-    tap->limit = limit;
+    tap->most = most;
     return (PyObject *)tap;
 }
 

@@ -43,6 +43,6 @@ class OperationTap:
         torchs_way: CodeType,
         is_inner: Mapping[str, bool],
         to_arrays: tuple[Any, ...],
-        limit: int,
+        most: int,
     ) -> None: ...
     def call(self, mode: Any, function: Any, types: Any, args: Any, kwargs: Any = ..., /) -> Any: ...
