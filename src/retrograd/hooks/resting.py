@@ -101,8 +101,9 @@ class RestingTaps:
         if self._calls <= _CALLS_BEFORE_REST or len(_resters) > 1 or has_compiled_code():
             return
         found = self._found if self._found is not None else self._find()
-        if any(switch.awake for switch in self._switches):
-            return
+        for switch in self._switches:
+            if switch.awake:
+                return
         (native.take_out if native is not None else take_out)(found, self._resting)
 
     def _find(self) -> list[Place]:
