@@ -433,23 +433,23 @@ class ModelWatch:
         clock = self._clock
         if current_graph_task() != -1 or clock.is_paused:  # a checkpointed part is computed again
             return
-        outermost = clock.outermost
-        if outermost is None and may_have_stages() and is_rehearsal():
-            clock.pause(id(module))
-            return
         self._backward.guard.begin_forward((args, kwargs))
         if clock.entered and not self._backward.is_running:
             clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
+        outermost = clock.outermost
         if outermost is not None and not self._is_running(outermost, module):
             clock.forward_left()
             outermost = None
+        if outermost is None and may_have_stages():
+            if is_rehearsal():
+                clock.pause(id(module))
+                return
+            self._find_stage(module)
         wrapper = running_wrapper()
         if wrapper is not None:
             self._meet_wrapper(wrapper)
         if outermost is None:
             self._renew()
-            if may_have_stages():
-                self._find_stage(module)
             self._placements.see_data((args, kwargs))
         clock.forward_begins(id(module), mode_now(), module.training)
         self._steps.model_runs(module)
