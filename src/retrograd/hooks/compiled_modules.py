@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import when_loaded
-from retrograd.hooks.compiled_roots import hold_traced_roots
+from retrograd.hooks.compiled_roots import tap_roots
 from retrograd.hooks.engine import has_transform
 from retrograd.hooks.listeners import Hook, Patch, Undo, replace
 
@@ -230,7 +230,7 @@ tapped_calls = Patch(
     lambda: [
         when_loaded(_CALLS, _shorten_calls),
         when_loaded(_GUARDS, _guard_missing_taps),
-        hold_traced_roots(),
+        tap_roots(),
     ]
 )
 """While somebody holds it, calls of modules with nothing but taps are traced in short, and guarded."""
