@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -22,8 +24,10 @@ from retrograd.hooks import gradients as gradients_room
 from retrograd.hooks.gradients import GradientWatch, make_gradient_hook, make_value_tap
 from retrograd.hooks.listeners import Entry
 from retrograd.hooks.native import native
+from retrograd.hooks.native import resting as native_resting
 from retrograd.hooks.nodes import LEAF_NUMBER, is_leaf, number_of, root_edges
 from retrograd.hooks.reach import DeepGraphGuard, find_nodes, follow, order_upwards
+from retrograd.hooks.resting import Place, put_back, take_out
 from retrograd.tracing import pass_log
 from tests.graph.test_walker import tangle, tangle_of_threads
 
@@ -265,3 +269,36 @@ def test_values_are_seen_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0] == found[1]
     assert found[0][0] == [True, True, False, True, False, True, True]
     assert found[0][3:] == (4, 1, False, True)
+
+
+class Watched:
+    """A hook, and who watches behind it."""
+
+    def __init__(self, *watchers: object) -> None:
+        self.watchers = watchers
+        self.entries = ()
+
+
+def rest_and_wake(take_out: Callable[..., None], put_back: Callable[..., None]) -> list[Any]:
+    """Six tables: alone, beside another hook, gone, with another hook alone, left meanwhile, joined meanwhile."""
+    hooks = [Watched(1) for _ in range(6)]
+    tables = [OrderedDict[int, Any]({-1: hook}) for hook in hooks]
+    tables[1][5] = "beside"
+    tables[3] = OrderedDict({5: "another"})
+    places: list[Any] = [(weakref.ref(table), -1, hook) for table, hook in zip(tables, hooks, strict=True)]
+    tables[2] = OrderedDict()
+    resting: list[Place] = []
+    take_out(places, resting)
+    found: list[Any] = [[list(table) for table in tables], [places.index(each) for each in resting]]
+    hooks[4].watchers = ()
+    tables[5][7] = "meanwhile"
+    put_back(resting, lambda table, number: table.move_to_end(number, last=False))
+    assert all(table[-1] is hook for table, hook in zip(tables, hooks, strict=True) if -1 in table)
+    return [*found, [list(table) for table in tables], resting]
+
+
+def test_hooks_rest_and_wake_alike() -> None:
+    assert native_resting is not None
+    by_native = rest_and_wake(native_resting.take_out, native_resting.put_back)
+    assert by_native == rest_and_wake(take_out, put_back)
+    assert by_native == [[[], [-1, 5], [], [5], [], []], [0, 4, 5], [[-1], [-1, 5], [], [5], [], [-1, 7]], []]
