@@ -28,7 +28,7 @@ kernel = Extension(
 
 hooks = [
     Extension(f"retrograd.hooks.{name}", sources=[f"src/retrograd/hooks/{name}.c"], **HOW)
-    for name in ("_native", "_taps")
+    for name in ("_native", "_resting", "_taps")
 ]
 
 setup(ext_modules=[kernel, *hooks], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -309,12 +309,6 @@ class Record:
         return chain.operands(chain.loss)[0] if is_scaled and chain.operands(chain.loss) else chain.loss
 
     @cached_property
-    def is_divided(self) -> bool:
-        """True if what backward begins from was divided or multiplied by a number, as for accumulation."""
-        roots = [(chain, self.root_of(chain)) for chain in self.chains]
-        return any(chain.name(root) in ("div", "mul") and len(chain.operands(root)) == 1 for chain, root in roots)
-
-    @cached_property
     def inputs(self) -> dict[str, list[Input]]:
         """Tensors that models were called with, by the name of the argument."""
         found: dict[str, list[Input]] = {}

@@ -1,4 +1,4 @@
-"""Compiled twins of what runs for every node, operation and recorded tensor; None where there was no compiler."""
+"""Compiled twins of what runs for every node, operation, recorded tensor and module; None without a compiler."""
 
 from __future__ import annotations
 
@@ -16,3 +16,4 @@ def _load(name: str) -> ModuleType | None:
 
 native = _load("_native") if sys.byteorder == "little" else None  # it writes numbers as they lie in memory
 taps = _load("_taps")
+resting = _load("_resting")
