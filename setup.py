@@ -26,9 +26,13 @@ kernel = Extension(
     **HOW,
 )
 
-hooks = [
-    Extension(f"retrograd.hooks.{name}", sources=[f"src/retrograd/hooks/{name}.c"], **HOW)
-    for name in ("_native", "_taps")
-]
+native = Extension("retrograd.hooks._native", sources=["src/retrograd/hooks/_native.c"], **HOW)
 
-setup(ext_modules=[kernel, *hooks], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+taps = Extension(
+    "retrograd.hooks._taps",
+    sources=[f"src/retrograd/hooks/{name}.c" for name in ("_taps", "_output_tap", "_target")],
+    depends=["src/retrograd/hooks/_taps.h"],
+    **HOW,
+)
+
+setup(ext_modules=[kernel, native, taps], options={"bdist_wheel": {"py_limited_api": "cp311"}})
