@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help demo test thorough check bench clean
+.PHONY: help demo test thorough check triton bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /	/' | expand -t 10
@@ -31,6 +31,11 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+triton: $(VENV)/triton ## install Triton beside torch, 1 GB: without a GPU, the CUDA kernel is tested in its interpreter
+
+$(VENV)/triton: $(VENV)/installed-dev
+	$(INSTALL) --no-deps --target $@ triton==3.9.0
 
 bench: $(VENV)/installed-dev ## measure what it costs
 	$(BIN)/python benchmarks/recording.py

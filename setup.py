@@ -26,7 +26,10 @@ kernel = Extension(
     **HOW,
 )
 
-native = Extension("retrograd.hooks._native", sources=["src/retrograd/hooks/_native.c"], **HOW)
+hooks = [
+    Extension(f"retrograd.hooks.{name}", sources=[f"src/retrograd/hooks/{name}.c"], **HOW)
+    for name in ("_native", "_resting")
+]
 
 taps = Extension(
     "retrograd.hooks._taps",
@@ -35,4 +38,4 @@ taps = Extension(
     **HOW,
 )
 
-setup(ext_modules=[kernel, native, taps], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+setup(ext_modules=[kernel, *hooks, taps], options={"bdist_wheel": {"py_limited_api": "cp311"}})

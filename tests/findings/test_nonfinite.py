@@ -18,6 +18,7 @@ from retrograd.findings.record import Record
 from retrograd.history.facts import NonFinite
 from retrograd.history.history import History
 from retrograd.history.sink import Moment
+from retrograd.launch.live_findings import LiveFindings
 from retrograd.recording.recorder import Recorder
 from tests.facts.births import (
     BAD_STEP,
@@ -200,3 +201,27 @@ def test_an_update_that_the_next_forward_shows() -> None:
     )  # fmt: skip
     assert [each.step for each in ask(NanUpdate, made)] == [0]
     assert not ask(NanForward, made)
+
+
+def test_a_gradient_that_a_hand_spoils_behind_backward_is_one_fault_at_one_step() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    history, told = History(), list[Finding]()
+    recorder = Recorder(net, history, sources=SOURCES)
+    LiveFindings(recorder.events, told.append)
+    recorder.attach()
+    try:
+        for step in range(5):
+            optimizer.zero_grad()
+            net(torch.randn(6, 4)).square().mean().backward()
+            if step == 2:
+                assert net.weight.grad is not None
+                net.weight.grad[0, 0] = float("nan")
+            optimizer.step()
+    finally:
+        recorder.close()
+    [found] = explain_record(Record(history))
+    assert [(each.detector, each.site, each.step) for each in (*told, found)] == [("nan-update", "self:weight", 2)] * 2
+    assert "by `SGD#1.step` it seems" in found.message
+    assert ".grad behind backward" in found.repair

@@ -210,6 +210,26 @@ def test_a_model_with_names_of_its_own_for_what_torch_offers(found: Found) -> No
     assert found.models == [tree]
 
 
+def test_slices_of_a_model_are_no_models(found: Found) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        net[2](net[:2](X)).sum().backward()
+        optimizer.step()
+    assert found.models == [net]
+    assert found.called == [net[0]]
+    assert not found.errors
+
+
+def test_a_sequence_of_parts_that_are_not_trained_elsewhere_is_a_model(found: Found) -> None:
+    whole = Model()
+    backbone = nn.Sequential(whole.act, whole.layer)
+    backbone(X)
+    together = nn.Sequential(nn.Linear(2, 2), Model())
+    together(X)
+    assert found.models == [backbone, together]
+
+
 def test_who_makes_ever_new_models_is_not_followed_for_ever(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "MOST_MODELS", 3)
     made: list[nn.Module] = []

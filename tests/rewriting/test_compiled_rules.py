@@ -356,6 +356,80 @@ def test_an_output_that_is_used_within(site: str, prepare: Prepare) -> None:
         torch.testing.assert_close(found_rms[name], rms)
 
 
-def test_a_part_of_a_gradient_is_not_rewritten() -> None:
-    with pytest.raises(CannotRewriteError, match=r"0:output\.1\.grad"):
-        run_within({"0:output.1.grad": halve}, per_part)
+class Parted(ReturnsWithin):
+    """Uses what it returns in one way or another; with no kind, not at all."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.kind == "checkpointed":
+            return checkpoint(super().forward, x, use_reentrant=False)  # type: ignore[no-any-return]
+        hidden = self.a(x)
+        given = hidden.relu_() if self.kind == "written" else hidden[0] if self.kind == "a view" else hidden
+        out = self.b(given if self.kind == "a view" else hidden if self.kind else x)
+        if self.kind == "broken":
+            torch._dynamo.graph_break()
+        return out + 1, given
+
+
+class HandsOn(nn.Module):
+    """Returns what a part has returned."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out, given = self.part(x)
+        return out, rg.watch("given", given)
+
+
+def gradient_before(site: str, kind: str, *, compiles: bool, runs_first: bool = False) -> Tensor:
+    """The gradient of the weight before a tensor whose gradient is halved."""
+    torch.manual_seed(0)
+    part = Parted(kind)
+    net = HandsOn(part)
+    if compiles:
+        part.compile(backend="aot_eager")
+    if runs_first:
+        net(torch.ones(1, 2))
+    with rg.rewrite(net, {site: halve}):
+        out, given = net(torch.ones(1, 2))
+        (out.sum() + given.sum()).backward()
+    return part.a.weight.grad  # type: ignore[return-value]
+
+
+WITHIN = ["plain", "written", "a view", "broken", "checkpointed"]
+
+
+@pytest.mark.parametrize(
+    ("site", "kind", "runs_first"),
+    [
+        *(("part:output.1.grad", kind, False) for kind in WITHIN),
+        ("self:output.1.grad", "plain", False),
+        ("watch/given.grad", "plain", False),
+        ("self:output.1.grad", "plain", True),
+        ("watch/given.grad", "", True),
+    ],
+)
+def test_a_part_of_a_gradient_is_not_rewritten(site: str, kind: str, runs_first: bool) -> None:
+    message = "before the rules were set" if runs_first else "computes with it"
+    with pytest.raises(CannotRewriteError, match=message):
+        gradient_before(site, kind, compiles=True, runs_first=runs_first)
+
+
+@pytest.mark.parametrize("site", ["part:output.1.grad", "self:output.1.grad", "watch/given.grad"])
+def test_a_whole_gradient_is_rewritten(site: str) -> None:
+    found = gradient_before(site, "", compiles=True)
+    torch.testing.assert_close(found, gradient_before(site, "", compiles=False))
+
+
+def test_a_single_tensor_of_code_that_was_compiled_before() -> None:
+    net, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
+    compiled = torch.compile(lambda x: net(x), backend="aot_eager")
+    compiled(x)
+    with rg.rewrite(None, {"watch/out.grad": halve}):
+        rg.watch("out", compiled(x)).sum().backward()
+    torch.testing.assert_close(net[0].weight.grad, torch.full((2, 2), 0.5))

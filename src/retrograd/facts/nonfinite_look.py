@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from retrograd.facts.graph_births import BornInGraph, find_birth
 from retrograd.facts.nonfinite_reasons import describe_values, find_gradient_reason, operation_of
 from retrograd.facts.source import FactHost, FactSource
+from retrograd.history.fact import NOW
 from retrograd.history.facts import NonFinite
 from retrograd.history.sink import Moment
 from retrograd.hooks.engine import next_sequence_number, without_functions
@@ -82,6 +83,8 @@ class NonFiniteLook(FactSource):
         self._base = 0
         self._told = 0
         self._is_open = self._is_over = False
+        self._fine = NOW
+        """When the last loss was finite that was looked at: a weight that is not was written after that."""
 
     def operations_noted(self, notes: OperationNotes) -> None:
         """Remember them, for their lines."""
@@ -105,9 +108,10 @@ class NonFiniteLook(FactSource):
         self._is_over = bool(bad)
         if bad or not known:
             return
+        self._fine = self.host.now
         if self.host.is_look:
             self._paths = list(_find_parted(known[0].grad_fn))
-        self._warning = next(self._look_ahead(known[0].grad_fn), None)
+        self._warning = next(self._look_ahead(known[0].grad_fn), None) if self._paths else None
 
     def _look_ahead(self, root: Any) -> Iterator[_Warning]:
         for path, kind in self._paths:
@@ -151,6 +155,7 @@ class NonFiniteLook(FactSource):
             line=operation.line if operation is not None else "",
             reason=born.reason,
             operands={name: describe_values(each) for name, each in born.operands.items()},
+            moment=self._fine if born.born == "update" else NOW,
         )
 
     def _find_operation(self, number: int, kind: str) -> NotedOperation | None:

@@ -47,6 +47,8 @@ class ForwardOperations(FactSource):
     Where no pass comes they are written when the forward has failed, an update is made without one, or recording ends.
     """
 
+    rests = True
+
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
         self._softmaxes = SoftmaxLooks(host)

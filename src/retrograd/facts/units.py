@@ -173,6 +173,8 @@ class _RowTap:
 class UnitLooks(FactSource):
     """Notes facts about units at every 16th recorded step, later at every 128th."""
 
+    rests = True
+
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
         self._looking, self._training = _Switch(), _Switch()

@@ -78,6 +78,14 @@ class Birth:
     is_beside: bool = False
 
 
+def _is_seen_late(fact: NonFinite, shown: Birth) -> bool:
+    """Tell whether it was seen in the weights alone, behind an update that the rows show."""
+    if "update" not in (fact.born, shown.born):
+        return False
+    is_same = shown.born == fact.born and shown.step == fact.step
+    return shown.step < fact.step or (is_same and not fact.operation)
+
+
 class Births:
     """Finds the birth of the first number that is not finite.
 
@@ -112,10 +120,8 @@ class Births:
             rank=fact.rank if len({each.rank for each in facts}) > 1 or self._has_ranks else None,
             seen_at=shown.seen_at if shown is not None else "",
         )
-        is_update = shown is not None and "update" in (fact.born, shown.born)
-        is_late = is_update and shown is not None and shown.step < fact.step
-        if is_late:
-            return shown  # it was seen in the weights, a step after
+        if shown is not None and _is_seen_late(fact, shown):
+            return shown
         return self._look_behind(birth) if birth.born == "input" else birth
 
     # ---- what came in ----

@@ -190,6 +190,14 @@ class Chain:
         return [each for each in sorted(self.of_loss) if self.name(each) in LOSSES]
 
 
+def factor_of(chain: Chain, number: int) -> float:
+    """The plain number that an operation multiplies or divides a tensor by; 0 where it is none."""
+    try:
+        return float(chain.listed[number].arguments.strip())
+    except ValueError:
+        return 0.0
+
+
 def count(shape: tuple[int, ...]) -> int:
     """Elements of a shape."""
     return math.prod(shape)

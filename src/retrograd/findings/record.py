@@ -163,8 +163,8 @@ class Record:
 
     @cached_property
     def events(self) -> list[Event]:
-        """All events but losses."""
-        return self.history.events_but_losses
+        """All events but losses and updates."""
+        return self.history.few_events
 
     @cached_property
     def facts(self) -> list[Fact]:
@@ -307,12 +307,6 @@ class Record:
         """The operation that backward begins from, before a scaler has multiplied it; −1 where it is not known."""
         is_scaled = chain.name(chain.loss) == "mul" and any(call.name.startswith("scaler.") for call in self.calls)
         return chain.operands(chain.loss)[0] if is_scaled and chain.operands(chain.loss) else chain.loss
-
-    @cached_property
-    def is_divided(self) -> bool:
-        """True if what backward begins from was divided or multiplied by a number, as for accumulation."""
-        roots = [(chain, self.root_of(chain)) for chain in self.chains]
-        return any(chain.name(root) in ("div", "mul") and len(chain.operands(root)) == 1 for chain, root in roots)
 
     @cached_property
     def inputs(self) -> dict[str, list[Input]]:

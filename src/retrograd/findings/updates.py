@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,9 @@ from retrograd.history.facts import Call, OptimizerMade
 
 HABIT = 0.8
 """Share of the updates that must be concerned, to be no single slip; our own choice."""
+
+CLIPS = ("clip_grad_norm_", "clip_grad_value_")
+"""Calls that clip gradients."""
 
 BY_HAND = ""
 """The optimizer of a program that updates by hand."""
@@ -114,6 +118,12 @@ def list_cleared_passes(update: Update, made: Mapping[str, OptimizerMade]) -> li
             found.extend(since)
             since = []
     return [call for call in found if call.line in kept and call is not passes[-1]]
+
+
+def count_passes(updates: Iterable[Update]) -> int:
+    """Backward passes of an update, as most have."""
+    counted = Counter(len(update.named("backward")) for update in updates)
+    return counted.most_common(1)[0][0] if counted else 0
 
 
 def is_within(parameter: str, module: str) -> bool:

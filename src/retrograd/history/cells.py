@@ -49,9 +49,9 @@ class Cells(NamedTuple):
     phase: int | None
 
     def place(self, piece: Part) -> tuple[npt.NDArray[np.bool_], IntArray]:
-        """Which rows belong to the table, of the first backward pass or none, and the cells of these."""
+        """Which rows belong to the table, and the cells of these."""
         step, site = locate(self.steps, piece["step"]), locate(self.codes, piece["site"])
-        mask = (self.steps[step] == piece["step"]) & (self.codes[site] == piece["site"]) & (piece["backward"] <= 0)
+        mask = (self.steps[step] == piece["step"]) & (self.codes[site] == piece["site"])
         if self.phase is not None:
             mask &= piece["phase"] == self.phase
         cells = step * len(self.codes) + site

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from retrograd.drawings import ask_view, drawn_by
 from retrograd.errors import StatisticError
+from retrograd.history.passes import choose_first
 from retrograd.history.rows import Index, Part, Picked, Rows, encode_phase
 from retrograd.statistics.row import STATISTICS, derive, list_columns
 
@@ -149,7 +150,7 @@ def number_steps(steps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], n
 def _pick(rows: Rows, members: npt.NDArray[np.int64], phase: str | None) -> Index:
     wanted = np.zeros(int(rows["site"].max(initial=-1)) + 1, np.bool_)
     wanted[members[members < len(wanted)]] = True
-    mask = wanted[rows["site"]] & (rows["backward"] <= 0)
+    mask = wanted[rows["site"]] & choose_first([rows])
     if phase is not None:
         mask &= rows["phase"] == encode_phase(phase)
     if rows.copies is not None:

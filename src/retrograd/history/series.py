@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from retrograd.errors import NoSuchSiteError, NothingKeptError
 from retrograd.history.kept import Kept, KeptTensors
 from retrograd.history.matrix import build_matrix, compute_statistic, find_columns, number_steps
 from retrograd.history.names import SiteNames
+from retrograd.history.passes import choose_first
 from retrograd.history.rows import Part, Picked, Rows, encode_phase, join_rows
 from retrograd.history.sink import PHASES
 from retrograd.history.windows import LongRows
@@ -33,12 +34,12 @@ _SAME_CALL = ("step", "micro", "phase", "rank")
 class Choice:
     """The rows of a site that are selected; None selects all.
 
-    ``backward`` applies to gradients alone: values belong to no pass and are always selected. ``call`` is the number of
-    the module's call.
+    ``backward`` applies to gradients alone: values belong to no pass and are always selected. ``"first"`` is the first
+    pass of the micro-batch that reached the site. ``call`` is the number of the module's call.
     """
 
     phase: str | None = "train"
-    backward: int | None = 0
+    backward: int | Literal["first"] | None = "first"
     micro: int | None = None
     rank: int | None = None
     call: int | None = None
@@ -48,7 +49,9 @@ class Choice:
         mask = np.ones(len(index), np.bool_) if self.call is None else calls == self.call
         if self.phase is not None:
             mask &= rows["phase"][index] == encode_phase(self.phase)
-        if self.backward is not None:
+        if self.backward == "first":
+            mask &= choose_first([Picked(rows, index)])
+        elif self.backward is not None:
             mask &= np.isin(rows["backward"][index], (-1, self.backward))
         for name in ("micro", "rank"):
             wanted = getattr(self, name)
@@ -62,7 +65,7 @@ class SelectOptions(TypedDict, total=False):
     """Arguments of :meth:`Series.select`."""
 
     phase: str | None
-    backward: int | None
+    backward: int | Literal["first"] | None
     micro: int | None
     rank: int | None
     call: int | None
@@ -88,9 +91,9 @@ class StatisticAttribute:
 class Series:
     """One site's statistics over steps, as of the moment when it was asked for.
 
-    By default it covers the phase ``train`` and the first backward pass, with micro-batches, ranks, and calls of the
-    module merged into one number a step; copies of one tensor on several ranks count once. :meth:`select` chooses
-    other rows. The name of one call, ``fc#2:output``, gives that call alone.
+    By default it covers the phase ``train`` and the first backward pass that reached the site, with micro-batches,
+    ranks, and calls of the module merged into one number a step; copies of one tensor on several ranks count once.
+    :meth:`select` chooses other rows. The name of one call, ``fc#2:output``, gives that call alone.
 
     Args:
         rows: all rows.
@@ -289,7 +292,8 @@ class Series:
         """This site with other rows selected.
 
         Args:
-            wanted: ``phase``, ``backward``, ``micro``, ``rank``, ``call``; None merges all of them.
+            wanted: ``phase``, ``backward``, ``micro``, ``rank``, ``call``; None merges all of them. A number of
+                ``backward`` is that of a pass within its micro-batch, ``"first"`` the first one that reached the site.
 
         Raises:
             ValueError: for an unknown phase.
@@ -353,7 +357,7 @@ class Series:
     def _is_merged(self) -> bool:
         """Tell whether rows with micro-batches and ranks merged will do."""
         choice = self._choice
-        return not self._is_whole and choice.backward == 0 and choice.micro is None and choice.rank is None
+        return not self._is_whole and choice.backward == "first" and choice.micro is None and choice.rank is None
 
     def _stream(self, columns: Collection[str] = ("calls",)) -> Iterator[Rows]:
         """Some columns of the selected rows, merged, for some steps after the other."""

@@ -18,6 +18,7 @@ from retrograd.history.cells import MOMENT, Cells, MergedTable, Placing, cell_of
 from retrograd.history.copies import COMPARED, Copies, CopyWatch, Disagreement
 from retrograd.history.histograms import Histograms
 from retrograd.history.outline import Outliner, RecordOutline
+from retrograd.history.passes import FirstPasses
 from retrograd.history.rows import FIXED_TYPES, ROW_TYPES, Part, Rows, StoredPart, encode_phase, pick_columns
 from retrograd.statistics.row import BINS
 
@@ -241,7 +242,7 @@ def read_counted(rows: LongRows, names: Sequence[str], cells: Cells) -> Iterator
         return
     needed = list(dict.fromkeys((*MOMENT, *names, *(("bin_count",) if "bins" in names else ()), "rank")))
     watch = None if rows.copies is None else CopyWatch(rows.copies)
-    yield from read_once(rows, needed, cells, watch)
+    yield from read_once(rows, needed, cells, watch, FirstPasses())
     if watch is not None and rows.copies is not None:
         watch.settle()
         found = list_different(watch, rows.copies, cells)
@@ -252,7 +253,11 @@ def read_counted(rows: LongRows, names: Sequence[str], cells: Cells) -> Iterator
 
 
 def read_once(
-    rows: LongRows, columns: Sequence[str], cells: Placing, watch: CopyWatch | None
+    rows: LongRows,
+    columns: Sequence[str],
+    cells: Placing,
+    watch: CopyWatch | None,
+    passes: FirstPasses | None = None,
 ) -> Iterator[tuple[Part, IntArray]]:
     """Pieces of the rows of a table without copies of others, and their cells.
 
@@ -261,9 +266,13 @@ def read_once(
         columns: what is read of them: at least the moment and the rank.
         cells: the table.
         watch: tells copies; None where there are none.
+        passes: chooses among backward passes; None for all of them.
     """
     for each in rows.pieces(columns, int(cells.steps[0]), int(cells.steps[-1]), cells.codes):
         mask, numbers = cells.place(each)
+        if passes is not None:
+            first = passes.choose(each)
+            mask, numbers = mask & first, numbers[first[mask]]
         piece = pick_columns(each, mask)
         if watch is not None:
             watch.left_out += len(mask) - len(numbers)
@@ -316,8 +325,7 @@ def compare_copies(rows: LongRows) -> list[Disagreement]:
         cells = Cells(steps[start : start + width], rows.codes, None)
         watch = CopyWatch(copies)
         for piece in rows.pieces((*MOMENT, *COMPARED, "rank"), int(cells.steps[0]), int(cells.steps[-1])):
-            all_passes = {**piece, "backward": np.minimum(piece["backward"], 0)}
-            mask, numbers = cells.place(all_passes)
+            mask, numbers = cells.place(piece)
             picked = pick_columns(piece, mask)
             if len(numbers):
                 watch.count(int(picked["rank"][0]), number_moments(copies.align(picked), numbers), picked)

@@ -7,8 +7,7 @@ boundary takes all others (an argument that is returned among them, whose gradie
 The tap is found by a fixed key in the module's table of hooks, and nothing else of that table is guarded: like blocks
 share a graph, and hooks come and go.
 
-A rule at the boundary would change one part of such a gradient alone. So these outputs are noted, by the code that
-returns them, and whoever is about to set a rule there asks for them: :func:`find_used`.
+A rule at the boundary would change one part of such a gradient alone: ``compiled_parts.py``.
 """
 
 from __future__ import annotations
@@ -16,43 +15,35 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from operator import attrgetter
 from types import CodeType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from retrograd.hooks.compiled import is_called_around, when_loaded
+from retrograd.hooks.compiled_parts import uses_of
 from retrograd.hooks.compiled_taps import BETWEEN, RETURNED, put_taps
 from retrograd.hooks.engine import has_transform
-from retrograd.hooks.listeners import TAP, TAP_OF_WRAPPER, Patch, Undo, replace
-from retrograd.hooks.nested import Keys, flatten
+from retrograd.hooks.listeners import TAP, TAP_OF_WRAPPER, Undo, replace
+from retrograd.hooks.nested import flatten
 
-used_outputs: WeakKeyDictionary[CodeType, set[Keys]] = WeakKeyDictionary()
-"""By the code of a forward that was compiled, which of its outputs its own graph computes with."""
-
-
-def find_used(module: nn.Module, output: Any) -> list[Keys]:
-    """The tensors in what a module returned that compiled code has made and computes with further."""
-    forward = inspect.getattr_static(type(getattr(module, "_orig_mod", module)), "forward", None)
-    code = getattr(forward, "__code__", None)
-    used = used_outputs.get(code, ()) if code is not None else ()
-    return [keys for keys, tensor in flatten(output, ()) if keys in used and _is_made_by_compiled_code(tensor)]
+_NAMES = {
+    "torch._dynamo.variables": attrgetter("TensorVariable", "UserFunctionVariable", "CellVariable", "base"),
+    "torch._dynamo.source": attrgetter("AttrSource", "DictGetItemSource"),
+    "torch._dynamo.resume_execution": attrgetter("ContinueExecutionCache.generated_code_metadata"),
+    "torch._dynamo.exc": attrgetter("Unsupported"),
+}
+"""What a tap there is made of: where one of these is missing, there is none."""
 
 
-def _is_made_by_compiled_code(tensor: Tensor) -> bool:
-    node = tensor.grad_fn
-    while node is not None and node.name() != "CompiledFunctionBackward":  # a view of what it returns is made outside
-        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
-    return node is not None
-
-
-def _tap_roots(room: ModuleType) -> Undo:
+def _find_ends(room: ModuleType) -> Undo:
     """Have torch put these taps into the graph where the trace of a forward ends."""
     owner: Any = vars(room)["InstructionTranslator"]
     original = owner._return
+    for name, ask_for_names in _NAMES.items():
+        ask_for_names(sys.modules[name])
 
     @functools.wraps(original)
     def end_trace(self: Any, instruction: Any) -> Any:
@@ -63,14 +54,9 @@ def _tap_roots(room: ModuleType) -> Undo:
     return replace(owner, "_return", end_trace)
 
 
-traced_roots = Patch(lambda: [when_loaded("torch._dynamo.symbolic_convert", _tap_roots)])
-"""While somebody holds it, outputs that are used within are tapped, and noted."""
-
-
-def hold_traced_roots() -> Undo:
-    """Hold it; returns what releases it."""
-    traced_roots.hold()
-    return traced_roots.release
+def tap_roots() -> Undo:
+    """Have outputs that are used within tapped; returns what takes that back."""
+    return when_loaded("torch._dynamo.symbolic_convert", _find_ends)
 
 
 def _put_taps(translator: Any) -> None:
@@ -82,10 +68,9 @@ def _put_taps(translator: Any) -> None:
     if is_called_around(module):
         hooks, source = module._compiled_call_impl._forward_hooks, sources.AttrSource(source, "_compiled_call_impl")  # type: ignore[union-attr]
     numbers = [number for number in (TAP, TAP_OF_WRAPPER) if number in hooks]
-    used = _find_used(translator, translator.stack[-1])
+    used = _find_used(translator, translator.stack[-1]) if numbers else None
     if not used:
         return
-    _note_used(_code_of(translator), used)
     table = sources.AttrSource(source, "_forward_hooks")
     for number in numbers:
         hook: Any = hooks[number]
@@ -144,26 +129,4 @@ def _list_tensors(value: Any) -> list[tuple[str, Tensor]]:
 def _is_used(tensor: Any) -> bool:
     node = tensor.as_proxy().node
     is_made_here = node.op.startswith("call") and tensor.python_type() is Tensor
-    return is_made_here and any(True for _ in _uses_of(node))
-
-
-def _uses_of(node: Any) -> Iterator[Any]:
-    """What computes with the value of a node; taps only look at it."""
-    for user in node.users:
-        if getattr(user.target, "namespace", "") != "retrograd" or user.target._schema.returns:
-            yield user
-
-
-def _note_used(code: CodeType, used: dict[str, Any]) -> None:
-    keys = {
-        tuple(name.removeprefix(RETURNED).split(BETWEEN)) if name != RETURNED else ()
-        for name, proxy in used.items()
-        if any(_may_train(user.meta.get("example_value")) for user in _uses_of(proxy.node))
-    }
-    if keys:
-        used_outputs.setdefault(code, set()).update(keys)
-
-
-def _may_train(value: Any) -> bool:
-    """Tell whether a gradient may come back through this result of an operation."""
-    return bool(value.requires_grad) if isinstance(value, Tensor) else not isinstance(value, (int, float, torch.SymInt))
+    return is_made_here and any(True for _ in uses_of(node))

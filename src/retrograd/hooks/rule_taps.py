@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from retrograd.hooks.compiled_roots import hold_traced_roots
+from retrograd.hooks.compiled_parts import hold_known_graphs
 from retrograd.hooks.compiled_rules import (
     CallUnderRules,
     RewrittenSlot,
@@ -174,7 +174,7 @@ class _RewriteOutput(_Rewrites):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        weakref.finalize(self, hold_traced_roots()).atexit = False
+        weakref.finalize(self, hold_known_graphs()).atexit = False
 
     @property
     def keeps_values(self) -> bool:

@@ -85,6 +85,9 @@ class Search:
     def module_called(self, module: nn.Module) -> None:
         if module in self._known:
             return
+        if _is_slice(module, self._known):
+            self._known.add(module)
+            return
         with self._lock:
             if next(nn.Module.parameters(self._family.find_model(module)), None) is not None:
                 self._family.look_around()
@@ -147,7 +150,12 @@ class Search:
     def _add(self, models: list[nn.Module], called: nn.Module | None = None) -> bool:
         """Add these models, and those of all other parameters that are trained; returns whether there were any."""
         known = self._known_parameters().union(id(each) for model in models for each in nn.Module.parameters(model))
-        models += self._family.find_trained(known)
+        trained = self._family.find_trained(known)
+        parts = {*self._known, *(part for model in trained for part in nn.Module.modules(model))}
+        if called is not None and _is_slice(called, parts):
+            models = [model for model in models if model is not called]
+            called = next(iter(nn.Module.children(called)))  # it runs next, and at each later call
+        models += trained
         new = [model for model in models if not self._known.issuperset(nn.Module.modules(model))]
         del new[MOST_MODELS - self._count :]
         for model in new:
@@ -262,6 +270,12 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     """The parameters that an optimizer updates."""
     for group in getattr(optimizer, "param_groups", ()):
         yield from group["params"]
+
+
+def _is_slice(module: nn.Module, parts: Collection[nn.Module]) -> bool:
+    """Tell whether it is ``net[:2]``, which is made anew for each call, and whose parts have names in their model."""
+    children = list(nn.Module.children(module)) if type(module) is nn.Sequential else []
+    return bool(children) and all(child in parts for child in children)
 
 
 def _has_child(parent: nn.Module, child: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from retrograd.facts.facts import Facts
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.checkpoints import CallsOfParts, is_computed_again, part_computed_again
-from retrograd.hooks.distributed import is_rehearsal, running_stage, running_wrapper
+from retrograd.hooks.distributed import is_rehearsal, may_have_stages, running_stage, running_wrapper
 from retrograd.hooks.engine import (
     count_function_modes,
     current_graph_task,
@@ -445,24 +445,27 @@ class ModelWatch:
         clock = self._clock
         if current_graph_task() != -1 or clock.is_paused:  # a checkpointed part is computed again
             return
-        if clock.outermost is None and is_rehearsal():
-            clock.pause(id(module))
-            return
         self._backward.guard.begin_forward((args, kwargs))
         if clock.entered and not self._backward.is_running:
             clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
-        if clock.outermost is not None and not self._is_running(clock.outermost, module):
+        outermost = clock.outermost
+        if outermost is not None and not self._is_running(outermost, module):
             clock.forward_left()
+            outermost = None
+        if outermost is None and may_have_stages():
+            if is_rehearsal():
+                clock.pause(id(module))
+                return
+            self._find_stage(module)
         wrapper = running_wrapper()
         if wrapper is not None:
             self._meet_wrapper(wrapper)
-        if clock.outermost is None:
+        if outermost is None:
             self._renew()
-            self._find_stage(module)
             self._placements.see_data((args, kwargs))
         clock.forward_begins(id(module), mode_now(), module.training)
         self._steps.model_runs(module)
-        if clock.is_outermost:
+        if outermost is None:
             self._facts.forward_begins(module, (args, kwargs))
             clock.rest()
         buffer = clock.waiting_buffer

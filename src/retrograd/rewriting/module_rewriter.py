@@ -18,7 +18,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.calls import count_calls
-from retrograd.hooks.compiled_roots import find_used, used_outputs
 from retrograd.hooks.distributed import PlainShare
 from retrograd.hooks.engine import current_graph_task, grad_enabled, next_sequence_number
 from retrograd.hooks.gradients import change_input_gradient
@@ -245,7 +244,7 @@ class OutputRewriter:
         if here.depth == 0:
             self._clock.part_begins(module, args, kwargs)
         calls = self._calls
-        if type(output) is not Tensor or not grad_enabled() or current_graph_task() != -1 or used_outputs:
+        if type(output) is not Tensor or not grad_enabled() or current_graph_task() != -1:
             return self._rewrite(module, args, kwargs, output, inputs)
         number = calls.count_on(here)
         rewriter = self._plain[number] if number in self._plain else self._find_plain(number)
@@ -282,23 +281,9 @@ class OutputRewriter:
         """Rewrite any kind of result, also without grad and where it is computed again."""
         again = current_graph_task() != -1
         call = self._calls.find_again() if again else self._calls.begin()
-        if used_outputs and has_gradient(call, again=again):
-            self._check_used(find_used(module, output), call)
         return self._rewriters.rewrite(
             output, _OUTPUT, call, module.training, again=again, given=(args, kwargs), inputs=inputs
         )
-
-    def _check_used(self, used: list[Keys], call: RewrittenCall | None) -> None:
-        """Refuse rules on gradients of which compiled code keeps a part within."""
-        for keys in used:
-            rewriter = self._rewriters.find((*_OUTPUT, *keys), call.number if call is not None else 1)
-            if rewriter is not None and rewriter.gradient is not None:
-                raise CannotRewriteError(
-                    f"{rewriter.name} cannot be rewritten: compiled code returns this output, and computes with it.",
-                    repair="set the rule on the output of the module within that makes it, compile the parts instead, "
-                    "or call torch.compiler.disable() on this module.",
-                    reason="what comes from inside the graph never reaches its boundary, where the rule would act.",
-                )
 
 
 class WatchedRewriter:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_changers
 from retrograd.hooks.compiled import may_have_run_compiled
+from retrograd.hooks.compiled_parts import hold_known_graphs
 from retrograd.hooks.listeners import hidden_hooks
 from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of, name_models, parameter_site, walk_modules
@@ -267,6 +268,7 @@ class Rewriting:
         if self._assignments.may_reach_watched():
             self._watched = WatchedRewriter(self._factory, self._assignments)
             watched_rewriters.add(self._watched)
+            self._undo.append(hold_known_graphs())
 
     # ---- what it is told --------------------------------------------------------------------------------------
 

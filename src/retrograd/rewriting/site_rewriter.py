@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
+from retrograd.hooks.compiled_parts import Part, compiled_graphs, find_part
 from retrograd.hooks.distributed import PlainShare, own_rank
 from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.gradients import ChangeGradient, branch, change_gradient
@@ -308,6 +309,8 @@ class SiteRewriter:
             if share is not None and not share.keeps_gradient:
                 raise refuse_part(self.name)
         node = tensor.grad_fn
+        if compiled_graphs and not branches:
+            self._check_whole(tensor)
         guard = self._clock.threads.own.guard
         if branches or node is None:
             if node is not None:
@@ -324,6 +327,25 @@ class SiteRewriter:
         if guard.count > FREE_DEPTH:
             guard.string(node)
         return tensor
+
+    def _check_whole(self, tensor: Tensor) -> None:
+        """Refuse a tensor of whose gradient compiled code keeps a part within."""
+        part = find_part(tensor)
+        if part is Part.SOME:
+            raise CannotRewriteError(
+                f"{self.name} cannot be rewritten: compiled code returns this tensor, and computes with it.",
+                repair="set the rule on the output of the module within that makes it, compile the parts instead, "
+                "or call torch.compiler.disable() on the module that is compiled.",
+                reason="what comes from inside the graph never reaches its boundary, where the rule would act.",
+            )
+        if part is Part.UNKNOWN:
+            raise CannotRewriteError(
+                f"{self.name} cannot be rewritten: the code that returns this tensor was compiled before the rules "
+                "were set.",
+                repair="call torch.compiler.reset() first: it is compiled once more, with the rules.",
+                reason="it may compute with the tensor, too, and what comes from inside the graph never reaches its "
+                "boundary, where the rule would act.",
+            )
 
     def _may_need_whole(self, tensor: Tensor) -> bool:
         if self._value is not None and self._value.needs_whole:

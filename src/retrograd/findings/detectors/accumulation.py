@@ -8,12 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from retrograd.findings.chain import LOSSES, Chain, argument_of
+from retrograd.findings.chain import Chain
 from retrograd.findings.detector import Detector, Words
+from retrograd.findings.division import is_divided_behind, is_divided_by, judge_losses
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import is_adaptive, number
-from retrograd.findings.updates import BY_HAND, HABIT, Update, clears, list_cleared_passes
+from retrograd.findings.updates import BY_HAND, HABIT, Update, clears, count_passes, list_cleared_passes
 from retrograd.history.facts import Call
 from retrograd.history.sink import Event
 
@@ -118,7 +119,7 @@ class MisplacedZeroGrad(Detector):
             lost = [update for update in updates if list_cleared_passes(update, record.optimizers)]
             if optimizer != BY_HAND and cleared and len(cleared) > MOSTLY * len(updates):
                 yield self._describe_cleared(optimizer, cleared, len(updates), record)
-            elif len(lost) > MOSTLY * len(updates) and record.is_divided:
+            elif len(lost) > MOSTLY * len(updates) and is_divided_by(record, count_passes(updates)):
                 yield self._describe_lost(optimizer, lost, len(updates), record)
 
     def _describe_cleared(self, optimizer: str, cleared: list[Update], among: int, record: Record) -> Finding:
@@ -269,11 +270,13 @@ class AccumulationNotDivided(Detector):
         example="Gradients of 8 micro-batches are added up before each update and no loss is divided by 8: the "
         "learning rate is 8 times that of the mean.",
         threshold="the same number (> 1) of forwards and backward passes from the same lines before 80 % of the "
-        "updates, where each pass begins from a mean itself",
+        "updates, where each pass begins from a mean that is not divided by it",
         source="our own choice",
-        guard="a loss that is divided, multiplied or summed is left alone, and so are passes from different lines "
-        "(several losses, GANs); with optimizers whose updates do not grow with the gradient it is a note, unless a "
-        "tenth of the sums are clipped to a norm that their mean would not reach",
+        guard="sums over samples are left alone, losses that are divided by their number in all micro-batches, and "
+        "plain SGD whose updates show that .grad was divided before them; a loss that another number or a tensor of "
+        "unknown origin divides is not judged, nor gradients that rules change; passes from different lines (several "
+        "losses, GANs) do not count; with optimizers whose updates do not grow with the gradient it is a note, unless "
+        "a tenth of the sums are clipped to a norm that their mean would not reach",
         repair="divide the loss by the number of micro-batches before backward, or the learning rate by it.",
     )
     explains = (
@@ -293,10 +296,13 @@ class AccumulationNotDivided(Detector):
         by_optimizer = record.updates_by_program()
         if len(by_optimizer) >= MANY_OPTIMIZERS:
             raise CannotTell("several optimizers take turns")
-        chains = record.need_chains()
         for optimizer, updates in by_optimizer.items():
             times, among = _count_micro_batches(updates)
-            if times > 1 and all(is_plain_mean(each, record.root_of(each)) for each in chains):
+            if times == 1 or judge_losses(record, times) != "whole":
+                continue
+            if any(each.kind == "rewrite" and _is_of_gradients(each.name) for each in record.events):
+                raise CannotTell("rules change gradients, and may divide them")
+            if not is_divided_behind(record, optimizer, updates, times):
                 yield self._describe(optimizer, updates, times, among)
 
     def _describe(self, optimizer: str, updates: list[Update], times: int, among: int) -> Finding:
@@ -320,9 +326,13 @@ class AccumulationNotDivided(Detector):
                 Evidence("micro-batches before an update", times, "> 1"),
                 Evidence("updates with so many", among, f"≥ {HABIT:.0%} of {len(updates)}"),
             ],
-            precondition=["backward begins from a mean itself, and each pass follows a forward of its own"],
-            refute="the learning rate was chosen for the sum",
+            precondition=["backward begins from a mean that is not divided, and each pass follows its own forward"],
+            refute="the learning rate was chosen for the sum, or gradients are divided behind backward",
         )
+
+
+def _is_of_gradients(site: str) -> bool:
+    return site.endswith(".grad") or site.startswith("optimizer:")
 
 
 def _is_cut_for_it(update: Update, times: int) -> bool:
@@ -351,13 +361,3 @@ def _micro_batches(update: Update) -> int:
     is_loop = len({call.line for call in passes}) == 1 and len(set(seen)) == 1 and bool(seen[0])
     is_plain = not any(call.details.get("retain_graph") or call.details.get("create_graph") for call in passes)
     return len(passes) if is_loop and is_plain else 1
-
-
-def is_plain_mean(chain: Chain, number: int) -> bool:
-    """Tell whether an operation makes a mean that nothing multiplies or divides, or a sum with such a term."""
-    name = chain.name(number)
-    if name in LOSSES:
-        return argument_of(chain.listed[number], "reduction") in (None, "mean")
-    if name == "add":
-        return any(is_plain_mean(chain, each) for each in chain.operands(number))
-    return name == "mean"

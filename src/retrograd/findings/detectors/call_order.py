@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrograd.findings.detector import Detector, Words
+from retrograd.findings.division import is_divided_by
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.gradients import ParameterGradients
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.updates import BY_HAND, HABIT, Update, by_optimizer, list_cleared_passes
+from retrograd.findings.updates import BY_HAND, HABIT, Update, by_optimizer, count_passes, list_cleared_passes
 from retrograd.history.facts import Call
 
 PASSES = 5
@@ -255,9 +256,9 @@ class StepTooSeldom(Detector):
             raise CannotTell("several optimizers take turns")
         for optimizer, updates in found.items():
             lost = [call for update in updates for call in list_cleared_passes(update, record.optimizers)]
-            if record.is_divided:
-                raise CannotTell("the loss is divided, so gradients are meant to be accumulated")
             passes = sum(len(update.named("backward")) for update in updates)
+            if lost and is_divided_by(record, count_passes(updates)):
+                raise CannotTell("the loss is divided by the passes of an update: they are meant to be accumulated")
             if len(lost) >= max(2 * len(updates), passes / 2) > 0:
                 yield self.find(
                     "critical",

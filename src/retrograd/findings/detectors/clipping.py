@@ -13,10 +13,8 @@ from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import Training, divide, is_adaptive, median, number
-from retrograd.findings.updates import HABIT, Update
+from retrograd.findings.updates import CLIPS, HABIT, Update
 from retrograd.history.facts import Call
-
-CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
 LEFT = 0.05
 """Share of the gradient that clipping leaves of it, below which it takes too much."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from retrograd.errors import RetrogradError
 from retrograd.findings.births import Births
-from retrograd.findings.chain import LOSSES, Chain, argument_of
+from retrograd.findings.chain import LOSSES, Chain, argument_of, factor_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.loss_chain import SQUASHED, BeforeLoss
 from retrograd.findings.finding import Evidence, Finding, Severity
@@ -259,7 +259,7 @@ def _find_terms(chain: Chain, number: int, sign: int = 1) -> list[tuple[int, int
     name, operands = chain.name(number), chain.listed[number].operands
     if name in LOSSES:
         return [(number, sign)]
-    factor = _factor(chain, number) if len(chain.operands(number)) == 1 else 0.0
+    factor = factor_of(chain, number) if len(chain.operands(number)) == 1 else 0.0
     if name == "neg" or (name in ("mul", "div") and factor):
         sign = -sign if name == "neg" or factor < 0 else sign
         return _find_terms(chain, operands[0], sign) if operands[0] >= 0 else []
@@ -268,14 +268,6 @@ def _find_terms(chain: Chain, number: int, sign: int = 1) -> list[tuple[int, int
     signs = (sign, -sign if name == "sub" else sign)
     known = [(each, one) for each, one in zip(operands, signs, strict=False) if each >= 0]
     return [found for each, one in known for found in _find_terms(chain, each, one)]
-
-
-def _factor(chain: Chain, number: int) -> float:
-    """The plain number that a tensor is multiplied or divided by; 0 where it is none."""
-    try:
-        return float(chain.listed[number].arguments.strip())
-    except ValueError:
-        return 0.0
 
 
 class SummedLoss(Detector):

@@ -207,7 +207,8 @@ class NanUpdate(_Born):
     words = _make_words(
         says="Gradients are finite, and a parameter is not, after the update.",
         example="The update makes fc:weight NaN at step 5: 0 / 0 in RMSprop, whose eps is 0 (train.py:60)",
-        repair="Look at the learning rate, at eps, and at what is written to parameters by hand.",
+        repair="Look at the learning rate, at eps, and at what is written by hand: to parameters, or to .grad behind "
+        "backward.",
     )
 
     def _choose(self, birth: Birth) -> str:
