@@ -50,17 +50,15 @@ static PyObject *next_recorder(const Counted *of, long long *call)
     long long serial = number(PyObject_GetAttr(of->buffer, s_serial));
     long long last = number(PyObject_GetAttr(of->calls, s_serial));
     if (PyErr_Occurred()) return NULL;
-    if (serial != last) {
-        if (PyList_Size(of->unhooked)) return NULL;
-        if (!set_number(of->calls, s_count, 0) || PyObject_SetAttr(of->buffer, s_touched, Py_True) < 0
-            || !set_number(of->calls, s_serial, serial)) return NULL;
-    }
-    *call = number(PyObject_GetAttr(of->calls, s_count));
-    if (*call < 0 || *call >= PyList_Size(of->plain)) return NULL;
+    bool is_first = serial != last;
+    *call = is_first ? 0 : number(PyObject_GetAttr(of->calls, s_count));
+    if (*call < 0 || *call >= PyList_Size(of->plain) || (is_first && PyList_Size(of->unhooked))) return NULL;
     PyObject *recorder = PyList_GetItem(of->plain, (Py_ssize_t)*call);
     if (!recorder || recorder == Py_None) return NULL;
     Py_INCREF(recorder);
-    if (!set_number(of->calls, s_count, *call + 1)) Py_CLEAR(recorder);
+    bool fine = set_number(of->calls, s_count, *call + 1) && (!is_first || (
+        set_number(of->calls, s_serial, serial) && PyObject_SetAttr(of->buffer, s_touched, Py_True) == 0));
+    if (!fine) Py_CLEAR(recorder);
     return recorder;
 }
 
