@@ -55,7 +55,9 @@ def find_lags(lasts: Mapping[int, tuple[IntArray, IntArray]]) -> dict[int, Lag]:
     """
     if not any(last.any() for _, last in lasts.values()):
         return {}
-    steps = np.unique(np.concatenate([each for each, _ in lasts.values()]))
+    steps = np.empty(0, np.int64)
+    for each, _ in lasts.values():  # one rank after the other: there may be many
+        steps = steps if np.array_equal(steps, each) else np.union1d(steps, each)
     most = np.zeros(len(steps), np.int64)
     for of_rank, last in lasts.values():
         np.maximum.at(most, np.searchsorted(steps, of_rank), last)
