@@ -202,6 +202,17 @@ def test_copies_are_made_in_the_memory_of_earlier_ones() -> None:
         assert copy.startswith(weight.numpy().tobytes())
 
 
+def test_copies_of_more_than_stays_in_a_cache_are_whole_too() -> None:
+    large = torch.arange((1 << 20) + 9, dtype=torch.float32)
+    weights: list[Tensor | None] = [large, torch.randn(3), large[1:], torch.ones(7, dtype=torch.int8), torch.ones(0)]
+    rooms = copy_elements(weights, [])
+    large.add_(1)
+    for copy, room, weight in zip(copy_elements(weights, rooms), rooms, weights, strict=True):
+        assert copy is room is not None
+        assert weight is not None
+        assert copy[:-8] == weight.numpy().tobytes()
+
+
 @pytest.mark.parametrize(
     "new", [torch.ones(4), torch.ones(6, dtype=torch.float16), torch.ones(3, dtype=torch.int32), torch.ones(3, 2)[:, 0]]
 )
