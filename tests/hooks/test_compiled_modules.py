@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch._dynamo.utils import counters
 
 import retrograd as rg
 from retrograd.errors import RetrogradWarning
-from retrograd.hooks import compiled_modules
+from retrograd.hooks import compiled_modules, compiled_roots
 from retrograd.hooks.compiled import when_loaded
 from retrograd.hooks.listeners import replace
 
@@ -124,6 +125,28 @@ def test_hooks_that_were_put_first_are_told_apart(traced: list[str]) -> None:
         torch.compile(lambda x: net(x).sum(), backend="aot_eager")(torch.ones(2, 3)).backward()
     assert traced
     assert len(recording.history["self:output.grad"].rms) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("torch._dynamo.variables.nn_module", compiled_modules._shorten_calls),
+        ("torch._dynamo.symbolic_convert", compiled_roots._find_ends),
+    ],
+)
+def test_where_a_name_is_missing_calls_are_traced_by_torch(
+    name: str, change: Any, traced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_modules, "_ask_for_names", attrgetter("not_there"))
+    monkeypatch.setattr(compiled_roots, "_NAMES", {"torch._dynamo.exc": attrgetter("not_there")})
+    with pytest.warns(RetrogradWarning, match=f"has another {name} than retrograd knows"):
+        when_loaded(name, change)()
+    monkeypatch.setattr(compiled_modules, "has_taps_alone", lambda module: False)
+    monkeypatch.setattr(compiled_roots, "_put_taps", lambda translator: None)
+    torch.manual_seed(0)
+    net = Net()
+    assert run(net, torch.compile(net, backend="aot_eager", fullgraph=True)) == pytest.approx(run(net, net))
+    assert not traced
 
 
 @pytest.mark.parametrize("name", ["torch._dynamo.guards", "retrograd_loaded_later"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from shutil import which
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
+from retrograd.errors import RetrogradWarning
 from retrograd.hooks import inductor
 from retrograd.hooks.compiled_taps import NOBODY, Numbered, make_handle, make_ticket, see, see_gradient
 from retrograd.hooks.module import unwatch_forward, watch_forward
@@ -29,6 +32,8 @@ class Switch:
 
 class Watcher:
     """Copies what it is shown, and the gradients that come for it."""
+
+    shortcut = None
 
     def __init__(self) -> None:
         self.switch = Switch()
@@ -80,10 +85,40 @@ def test_calls_wait_for_what_ends_a_kernel_and_for_those_who_need_them() -> None
         Node("writes mm", None, "see mm"),
         Node("see other", call, "other"),
     ]
-    found = [node.name for node in inductor._put_late(nodes, Call)]
+    found = [node.name for node in inductor._put_late(nodes, Call, lowering.MultiOutput)]
     assert found == [
         "a", "b", "c", "see a", "ticket", "see b", "mm", "other", "see mm", "writes mm", "see other",
     ]  # fmt: skip
+
+
+class Lacking:
+    """A module of torch's, without one of its names."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        self.module, self.name = module, name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.name:
+            raise AttributeError(f"no {name}")
+        return getattr(self.module, name)
+
+
+@pytest.mark.parametrize(
+    ("room", "name"), [("lowering", "V"), ("lowering", "register_lowering"), ("ir", "MultiOutput")]
+)
+def test_an_inductor_that_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch, room: str, name: str) -> None:
+    lowering: Any = importlib.import_module("torch._inductor.lowering")
+    scheduler = importlib.import_module("torch._inductor.scheduler").Scheduler
+    monkeypatch.setattr(lowering, "lowerings", {})
+    monkeypatch.setattr(inductor, "_unknown", [])
+    inductor._plain_call.cache_clear()
+    path, order = f"torch._inductor.{room}", scheduler.compute_last_usage
+    monkeypatch.setitem(sys.modules, path, Lacking(sys.modules[path], name))  # type: ignore[arg-type]
+    with pytest.warns(RetrogradWarning, match=f"another Inductor .*{name}"):
+        inductor.teach_inductor()
+    inductor.teach_inductor()
+    assert not lowering.lowerings
+    assert scheduler.compute_last_usage is order
 
 
 def test_what_a_tensor_stands_for_is_found_by_a_copy_of_it_too() -> None:

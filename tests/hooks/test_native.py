@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
+from array import array
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -22,8 +25,10 @@ from retrograd.hooks import gradients as gradients_room
 from retrograd.hooks.gradients import GradientWatch, make_gradient_hook, make_value_tap
 from retrograd.hooks.listeners import Entry
 from retrograd.hooks.native import native
+from retrograd.hooks.native import resting as native_resting
 from retrograd.hooks.nodes import LEAF_NUMBER, is_leaf, number_of, root_edges
 from retrograd.hooks.reach import DeepGraphGuard, find_nodes, follow, order_upwards
+from retrograd.hooks.resting import Place, put_back, take_out
 from retrograd.tracing import pass_log
 from tests.graph.test_walker import tangle, tangle_of_threads
 
@@ -44,26 +49,28 @@ def test_nodes_are_found_alike(seed: int, size: int, most: float) -> None:
         found = []
         for code in (native.follow, follow):
             grown, several = list(nodes), set[Any]()
-            places = {node: place for place, node in enumerate(nodes)}
-            links = code(grown, places, several, most)
-            assert places == {node: place for place, node in enumerate(grown)}
+            links = array("q", code(grown, several, most))
             found.append((grown, several, links, native.order_upwards(grown, links, LEAF_NUMBER)))
             assert found[-1][-1] == order_upwards(grown, links, LEAF_NUMBER)
         assert found[0] == found[1]
+        assert array("Q", native.number_nodes(found[0][0])).tolist() == list(map(number_of, found[0][0]))
 
 
 def test_what_is_no_node_is_an_error_and_no_crash() -> None:
     assert native is not None
     with pytest.raises(AttributeError):
-        native.follow([1], {1: 0}, set(), 9.0)
+        native.follow([1], set(), 9.0)
     with pytest.raises(TypeError):
-        native.follow((), {}, set(), 9.0)  # type: ignore[arg-type]
+        native.follow((), set(), 9.0)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
-        native.order_upwards([1], [-2], LEAF_NUMBER)
+        native.order_upwards([1], array("q", [-2]), LEAF_NUMBER)
+    with pytest.raises(TypeError):
+        native.number_nodes(1)  # type: ignore[arg-type]
     reached = find_nodes(root_edges(tangle(1, 5)))
-    assert native.order_upwards(reached.nodes, [*reached.links, 10**6], LEAF_NUMBER) is not None
-    with pytest.raises(OverflowError):
-        native.order_upwards(reached.nodes, [10**30], LEAF_NUMBER)
+    with pytest.raises(ValueError, match="twice"):
+        native.follow([reached.nodes[0]] * 2, set(), 9.0)
+    assert native.order_upwards(reached.nodes, array("q", [*reached.links, 10**6]), LEAF_NUMBER) is not None
+    assert native.order_upwards(reached.nodes, array("q", [10**6]), LEAF_NUMBER) is None
 
 
 def make_loss() -> Tensor:
@@ -265,3 +272,36 @@ def test_values_are_seen_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0] == found[1]
     assert found[0][0] == [True, True, False, True, False, True, True]
     assert found[0][3:] == (4, 1, False, True)
+
+
+class Watched:
+    """A hook, and who watches behind it."""
+
+    def __init__(self, *watchers: object) -> None:
+        self.watchers = watchers
+        self.entries = ()
+
+
+def rest_and_wake(take_out: Callable[..., None], put_back: Callable[..., None]) -> list[Any]:
+    """Six tables: alone, beside another hook, gone, with another hook alone, left meanwhile, joined meanwhile."""
+    hooks = [Watched(1) for _ in range(6)]
+    tables = [OrderedDict[int, Any]({-1: hook}) for hook in hooks]
+    tables[1][5] = "beside"
+    tables[3] = OrderedDict({5: "another"})
+    places: list[Any] = [(weakref.ref(table), -1, hook) for table, hook in zip(tables, hooks, strict=True)]
+    tables[2] = OrderedDict()
+    resting: list[Place] = []
+    take_out(places, resting)
+    found: list[Any] = [[list(table) for table in tables], [places.index(each) for each in resting]]
+    hooks[4].watchers = ()
+    tables[5][7] = "meanwhile"
+    put_back(resting, lambda table, number: table.move_to_end(number, last=False))
+    assert all(table[-1] is hook for table, hook in zip(tables, hooks, strict=True) if -1 in table)
+    return [*found, [list(table) for table in tables], resting]
+
+
+def test_hooks_rest_and_wake_alike() -> None:
+    assert native_resting is not None
+    by_native = rest_and_wake(native_resting.take_out, native_resting.put_back)
+    assert by_native == rest_and_wake(take_out, put_back)
+    assert by_native == [[[], [-1, 5], [], [5], [], []], [0, 4, 5], [[-1], [-1, 5], [], [5], [], [-1, 7]], []]

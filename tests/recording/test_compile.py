@@ -564,3 +564,53 @@ def test_with_inductor() -> None:
     for name in ("acts.1:output", "acts.1:output.grad"):
         for found, expected in zip(history[name].tensors, plain[name].tensors, strict=True):
             torch.testing.assert_close(found.tensor, expected.tensor, rtol=1e-3, atol=1e-6, msg=name)
+
+
+class Overwriting(nn.Module):
+    """Each value that is recorded is written into before the kernel that it is in ends, or its memory is used again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
+        self.see, self.act = nn.Identity(), nn.ReLU(inplace=True)
+        self.register_buffer("count", torch.zeros(8))
+        self.register_buffer("before", torch.zeros(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        counted = self.see(self.count)
+        self.count.add_(x.sum(0))
+        counted = counted * self.see(self.count)
+        kept = self.see(self.before) * 2
+        hidden = self.norm(self.first(x))
+        kept = kept + self.see(hidden)
+        self.act(hidden)
+        self.before.copy_(self.see(hidden).detach())
+        doubled = self.see(hidden * 2)
+        doubled.mul_(3).add_(self.see(self.before))
+        self.before.mul_(2)
+        x = self.see(x.clone())
+        x.add_(self.see(self.before))
+        out = self.last(doubled + x + kept)
+        flat = self.see(out.view(-1))
+        out.relu_()
+        return self.see(out).sum() + counted.sum() + flat.sum()
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
+def test_calls_that_wait_come_before_what_writes_into_their_tensors() -> None:
+    found = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        net = Overwriting()
+        call = torch.compile(net) if compiles else net
+        with rg.record(net) as recorder:
+            for _ in range(2):
+                call(torch.randn(4, 8)).backward()
+        found.append((recorder.history, list(net.buffers())))
+    (eager, buffers), (compiled, others) = found
+    assert {str(site) for site in compiled} == {str(site) for site in eager}
+    for site in eager:
+        seen, expected = torch.tensor(compiled[site].rms), torch.tensor(eager[site].rms)
+        torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(others, buffers)

@@ -154,19 +154,25 @@ class CallSource(FactSource):
 
     def _sample_gradients(self) -> None:
         """Choose parameters that have a gradient."""
-        sampled = (find() for find in self._sampled)
-        if runs_in_another_thread() or any(each is not None and each.grad is not None for each in sampled):
+        if runs_in_another_thread():
             return
+        for find in self._sampled:
+            parameter = find()
+            if parameter is not None and parameter.grad is not None:
+                return
         models = list(self._models)
-        every = [parameter for model in models for parameter in islice(model.parameters(), _MOST_SAMPLED)]
-        found = [parameter for parameter in every if parameter.grad is not None]
-        self._sampled = [weakref.ref(parameter) for parameter in (*found[:1], *found[-1:])]
+        every = [each for model in models for each in islice(model.parameters(), _MOST_SAMPLED)]
+        found = [each for each in every if each.grad is not None]
+        self._sampled = [weakref.ref(each) for each in (*found[:1], *found[-1:])]
 
     def _look_at_gradients(self) -> str:
         if runs_in_another_thread():
             return "unknown"
-        parameters = (find() for find in self._sampled)
-        held = [parameter.grad for parameter in parameters if parameter is not None and parameter.grad is not None]
+        held: list[torch.Tensor] = []
+        for find in self._sampled:
+            parameter = find()
+            if parameter is not None and parameter.grad is not None:
+                held.append(parameter.grad)
         if not held:
             return "none"
         if any(gradient.device.type != "cpu" for gradient in held):

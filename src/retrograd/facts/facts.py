@@ -64,6 +64,11 @@ class FactTaker(Protocol):
 _PATIENCE = 5.0
 """Seconds for which the end of a recording waits for another thread, so that nothing is left behind."""
 
+_OF_STEPS = frozenset(
+    {"forward_begins", "forward_ends", "backward_begins", "backward_ends", "update_begins", "update_ends"}
+)
+"""What sources that rest are not told of."""
+
 
 class Facts:
     """The sources, each told of what happens.
@@ -79,9 +84,11 @@ class Facts:
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._modules: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._telling = threading.RLock()
-        self._listeners: dict[str, list[MethodType]] = {}
+        self._listeners: tuple[dict[str, list[MethodType]], ...] = ({}, {})
+        self._is_recorded = self._are_resting = False
         self._seen_step = -1
         self._recorded = -1
+        self._may_look = False
 
     # ---- what a source asks ----
 
@@ -121,7 +128,7 @@ class Facts:
     @property
     def is_look(self) -> bool:
         """True if this step is one of the few at which sources may look at what is dear."""
-        return self.is_recorded and is_look(self._recorded)
+        return self._may_look and self.is_recorded
 
     @property
     def now(self) -> Moment:
@@ -167,24 +174,28 @@ class Facts:
         if is_abstract():  # tensors have no values of their own
             return
         taker = self._taker()
-        if taker is not None and taker.is_fact_recorded and taker.fact_step != self._seen_step:
+        is_recorded = taker is not None and taker.is_fact_recorded
+        self._are_resting = not (is_recorded or self._is_recorded)
+        self._is_recorded = is_recorded
+        if taker is not None and is_recorded and taker.fact_step != self._seen_step:
             self._seen_step = taker.fact_step
             self._recorded += 1
+            self._may_look = is_look(self._recorded)
         self._tell("forward_begins", self._unwrap(model), arguments)
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """A forward of a recorded model has ended."""
-        if not is_abstract():
+        if self._find_listeners("forward_ends") and not is_abstract():
             self._tell("forward_ends", self._unwrap(model), output, failed)
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """A backward pass is about to run."""
-        if not is_abstract():
+        if self._find_listeners("backward_begins") and not is_abstract():
             self._tell("backward_begins", roots)
 
     def backward_ends(self, failed: bool) -> None:
         """A backward pass has run."""
-        if not is_abstract():
+        if self._find_listeners("backward_ends") and not is_abstract():
             self._tell("backward_ends", failed)
 
     def update_begins(self, optimizer: Optimizer) -> None:
@@ -212,7 +223,8 @@ class Facts:
         self._tell("drain", patience=_PATIENCE)
         self._tell("end", patience=_PATIENCE)
         self._sources.clear()  # they refer to this object, and it to them
-        self._listeners.clear()
+        for listeners in self._listeners:
+            listeners.clear()
 
     def _unwrap(self, model: nn.Module) -> nn.Module:
         """The module of a recorded model that a wrapper of it runs (DDP, torch.compile)."""
@@ -223,12 +235,14 @@ class Facts:
 
     def _find_listeners(self, what: str) -> list[MethodType]:
         """Find the methods of sources that do something then."""
-        found = self._listeners.get(what)
+        listeners = self._listeners[self._are_resting]
+        found = listeners.get(what)
         if found is None:
-            found = self._listeners[what] = [
+            is_quiet = self._are_resting and what in _OF_STEPS
+            found = listeners[what] = [
                 getattr(source, what)
                 for source in self._sources
-                if getattr(type(source), what) is not getattr(FactSource, what)
+                if getattr(type(source), what) is not getattr(FactSource, what) and not (is_quiet and source.rests)
             ]
         return found
 

@@ -111,7 +111,7 @@ class NonFiniteLook(FactSource):
         self._fine = self.host.now
         if self.host.is_look:
             self._paths = list(_find_parted(known[0].grad_fn))
-        self._warning = next(self._look_ahead(known[0].grad_fn), None)
+        self._warning = next(self._look_ahead(known[0].grad_fn), None) if self._paths else None
 
     def _look_ahead(self, root: Any) -> Iterator[_Warning]:
         for path, kind in self._paths:

@@ -47,6 +47,8 @@ class ForwardOperations(FactSource):
     Where no pass comes they are written when the forward has failed, an update is made without one, or recording ends.
     """
 
+    rests = True
+
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
         self._softmaxes = SoftmaxLooks(host)
@@ -82,7 +84,7 @@ class ForwardOperations(FactSource):
         host = self.host
         if host.is_look and (host.recorded < ALWAYS or self._softmaxes.are_there):
             return True
-        return host.is_recorded and host.recorded == self._next
+        return host.recorded == self._next and host.is_recorded
 
     def _may_note(self, model: nn.Module) -> bool:
         may_train = grad_enabled() or model.training

@@ -59,7 +59,14 @@ class FactHost(Protocol):
 
 
 class FactSource:
-    """Does nothing; a source overrides what it needs. What it raises is counted as a fault of ours."""
+    """Does nothing; a source overrides what it needs. What it raises is counted as a fault of ours.
+
+    Attributes:
+        rests: nothing happens for it while steps are not recorded. It is still told of the first of several such steps,
+            so that it can put away what it has begun, and of all that is no call, pass or update.
+    """
+
+    rests = False
 
     def __init__(self, host: FactHost) -> None:
         self.host = host

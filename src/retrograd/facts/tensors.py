@@ -43,6 +43,8 @@ class StateSource(FactSource):
     What gradients there are is asked behind each backward pass of that step.
     """
 
+    rests = True
+
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
         self._models: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -211,6 +213,8 @@ Head = tuple[str, tuple[int, ...], str]
 
 class InputSource(FactSource):
     """Notes tensors that models are called with: of the first call with, and without, grad mode in a recorded step."""
+
+    rests = True
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)

@@ -121,6 +121,8 @@ class _Switch:
 class _UnitTap:
     """Sees the calls of one module while its switch is on."""
 
+    shortcut = None
+
     def __init__(self, switch: _Switch, see: Callable[[Any], None]) -> None:
         self.switch = switch
         self._see = see
@@ -170,6 +172,8 @@ class _RowTap:
 
 class UnitLooks(FactSource):
     """Notes facts about units at every 16th recorded step, later at every 128th."""
+
+    rests = True
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)

@@ -41,7 +41,7 @@ class BackwardListener(Protocol):
         """See that the pass ended."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # frozen, it would take four times as long to make
 class EngineRun:
     """The arguments of one run of the engine.
 

@@ -136,8 +136,8 @@ def _apply(change: Callable[[ModuleType], Undo], room: ModuleType) -> Undo:
         return change(room)
     except (AttributeError, KeyError) as error:
         warn(
-            f"torch {torch.__version__} has another {room.__name__} than retrograd knows ({error}); less is recorded "
-            "inside compiled code."
+            f"torch {torch.__version__} has another {room.__name__} than retrograd knows ({error}): inside "
+            "compiled code less is recorded, or it takes longer to compile."
         )
         return _do_nothing
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from inspect import getattr_static
+from operator import attrgetter
 from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
@@ -115,9 +116,28 @@ def has_taps_alone(module: nn.Module) -> bool:
     )
 
 
+_ask_for_names = attrgetter(
+    "UnspecializedNNModuleVariable.get_nn_module_stack_source",
+    "is_lazy_module",
+    "guard_to_detect_forward_monkeypatching",
+    "record_nn_module_stack",
+    "AttrSource",
+    "DictGetItemSource",
+    "ConstDictKeySource",
+    "VariableTracker.build",
+    "variables.TensorVariable",
+    "variables.ConstantVariable",
+    "variables.ConstDictVariable",
+    "variables.TupleVariable",
+    "variables.UserFunctionVariable",
+)
+"""What a short call is made of: where one of these is missing, torch traces calls as it does for hooks of others."""
+
+
 def _shorten_calls(room: ModuleType) -> Undo:
     """Have torch's stand-in for a module go past the search for hooks."""
     rooms: Any = room
+    _ask_for_names(room)
     owner = rooms.UnspecializedNNModuleVariable
     original = owner.call_function
 

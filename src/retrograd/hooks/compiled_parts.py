@@ -99,7 +99,8 @@ def hold_known_graphs() -> Undo:
 def _find_used(graph: torch.fx.GraphModule) -> list[int]:
     """The places of those outputs that the graph makes and computes with, where a gradient may come back."""
     (outputs,) = next(node for node in graph.graph.nodes if node.op == "output").args
-    return [place for place, node in enumerate(outputs) if isinstance(node, torch.fx.Node) and _is_used(graph, node)]
+    each = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+    return [place for place, node in enumerate(each) if isinstance(node, torch.fx.Node) and _is_used(graph, node)]
 
 
 def _is_used(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:

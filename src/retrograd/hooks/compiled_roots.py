@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from operator import attrgetter
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -28,11 +29,21 @@ from retrograd.hooks.engine import has_transform
 from retrograd.hooks.listeners import TAP, TAP_OF_WRAPPER, Undo, replace
 from retrograd.hooks.nested import flatten
 
+_NAMES = {
+    "torch._dynamo.variables": attrgetter("TensorVariable", "UserFunctionVariable", "CellVariable", "base"),
+    "torch._dynamo.source": attrgetter("AttrSource", "DictGetItemSource"),
+    "torch._dynamo.resume_execution": attrgetter("ContinueExecutionCache.generated_code_metadata"),
+    "torch._dynamo.exc": attrgetter("Unsupported"),
+}
+"""What a tap there is made of: where one of these is missing, there is none."""
+
 
 def _find_ends(room: ModuleType) -> Undo:
     """Have torch put these taps into the graph where the trace of a forward ends."""
     owner: Any = vars(room)["InstructionTranslator"]
     original = owner._return
+    for name, ask_for_names in _NAMES.items():
+        ask_for_names(sys.modules[name])
 
     @functools.wraps(original)
     def end_trace(self: Any, instruction: Any) -> Any:

@@ -433,6 +433,8 @@ def running_wrapper() -> nn.Module | None:
     return parallel.DistributedDataParallel._active_ddp_module if parallel is not None else None
 
 
+_STAGES = "torch.distributed.pipelining.stage"
+
 _FORWARD = ("forward_one_chunk",)
 """The method of torch's stages that runs a part of the model on one micro-batch."""
 
@@ -441,6 +443,11 @@ _BACKWARD = ("backward_maybe_with_nosync",)
 
 _REHEARSAL = ("_forward_metadata_inference", "_shape_inference")
 """Functions that run a stage before the first step, on memory that nobody has written to, to learn the shapes."""
+
+
+def may_have_stages() -> bool:
+    """Tell whether the program may run stages of a pipeline at all."""
+    return _STAGES in sys.modules
 
 
 def running_stage() -> int | None:
@@ -477,7 +484,7 @@ def _find_stage(methods: Collection[str]) -> Any:
 
 def _find_frame(methods: Collection[str]) -> FrameType | None:
     """The call of one of these methods of a stage that runs in this thread."""
-    pipelining: Any = sys.modules.get("torch.distributed.pipelining.stage")
+    pipelining: Any = sys.modules.get(_STAGES)
     frame = None if pipelining is None else sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_name in methods else None

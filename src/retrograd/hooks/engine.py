@@ -160,6 +160,8 @@ def is_in_compiled_backward() -> bool:
 @uncompiled
 def is_tracing() -> bool:
     """Tell whether what runs now only makes a graph (ahead-of-time autograd, export): its tensors have no values."""
+    if not dispatch_modes():  # as nearly always
+        return False
     return not (_mode_of_kind(_FAKE) is _mode_of_kind(_FUNCTIONAL) is _mode_of_kind(_PROXY) is None)
 
 

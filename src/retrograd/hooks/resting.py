@@ -7,11 +7,13 @@ of a step of small layers.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from retrograd.hooks.compiled import has_compiled_code
 from retrograd.hooks.listeners import Entry, move_first
+from retrograd.hooks.native import resting as native
 
 
 class TapSwitch(Protocol):
@@ -51,6 +53,29 @@ def change_taps() -> None:
         each.change()
 
 
+Place = tuple[weakref.ref[dict[int, Any]], int, RestableTap]
+"""A table of hooks, the number of a tap's hook in it, and that hook."""
+
+
+def take_out(places: list[Place], resting: list[Place]) -> None:
+    """Take out each hook that is alone in its table, and append its place to the second list."""
+    for place in places:
+        table = place[0]()
+        if table is not None and len(table) == 1 and table.pop(place[1], None) is not None:
+            resting.append(place)
+
+
+def put_back(resting: list[Place], move_first: Callable[[Any, int], None]) -> None:
+    """Put hooks back that somebody watches behind, before those that have come meanwhile, and empty the list."""
+    while resting:  # one by one, since another thread may let one rest meanwhile
+        find, number, tap = resting.pop()
+        table = find()
+        if table is not None and tap.watchers:
+            table[number] = tap
+            if len(table) > 1:
+                move_first(table, number)
+
+
 class RestingTaps:
     """Takes the hooks of all taps out of torch's tables for a while.
 
@@ -60,9 +85,9 @@ class RestingTaps:
 
     def __init__(self) -> None:
         self._calls = 0
-        self._found: list[tuple[weakref.ref[dict[int, Any]], int, RestableTap]] | None = None
+        self._found: list[Place] | None = None
         self._switches: list[TapSwitch] = []
-        self._resting: list[tuple[weakref.ref[dict[int, Any]], int, RestableTap]] = []
+        self._resting: list[Place] = []
         _resters.add(self)
 
     def rest(self) -> None:
@@ -76,14 +101,12 @@ class RestingTaps:
         if self._calls <= _CALLS_BEFORE_REST or len(_resters) > 1 or has_compiled_code():
             return
         found = self._found if self._found is not None else self._find()
-        if any(switch.awake for switch in self._switches):
-            return
-        for place in found:
-            table = place[0]()
-            if table is not None and len(table) == 1 and table.pop(place[1], None) is not None:
-                self._resting.append(place)
+        for switch in self._switches:
+            if switch.awake:
+                return
+        (native.take_out if native is not None else take_out)(found, self._resting)
 
-    def _find(self) -> list[tuple[weakref.ref[dict[int, Any]], int, RestableTap]]:
+    def _find(self) -> list[Place]:
         taps = [tap for tap in _taps if tap.watchers]
         self._switches = list({id(each.switch): each.switch for tap in taps for each in tap.watchers}.values())
         self._found = [(*tap.entries[0].place, tap) for tap in taps if len(tap.entries) == 1]
@@ -91,13 +114,8 @@ class RestingTaps:
 
     def wake(self) -> None:
         """Put them back."""
-        while self._resting:  # one by one, since another thread may let one rest meanwhile
-            find, number, tap = self._resting.pop()
-            table = find()
-            if table is not None and tap.watchers:
-                table[number] = tap
-                if len(table) > 1:
-                    move_first(table, number)  # before what was set meanwhile
+        if self._resting:
+            (native.put_back if native is not None else put_back)(self._resting, move_first)
 
     def change(self) -> None:
         """Wake them, and look for taps anew."""

@@ -67,6 +67,7 @@ class Clock:
         entered: the running backward pass has reached a tap.
         is_piped: a stage of a pipeline runs, whose forwards and passes of a step come in any order: as one micro-batch.
         is_second_half: such a stage runs the half of a pass that is for the parameters alone: only these are recorded.
+        is_over: the step has had its update, and waits for what begins the next.
         is_free: no model has run so far, so nothing tells where a forward begins: each pass is a micro-batch.
         was_reached: a backward pass that concerned us has ended in this step.
         buffer: the buffer of the forward that runs now; None outside of the recorded models' own forward.
@@ -77,7 +78,6 @@ class Clock:
         "_emitted_at",
         "_hand_over",
         "_is_led",
-        "_over",
         "_paused",
         "_resting",
         "_roots",
@@ -91,6 +91,7 @@ class Clock:
         "buffers",
         "entered",
         "is_free",
+        "is_over",
         "is_piped",
         "is_second_half",
         "micro",
@@ -114,7 +115,7 @@ class Clock:
         self._steps = steps
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
-        self._over = self._stopped = self._saw_forward = self._is_led = False
+        self.is_over = self._stopped = self._saw_forward = self._is_led = False
         self._aside: list[bool] = []
         self._paused: tuple[int, bool, bool] | None = None
         self._resting = RestingTaps()
@@ -136,7 +137,7 @@ class Clock:
     @property
     def coming(self) -> int:
         """Number of the step that a forward would belong to that began now."""
-        return self.step + self._over
+        return self.step + self.is_over
 
     @property
     def outermost(self) -> int | None:
@@ -232,7 +233,7 @@ class Clock:
         """
         if self._aside or self.is_second_half:
             return False
-        if self._over and not self._saw_forward and not self._is_led:  # the forwards are run by a compiled function
+        if self.is_over and not self._saw_forward and not self._is_led:  # the forwards are run by a compiled function
             self._advance()
             if not self.on:
                 return False
@@ -276,13 +277,13 @@ class Clock:
     def end_step(self) -> None:
         """End the step after its update."""
         self.settle()  # a second update without a forward in between
-        self._over = self.stale = self.awake = True
+        self.is_over = self.stale = self.awake = True
 
     def settle(self) -> None:
         """Begin the next step at once if this one is over, so that all of it can be read."""
-        if self._over and self._is_led:
+        if self.is_over and self._is_led:
             self.close_all()
-        elif self._over:
+        elif self.is_over:
             self._advance()
 
     # ---- handing over ----
@@ -304,7 +305,8 @@ class Clock:
     def close_all(self) -> None:
         """Emit what all buffers hold."""
         for buffer in self.buffers.all:
-            self.close(buffer)
+            if buffer.touched or buffer.mode is Mode.GRAD:  # the others list no forwards
+                self.close(buffer)
 
     def stop(self) -> None:
         """Record nothing any more."""
@@ -339,7 +341,7 @@ class Clock:
     def _turn(self, mode: Mode) -> None:
         """Begin a step or a micro-batch with the first forward after a backward or an update."""
         by_gradients = not self.is_piped
-        if not self._is_led and (self._over or self._steps.were_updated_by_hand(by_gradients=by_gradients)):
+        if not self._is_led and (self.is_over or self._steps.were_updated_by_hand(by_gradients=by_gradients)):
             self._advance()
         elif mode is Mode.GRAD:
             if not self.is_piped:
@@ -352,7 +354,7 @@ class Clock:
         self.close_all()
         self.step = self.step + 1 if step is None else step
         self.micro = 0
-        self.stale = self._over = self._saw_forward = self.was_reached = False
+        self.stale = self.is_over = self._saw_forward = self.was_reached = False
         self.on = self.awake = self._schedule(self.step)
         if self.on:
             self._resting.wake()  # the model that runs trains by itself

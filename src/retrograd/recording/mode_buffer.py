@@ -107,6 +107,7 @@ class _ReachedFlag:
     """The hook on what a model returned: it notes that a gradient came."""
 
     __slots__ = ("seen",)
+    __name__ = "note_gradient"  # torch asks each hook for it, which costs more where there is none
     __torch_unserializable__ = True
 
     def __init__(self) -> None:

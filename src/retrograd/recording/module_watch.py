@@ -14,7 +14,7 @@ from torch import nn
 from retrograd.facts.facts import Facts
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.checkpoints import CallsOfParts, is_computed_again, part_computed_again
-from retrograd.hooks.distributed import is_rehearsal, running_stage, running_wrapper
+from retrograd.hooks.distributed import is_rehearsal, may_have_stages, running_stage, running_wrapper
 from retrograd.hooks.engine import (
     count_function_modes,
     current_graph_task,
@@ -26,7 +26,7 @@ from retrograd.hooks.engine import (
 )
 from retrograd.hooks.gradients import InputGradient, edge_of, hook_input_gradients
 from retrograd.hooks.listeners import SeeGradient, never_raise
-from retrograd.hooks.module import CallTap
+from retrograd.hooks.module import CallTap, make_output_tap
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
@@ -142,7 +142,10 @@ class SlotWatch:
             if not hooked:
                 self._await_hooks(buffer, calls, call)
         except Exception as error:
-            self._factory.events.fault(Site(self.path, self._keys), error)
+            self._fault(error)
+
+    def _fault(self, error: Exception) -> None:
+        self._factory.events.fault(Site(self.path, self._keys), error)
 
     def _await_hooks(self, buffer: ModeBuffer, calls: SlotCalls, call: int) -> None:
         if buffer.mode is Mode.GRAD and not grad_enabled():
@@ -301,7 +304,7 @@ class SlotWatch:
         try:
             return self.see_compiled(tensors, trains)
         except Exception as error:
-            self._factory.events.fault(Site(self.path, self._keys), error)
+            self._fault(error)
             return ()
 
     @property
@@ -316,16 +319,25 @@ class SlotWatch:
 
 
 class OutputWatch(SlotWatch):
-    """Records a module's outputs."""
+    """Records a module's outputs.
 
-    __slots__ = ()
+    Attributes:
+        shortcut: ``after_forward`` for plain tensors, without Python frames; None where there is no compiled code.
+    """
+
+    __slots__ = ("shortcut",)
+
+    def __init__(self, factory: RecorderFactory, module: nn.Module, path: str) -> None:
+        super().__init__(factory, module, path, ("output",))
+        counted = [(factory.buffers[mode], self._buffers[mode]) for mode in Mode]
+        self.shortcut = make_output_tap(self.switch, counted, self._await_hooks, self._fault)
 
     def after_compiled_call(self, rest: Sequence[tuple[Keys, torch.Tensor]]) -> None:
         """See what compiled code has not shown of the call that it makes."""
         try:
             self.see_rest([((*self._keys, *keys), tensor) for keys, tensor in rest])
         except Exception as error:
-            self._factory.events.fault(Site(self.path, self._keys), error)
+            self._fault(error)
 
 
 class ArgumentWatch(SlotWatch):
@@ -346,7 +358,7 @@ class ArgumentWatch(SlotWatch):
             try:
                 self.see(self._names.bind(args, kwargs))
             except Exception as error:
-                self._factory.events.fault(Site(self.path, self._keys), error)
+                self._fault(error)
         self._open.append((next_sequence_number(), self._pending))
 
     def after_call(self, module: nn.Module, output: Any) -> None:
@@ -433,24 +445,27 @@ class ModelWatch:
         clock = self._clock
         if current_graph_task() != -1 or clock.is_paused:  # a checkpointed part is computed again
             return
-        if clock.outermost is None and is_rehearsal():
-            clock.pause(id(module))
-            return
         self._backward.guard.begin_forward((args, kwargs))
         if clock.entered and not self._backward.is_running:
             clock.leave_backward(failed=True)  # a pass that we did not see begin has raised
-        if clock.outermost is not None and not self._is_running(clock.outermost, module):
+        outermost = clock.outermost
+        if outermost is not None and not self._is_running(outermost, module):
             clock.forward_left()
+            outermost = None
+        if outermost is None and may_have_stages():
+            if is_rehearsal():
+                clock.pause(id(module))
+                return
+            self._find_stage(module)
         wrapper = running_wrapper()
         if wrapper is not None:
             self._meet_wrapper(wrapper)
-        if clock.outermost is None:
+        if outermost is None:
             self._renew()
-            self._find_stage(module)
             self._placements.see_data((args, kwargs))
         clock.forward_begins(id(module), mode_now(), module.training)
         self._steps.model_runs(module)
-        if clock.is_outermost:
+        if outermost is None:
             self._facts.forward_begins(module, (args, kwargs))
             clock.rest()
         buffer = clock.waiting_buffer

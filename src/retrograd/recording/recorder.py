@@ -264,9 +264,7 @@ class Recorder:
         backward.finish_inputs(failed)
         if self._reductions.groups and clock.on and not failed:
             self._reductions.pass_ends()
-        grad = self._buffers.grad
-        may_be_ours = (failed and grad.touched) or (not self._factory.sees_gradients and grad.may_be_reached)
-        if not clock.entered and clock.on and (may_be_ours or clock.is_free):
+        if clock.on and not clock.entered and (clock.is_free or self._may_be_ours(failed)):
             backward.enter()
         clock.is_second_half = False
         backward.is_running = False
@@ -278,6 +276,11 @@ class Recorder:
         self._facts.backward_ends(failed)
         if clock.on and self._taps.unseen:
             self._taps.tell_of_missing()
+
+    def _may_be_ours(self, failed: bool) -> bool:
+        """Tell whether the pass that ends may have reached what was recorded, where no gradient has told."""
+        grad = self._buffers.grad
+        return (failed and grad.touched) or (not self._factory.sees_gradients and grad.may_be_reached)
 
     # ---- handing over -----------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class EventLog:
     def is_fact_recorded(self) -> bool:
         """True if that step is recorded, as far as it is known."""
         clock = self.clock
-        return clock.on and clock.coming == clock.step
+        return clock.on and not clock.is_over
 
     @property
     def fact_moment(self) -> Moment:
