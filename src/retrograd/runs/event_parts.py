@@ -39,7 +39,7 @@ from retrograd.runs.placements import Placements
 
 IntArray = npt.NDArray[np.int64]
 
-MOST_EVENTS = 1 << 18
+MOST_EVENTS = 1 << 16
 """Events that are held; of more of them losses and updates are read when they are asked for."""
 
 
