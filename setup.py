@@ -28,7 +28,14 @@ kernel = Extension(
 
 hooks = [
     Extension(f"retrograd.hooks.{name}", sources=[f"src/retrograd/hooks/{name}.c"], **HOW)
-    for name in ("_native", "_resting", "_taps")
+    for name in ("_native", "_resting")
 ]
 
-setup(ext_modules=[kernel, *hooks], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+taps = Extension(
+    "retrograd.hooks._taps",
+    sources=[f"src/retrograd/hooks/{name}.c" for name in ("_taps", "_output_tap", "_target")],
+    depends=["src/retrograd/hooks/_taps.h"],
+    **HOW,
+)
+
+setup(ext_modules=[kernel, *hooks, taps], options={"bdist_wheel": {"py_limited_api": "cp311"}})

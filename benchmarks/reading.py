@@ -94,6 +94,7 @@ def write_rank(
         for place_of, step in enumerate(batch):
             stretches = bins[place_of].tobytes() if histograms else b""
             writer.add_rows(RowBatch(Moment(step, 0, 0), rows[place_of].tobytes(), stretches))
+            writer.add_event(Event(Moment(step), "update", "AdamW", value=1.0 + step, time=float(step)))
             writer.add_event(Event(Moment(step), "loss", value=1 / (1 + step), time=float(step)))
         writer.flush()
     writer.close()

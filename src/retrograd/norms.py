@@ -30,6 +30,9 @@ def norm(values: Tensor, at_least: torch.dtype = torch.float32) -> Tensor:
     Raises:
         RuntimeError: torch has no norm for this kind of tensor.
     """
+    if values.dtype is at_least:
+        own: Tensor = torch.linalg.vector_norm(values)
+        return own
     if values.dtype.itemsize == 1 or values.dtype in _NOT_REDUCED:
         values = values.to(_NOT_REDUCED.get(values.dtype, torch.float32))
     wide = summing_type(values.dtype, at_least)

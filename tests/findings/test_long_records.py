@@ -11,6 +11,7 @@ from torch import nn
 import retrograd as rg
 from retrograd.findings.finding import Findings
 from retrograd.history import windows
+from retrograd.runs import event_parts
 
 
 class Recurrent(nn.Module):
@@ -69,4 +70,5 @@ def test_findings_are_those_of_a_short_one(
     assert slug in "".join(expected[0])
     monkeypatch.setattr(windows, "MOST_ROWS", 0)
     monkeypatch.setattr(windows, "MOST_CELLS", 25)
+    monkeypatch.setattr(event_parts, "MOST_EVENTS", 0)
     assert tell(rg.explain(tmp_path / "run")) == expected

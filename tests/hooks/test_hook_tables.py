@@ -20,6 +20,7 @@ from retrograd.hooks.module import CallTap, unwatch_forward, watch_forward
 
 
 class Watcher:
+    shortcut = None
     switch = type("Switch", (), {"awake": True})()
     calls = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -48,26 +49,28 @@ def test_nodes_are_found_alike(seed: int, size: int, most: float) -> None:
         found = []
         for code in (native.follow, follow):
             grown, several = list(nodes), set[Any]()
-            places = {node: place for place, node in enumerate(nodes)}
-            links = code(grown, places, several, most)
-            assert places == {node: place for place, node in enumerate(grown)}
+            links = array("q", code(grown, several, most))
             found.append((grown, several, links, native.order_upwards(grown, links, LEAF_NUMBER)))
             assert found[-1][-1] == order_upwards(grown, links, LEAF_NUMBER)
         assert found[0] == found[1]
+        assert array("Q", native.number_nodes(found[0][0])).tolist() == list(map(number_of, found[0][0]))
 
 
 def test_what_is_no_node_is_an_error_and_no_crash() -> None:
     assert native is not None
     with pytest.raises(AttributeError):
-        native.follow([1], {1: 0}, set(), 9.0)
+        native.follow([1], set(), 9.0)
     with pytest.raises(TypeError):
-        native.follow((), {}, set(), 9.0)  # type: ignore[arg-type]
+        native.follow((), set(), 9.0)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
-        native.order_upwards([1], [-2], LEAF_NUMBER)
+        native.order_upwards([1], array("q", [-2]), LEAF_NUMBER)
+    with pytest.raises(TypeError):
+        native.number_nodes(1)  # type: ignore[arg-type]
     reached = find_nodes(root_edges(tangle(1, 5)))
-    assert native.order_upwards(reached.nodes, [*reached.links, 10**6], LEAF_NUMBER) is not None
-    with pytest.raises(OverflowError):
-        native.order_upwards(reached.nodes, [10**30], LEAF_NUMBER)
+    with pytest.raises(ValueError, match="twice"):
+        native.follow([reached.nodes[0]] * 2, set(), 9.0)
+    assert native.order_upwards(reached.nodes, array("q", [*reached.links, 10**6]), LEAF_NUMBER) is not None
+    assert native.order_upwards(reached.nodes, array("q", [10**6]), LEAF_NUMBER) is None
 
 
 def make_loss() -> Tensor:

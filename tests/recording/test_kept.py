@@ -253,11 +253,11 @@ def test_the_budget_is_never_passed_and_nothing_is_lost_unsaid(
                 admitted = keeper.admit(keep, tensor)
                 if admitted is not None:
                     taken.append((Source(keep), tensor, 0, admitted))
-                assert 0 <= keeper._held <= budget
+                assert 0 <= keeper.held <= budget
             keeper.take(Moment(step), taken, 1.0)
-            assert 0 <= keeper._held <= budget
+            assert 0 <= keeper.held <= budget
         keeper.finish(Moment(len(steps)))
-    assert keeper._held == 0
+    assert keeper.held == 0
     dropped = sum(int(event.value) for event in sink.events_of("dropped"))
     if last is None:
         assert len(sink.tensors) + dropped == given

@@ -206,7 +206,7 @@ def test_each_rank_has_a_memory_of_its_own() -> None:
         for step in range(5):
             one.add_rows(make_batch(Moment(step, 0, 0), {0: np.array([size])}))
         parts += one.rows.parts
-    history.load(one._names, parts, history.event_table, lambda site: [])
+    history.load(one._names, parts, history.all_events, lambda site: [])
     simulated = simulate_rule(AutoClip(), history, "a:output.grad")
     assert simulated.table["rank"].to_pylist() == [0] * 5 + [1] * 5
     assert not simulated.table["acted"].to_numpy().any()

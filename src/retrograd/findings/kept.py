@@ -15,7 +15,7 @@ def read_findings(record: Run | History) -> Findings:
     history = record.history if isinstance(record, Run) else record
     try:
         lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.is_file() else []
-        told = lines or [event.text for event in history.events_but_losses if event.kind == "finding"]
+        told = lines or [event.text for event in history.few_events if event.kind == "finding"]
         return Findings([Finding.of_dict(parse_object(line)) for line in told], about="the record so far")
     except (OSError, ValueError, TypeError):
         return Findings(about="the record so far")

@@ -163,8 +163,8 @@ class Record:
 
     @cached_property
     def events(self) -> list[Event]:
-        """All events but losses."""
-        return self.history.events_but_losses
+        """All events but losses and updates."""
+        return self.history.few_events
 
     @cached_property
     def facts(self) -> list[Fact]:

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from retrograd.amounts import count_of
 from retrograd.findings.record import CannotTell, Record
+from retrograd.history.arrays import read_numbers
 from retrograd.history.facts import OptimizerMade
-from retrograd.history.matrix import number_steps
 from retrograd.history.rows import Rows, encode_phase
+from retrograd.history.steps import number_steps
 from retrograd.sites.site import Site
 from retrograd.statistics.row import finite_count
 
@@ -137,9 +138,13 @@ class Training:
     def is_contest(self) -> bool:
         """True if several models are updated in turn, as in a GAN, so that no loss need fall."""
         roots = {site.path.partition(".")[0] for site in self._record.of_kind("parameter", "update")}
-        updates = [event for event in self._record.events if event.kind == "update"]
-        steps = len({event.moment.step for event in updates})
-        return len(roots & self._record.root_names) > 1 and len(updates) > 1.5 * max(steps, 1)
+        if len(roots & self._record.root_names) < 2:
+            return False
+        updates, different = 0, np.empty(0, np.int64)
+        for piece in self._record.history.all_events.pieces(["step"], ["update"]):
+            updates += piece.num_rows
+            different, _ = number_steps(np.concatenate((different, read_numbers(piece["step"]))))
+        return updates > 1.5 * max(len(different), 1)
 
     # ---- rates ----
 
@@ -168,8 +173,8 @@ class Training:
     @property
     def optimizer(self) -> str:
         """Class of the optimizer that updated first: ``Adam``; empty where none did."""
-        names = (event.name for event in self._record.events if event.kind == "update")
-        return next(names, "").partition("#")[0]
+        updates = self._record.history.all_events.pieces(["name"], ["update"])
+        return next((str(piece["name"][0]) for piece in updates if piece.num_rows), "").partition("#")[0]
 
     # ---- updates ----
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from retrograd.amounts import count_of
 from retrograd.drawings import drawn_by
 from retrograd.errors import NoSuchSiteError
 from retrograd.history.copies import Copies, Disagreement
+from retrograd.history.events import Events
 from retrograd.history.kept import Kept, TensorRing, read_kept
 from retrograd.history.matrix import Curve, Matrix, build_matrix, find_columns, join_matrices
 from retrograd.history.names import SiteNames
@@ -32,15 +32,7 @@ from retrograd.history.rows import (
 )
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
-from retrograd.history.table import (
-    NO_EVENTS,
-    build_event_table,
-    build_ranked_table,
-    leave_losses_out,
-    pick_losses,
-    read_events,
-    read_loss,
-)
+from retrograd.history.table import build_event_table, build_ranked_table, leave_losses_out, read_events
 from retrograd.history.windows import LongRows, choose_rows, compare_copies, find_outline
 from retrograd.libraries import load_library
 from retrograd.sites.pattern import Pattern
@@ -72,7 +64,7 @@ class History:
         self._counted: tuple[Rows, npt.NDArray[np.bool_]] | None = None
         """Rows, and for each site whether it has any of them, as last counted."""
         self._copies: Copies | None = None
-        self._event_table = NO_EVENTS
+        self._events = Events()
         self._pending_events: deque[Event] = deque()
         self._reading = threading.Lock()
         self._find_stored: Callable[[str], list[Kept]] = lambda site: []
@@ -81,7 +73,7 @@ class History:
         self,
         names: SiteNames,
         parts: Sequence[Part],
-        events: pa.Table,
+        events: Events,
         find_tensors: Callable[[str], list[Kept]],
         copies: Copies | None = None,
     ) -> None:
@@ -90,12 +82,12 @@ class History:
         Args:
             names: the sites, as numbered in ``parts``.
             parts: columns of rows.
-            events: as :data:`retrograd.history.table.EVENT_COLUMNS`.
+            events: those of all ranks, of one after the other.
             find_tensors: returns the tensors kept of a site.
             copies: which ranks hold the same tensors.
         """
         with self._reading:
-            self._names, self._event_table, self._find_stored = names, events, find_tensors
+            self._names, self._events, self._find_stored = names, events, find_tensors
             if copies is not None and self._copies is not None:
                 copies.warned |= self._copies.warned
             self._copies = copies
@@ -112,9 +104,7 @@ class History:
                 kept += [left] if (left := leave_earlier_out(part, step)) is not None else []
             elif part.step_limits[0] <= last and part.step_limits[1] >= step:
                 kept.append(part)
-        events = self.event_table  # once: it may grow meanwhile
-        events = events.filter(pc.greater_equal(events["step"], step))
-        later.load(self._names, kept, events, lambda site: [], self._copies)
+        later.load(self._names, kept, self.all_events.since(step), lambda site: [], self._copies)
         if len(kept) == len(self.rows.parts):
             later._rows = self.rows  # with what is known of them already
         return later
@@ -206,7 +196,7 @@ class History:
     def __repr__(self) -> str:
         rows = self.rows
         span = "no steps yet" if rows.step_limits is None else "steps {}…{}".format(*rows.step_limits)
-        counts = f"{count_of(rows.count, 'row')}, {count_of(self.event_table.num_rows, 'event')}"
+        counts = f"{count_of(rows.count, 'row')}, {count_of(self.all_events.count, 'event')}"
         return f"History({count_of(len(self.sites), 'site')}, {span}, {counts})"
 
     _repr_html_ = drawn_by("records", "draw_history")
@@ -288,11 +278,11 @@ class History:
 
         Passes that return gradients with a graph of their own, for a penalty or an inner step, start from none.
         """
-        return read_loss(self.event_table)
+        return self.all_events.loss
 
     def losses_at(self, steps: Collection[int]) -> list[Event]:
         """The losses of some steps, in the order recorded."""
-        return read_events(pick_losses(self.event_table, steps))
+        return read_events(self.all_events.losses_at(steps))
 
     @property
     def events(self) -> list[Event]:
@@ -305,13 +295,24 @@ class History:
         return read_events(leave_losses_out(self.event_table))
 
     @property
+    def few_events(self) -> list[Event]:
+        """Events of all kinds of which not each step has one: neither losses nor updates."""
+        return read_events(self.all_events.few)
+
+    @property
     def event_table(self) -> pa.Table:
         """All events as :data:`retrograd.history.table.EVENT_COLUMNS`."""
+        return self.all_events.table
+
+    @property
+    def all_events(self) -> Events:
+        """All events, as of now: of a long record in memory are those alone of which there are few."""
         with self._reading:
             added = _take_all(self._pending_events)
             if added:
-                self._event_table = pa.concat_tables([self._event_table, build_event_table(added)]).unify_dictionaries()
-            return self._event_table
+                tables = [self._events.table, build_event_table(added)]
+                self._events = Events(pa.concat_tables(tables).unify_dictionaries())
+            return self._events
 
     @property
     def rows(self) -> Rows:

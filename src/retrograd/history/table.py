@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from retrograd.history.arrays import read_codes, read_numbers, to_coded_texts, to_numbers, to_texts
-from retrograd.history.matrix import Curve, number_steps
 from retrograd.history.rows import Columns, Part
 from retrograd.history.sink import PHASES, UPDATES, Event, Moment
+from retrograd.history.steps import number_steps
 from retrograd.statistics.row import derive
 
 IntArray = npt.NDArray[np.int64]
@@ -146,6 +146,9 @@ def _build_lists(lengths: npt.NDArray[Any], values: npt.NDArray[Any]) -> pa.List
 EVENT_SCHEMA = make_schema(EVENT_COLUMNS)
 NO_EVENTS = pa.Table.from_batches([], EVENT_SCHEMA)  # Schema.empty_table() makes arrays, for which pandas is loaded
 _MOMENT = ("step", "micro", "backward", "phase")
+OF_LOSSES = ("kind", "step", "value", "text")
+"""Columns that tell losses."""
+
 _OWN = ("kind", "name", "value", "text", "time")
 _COUNT = re.compile("[1-9][0-9]{0,8}")
 
@@ -174,8 +177,7 @@ def read_events(table: pa.Table) -> list[Event]:
 
 def find_last_micro_batches(table: pa.Table) -> tuple[IntArray, IntArray]:
     """Steps that have ended in an update, each once and rising, and the last micro-batch of each."""
-    code_of: dict[str, int] = {kind: code for code, kind in enumerate(UPDATES)}
-    updates = filter_rows(table, np.isin(read_codes(table["kind"], code_of), range(len(UPDATES))))
+    updates = filter_rows(table, find_kinds(table, UPDATES))
     steps, groups = number_steps(read_numbers(updates["step"]))
     lasts = np.zeros(len(steps), np.int64)
     np.maximum.at(lasts, groups, read_numbers(updates["micro"]))
@@ -183,13 +185,13 @@ def find_last_micro_batches(table: pa.Table) -> tuple[IntArray, IntArray]:
 
 
 def leave_losses_out(table: pa.Table) -> pa.Table:
-    """All other events, of which there are few in a long run."""
-    return filter_rows(table, ~_are_losses(table))
+    """All other events."""
+    return filter_rows(table, ~find_kinds(table, ("loss",)))
 
 
 def pick_losses(table: pa.Table, steps: Collection[int] | None = None) -> pa.Table:
     """Losses alone, of some steps or of all."""
-    mask = _are_losses(table)
+    mask = find_kinds(table, ("loss",))
     return filter_rows(table, mask if steps is None else mask & np.isin(read_numbers(table["step"]), list(steps)))
 
 
@@ -199,8 +201,10 @@ def find_last_loss(table: pa.Table) -> int | None:
     return int(steps.max()) if len(steps) else None
 
 
-def _are_losses(table: pa.Table) -> npt.NDArray[np.bool_]:
-    return np.equal(read_codes(table["kind"], {"loss": 0}), 0)
+def find_kinds(table: pa.Table, kinds: Collection[str]) -> npt.NDArray[np.bool_]:
+    """Which events are of some kinds."""
+    code_of = {kind: code for code, kind in enumerate(kinds)}
+    return np.less(read_codes(table["kind"], code_of), len(kinds))
 
 
 def filter_rows(table: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
@@ -208,16 +212,7 @@ def filter_rows(table: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
     return table if mask.all() else table.filter(to_numbers(mask))
 
 
-def read_loss(table: pa.Table) -> Curve:
-    """The loss of each step: the mean of all scalars from which backward started."""
-    losses = pick_losses(table.select(["kind", "step", "value", "text"]))
-    steps, groups = number_steps(read_numbers(losses["step"]))
-    weights, values = _weigh_losses(losses["text"]), read_numbers(losses["value"])
-    total = np.bincount(groups, values if weights is None else weights * values, minlength=len(steps))
-    return Curve(steps, total / np.bincount(groups, weights, minlength=len(steps)))
-
-
-def _weigh_losses(texts: pa.ChunkedArray) -> npt.NDArray[np.float64] | None:
+def weigh_losses(texts: pa.ChunkedArray) -> npt.NDArray[np.float64] | None:
     """Of how many ranks each loss is the mean; None where all are of one."""
     if not any(_COUNT.fullmatch(text) for text in texts.unique().to_pylist()):
         return None

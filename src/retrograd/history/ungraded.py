@@ -55,7 +55,7 @@ def _find_others(history: History) -> frozenset[str]:
     """Parameters that did not require a gradient when they were looked at last, or that had one at any look."""
     looks = [
         fact
-        for fact in read_facts(event for event in history.events_but_losses if event.kind == Parameter.kind)
+        for fact in read_facts(event for event in history.few_events if event.kind == Parameter.kind)
         if isinstance(fact, Parameter)
     ]
     last = {look.name: look.requires_grad for look in looks}

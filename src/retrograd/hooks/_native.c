@@ -40,45 +40,93 @@ static uint64_t unsigned_of(PyObject *object)
 
 enum { NOWHERE = -1, END = -2 }; /* as there */
 
+/* Numbers that are appended to, and handed over as bytes. */
+typedef struct { int64_t *items; size_t count, room; } Numbers;
+
+static bool add(Numbers *numbers, int64_t item)
+{
+    if (numbers->count == numbers->room) {
+        size_t room = numbers->room ? 2 * numbers->room : 1024;
+        int64_t *items = realloc(numbers->items, room * sizeof *items);
+        if (!items) return PyErr_NoMemory() != NULL;
+        numbers->items = items, numbers->room = room;
+    }
+    numbers->items[numbers->count++] = item;
+    return true;
+}
+
+/* Where each node is among those found: by its address, in a table with open addressing that is never full. */
+typedef struct { PyObject *node; int64_t place; } Found;
+typedef struct { Found *slots; size_t mask, count; } Table;
+
+/* The slot of a node, or the free one that it belongs into. */
+static Found *slot_of(const Table *table, PyObject *node)
+{
+    size_t at = ((uintptr_t)node >> 4) * 0x9E3779B97F4A7C15u >> 20;
+    while (table->slots[at & table->mask].node && table->slots[at & table->mask].node != node) at++;
+    return &table->slots[at & table->mask];
+}
+
+static bool grow(Table *table)
+{
+    size_t size = table->slots ? 2 * (table->mask + 1) : 1024;
+    Table larger = {calloc(size, sizeof *larger.slots), size - 1, table->count};
+    if (!larger.slots) return PyErr_NoMemory() != NULL;
+    for (size_t at = 0; table->slots && at <= table->mask; at++)
+        if (table->slots[at].node) *slot_of(&larger, table->slots[at].node) = table->slots[at];
+    free(table->slots);
+    *table = larger;
+    return true;
+}
+
+/* The place of a node among those found, to which it is added if it is new; -1 with an exception. */
+static int64_t place_of(Table *table, PyObject *nodes, PyObject *node)
+{
+    if ((!table->slots || table->count > table->mask / 2) && !grow(table)) return -1;
+    Found *slot = slot_of(table, node);
+    if (!slot->node) {
+        *slot = (Found){node, (int64_t)table->count++};
+        if (slot->place == PyList_Size(nodes) && PyList_Append(nodes, node) < 0) return -1;
+    }
+    return slot->place;
+}
+
 /* Note one edge of a node, and where it leads if that was not found before. */
-static bool follow_edge(PyObject *edge, PyObject *nodes, PyObject *places, PyObject *several, PyObject *links)
+static bool follow_edge(PyObject *edge, PyObject *nodes, Table *table, PyObject *several, Numbers *links)
 {
     PyObject *node = PyTuple_GetItem(edge, 0), *slot = PyTuple_GetItem(edge, 1);
     if (!node || !slot) return false;
-    if (node == Py_None) return append(links, PyLong_FromLong(NOWHERE));
-    PyObject *place = Py_XNewRef(PyDict_GetItemWithError(places, node));
-    if (!place) {
-        place = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(PyList_Size(nodes));
-        if (!place || PyDict_SetItem(places, node, place) < 0 || PyList_Append(nodes, node) < 0) goto failed;
-    }
+    if (node == Py_None) return add(links, NOWHERE);
+    int64_t place = place_of(table, nodes, node);
     long number = PyLong_AsLong(slot);
-    if (number == -1 && PyErr_Occurred()) goto failed;
-    if (number && (PySet_Add(several, node) < 0 || !append(links, PyLong_FromLong(END - number)))) goto failed;
-    return append(links, place);
-failed:
-    Py_XDECREF(place);
-    return false;
+    if (place < 0 || (number == -1 && PyErr_Occurred())) return false;
+    if (number && (PySet_Add(several, node) < 0 || !add(links, END - number))) return false;
+    return add(links, place);
 }
 
 static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *nodes, *places, *several, *links = PyList_New(0), *end = PyLong_FromLong(END);
+    PyObject *nodes, *several, *told = NULL;
     double most;
-    bool fine = links && end
-        && PyArg_ParseTuple(args, "O!O!O!d:follow", &PyList_Type, &nodes, &PyDict_Type, &places, &PySet_Type, &several,
-                            &most);
+    Table table = {NULL, 0, 0};
+    Numbers links = {NULL, 0, 0};
+    bool fine = PyArg_ParseTuple(args, "O!O!d:follow", &PyList_Type, &nodes, &PySet_Type, &several, &most);
+    for (Py_ssize_t at = 0; fine && at < PyList_Size(nodes); at++) /* those that are given are all different */
+        fine = place_of(&table, nodes, PyList_GetItem(nodes, at)) == at;
     for (Py_ssize_t at = 0; fine && at < PyList_Size(nodes); at++) { /* grows while it is walked */
         PyObject *edges = PyObject_GetAttr(PyList_GetItem(nodes, at), s_next_functions);
         Py_ssize_t count = edges ? PyTuple_Size(edges) : -1;
         for (Py_ssize_t k = 0; k < count; k++)
-            if (!follow_edge(PyTuple_GetItem(edges, k), nodes, places, several, links)) count = -1;
+            if (!follow_edge(PyTuple_GetItem(edges, k), nodes, &table, several, &links)) count = -1;
         Py_XDECREF(edges);
-        fine = count >= 0 && PyList_Append(links, end) == 0;
+        fine = count >= 0 && add(&links, END);
         if ((double)PyList_Size(nodes) > most) break;
     }
-    Py_XDECREF(end);
-    if (!fine) Py_CLEAR(links);
-    return links;
+    if (fine) told = PyBytes_FromStringAndSize((char *)links.items, (Py_ssize_t)(links.count * sizeof *links.items));
+    else if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "A node is there twice.");
+    free(table.slots);
+    free(links.items);
+    return told;
 }
 
 typedef struct { uint64_t number; Py_ssize_t place; } Numbered;
@@ -90,14 +138,42 @@ static int compare(const void *a, const void *b)
     return x->place < y->place ? -1 : 1;
 }
 
-/* Whether each node, but for the leaves, has a larger number than those that it leads to. False with an exception or
-   none. */
-static bool lead_downwards(const Numbered *found, Py_ssize_t count, PyObject *links, uint64_t leaf)
+/* The number of each node; NULL with an exception, else to be freed. */
+static Numbered *number_all(PyObject *nodes, Py_ssize_t count)
+{
+    Numbered *found = calloc((size_t)count + 1, sizeof *found);
+    if (!found) return (Numbered *)PyErr_NoMemory();
+    for (Py_ssize_t at = 0; at < count && at < PyList_Size(nodes); at++) {
+        found[at].number = unsigned_of(PyObject_CallMethodObjArgs(PyList_GetItem(nodes, at), s_sequence_nr, NULL));
+        found[at].place = at;
+        if (PyErr_Occurred()) {
+            free(found);
+            return NULL;
+        }
+    }
+    return found;
+}
+
+static PyObject *number_nodes(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *nodes;
+    if (!PyArg_ParseTuple(args, "O!:number_nodes", &PyList_Type, &nodes)) return NULL;
+    Py_ssize_t count = PyList_Size(nodes);
+    Numbered *found = number_all(nodes, count);
+    PyObject *told = found ? PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(uint64_t)) : NULL;
+    uint64_t *numbers = told ? (uint64_t *)PyBytes_AsString(told) : NULL;
+    for (Py_ssize_t at = 0; numbers && at < count; at++) numbers[at] = found[at].number;
+    free(found);
+    return told;
+}
+
+/* Whether each node, but for the leaves, has a larger number than those that it leads to. */
+static bool lead_downwards(const Numbered *found, Py_ssize_t count, const int64_t *links, Py_ssize_t n_links,
+                           uint64_t leaf)
 {
     Py_ssize_t place = 0;
-    for (Py_ssize_t at = 0; at < PyList_Size(links) && place < count; at++) {
-        long link = PyLong_AsLong(PyList_GetItem(links, at));
-        if (link == -1 && PyErr_Occurred()) return false;
+    for (Py_ssize_t at = 0; at < n_links && place < count; at++) {
+        int64_t link = links[at];
         if (link == END) place++;
         if (link < 0) continue;
         if (link >= count) return false;
@@ -106,31 +182,43 @@ static bool lead_downwards(const Numbered *found, Py_ssize_t count, PyObject *li
     return true;
 }
 
+/* Drop the leaves, and sort the others; returns how many they are. Those of a chain come from the top, and are turned
+   round. */
+static Py_ssize_t sort_inner(Numbered *found, Py_ssize_t count, uint64_t leaf)
+{
+    Py_ssize_t inner = 0;
+    bool falls = true;
+    for (Py_ssize_t at = 0; at < count; at++) {
+        if (found[at].number >= leaf) continue;
+        falls &= !inner || found[at].number < found[inner - 1].number;
+        found[inner++] = found[at];
+    }
+    if (!falls) qsort(found, (size_t)inner, sizeof *found, compare);
+    for (Py_ssize_t low = 0, high = inner - 1; falls && low < high; low++, high--) {
+        Numbered swapped = found[low];
+        found[low] = found[high], found[high] = swapped;
+    }
+    return inner;
+}
+
 static PyObject *order_upwards(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *nodes, *links, *ordered = NULL;
+    PyObject *nodes, *ordered = NULL;
+    Py_buffer links;
     unsigned long long leaf;
-    if (!PyArg_ParseTuple(args, "O!O!K:order_upwards", &PyList_Type, &nodes, &PyList_Type, &links, &leaf)) return NULL;
-    Py_ssize_t count = PyList_Size(nodes), inner = 0;
-    Numbered *found = calloc((size_t)count + 1, sizeof *found);
-    if (!found) return PyErr_NoMemory();
-    for (Py_ssize_t at = 0; at < count && at < PyList_Size(nodes); at++) {
-        PyObject *number = PyObject_CallMethodObjArgs(PyList_GetItem(nodes, at), s_sequence_nr, NULL);
-        found[at] = (Numbered){unsigned_of(number), at};
-        if (PyErr_Occurred()) goto done;
+    if (!PyArg_ParseTuple(args, "O!y*K:order_upwards", &PyList_Type, &nodes, &links, &leaf)) return NULL;
+    Py_ssize_t count = PyList_Size(nodes);
+    Numbered *found = number_all(nodes, count);
+    if (found && !lead_downwards(found, count, links.buf, links.len / (Py_ssize_t)sizeof(int64_t), leaf)) {
+        ordered = Py_NewRef(Py_None);
+    } else if (found) {
+        Py_ssize_t inner = sort_inner(found, count, leaf);
+        ordered = PyList_New(0);
+        for (Py_ssize_t at = 0; ordered && at < inner; at++)
+            if (PyList_Append(ordered, PyList_GetItem(nodes, found[at].place)) < 0) Py_CLEAR(ordered);
     }
-    if (!lead_downwards(found, count, links, leaf)) {
-        ordered = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-        goto done;
-    }
-    for (Py_ssize_t at = 0; at < count; at++)
-        if (found[at].number < leaf) found[inner++] = found[at];
-    qsort(found, (size_t)inner, sizeof *found, compare);
-    ordered = PyList_New(0);
-    for (Py_ssize_t at = 0; ordered && at < inner; at++)
-        if (PyList_Append(ordered, PyList_GetItem(nodes, found[at].place)) < 0) Py_CLEAR(ordered);
-done:
     free(found);
+    PyBuffer_Release(&links);
     return ordered;
 }
 
@@ -257,29 +345,38 @@ static PyType_Spec pen_spec = {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *notes, *current, *otherwise, *current_node, *clock, *last_shape;
+    PyObject *notes, *current, *otherwise, *current_node, *clock;
+    PyObject *shape, *device, *thread; /* of what came in last */
+    unsigned long ident; /* of that thread */
 } Marker;
 
-/* The shape; where it is that of the tensor before, the very same object, so that not so many are held. */
-static PyObject *shape_of(Marker *marker, PyObject *tensor)
+/* An attribute; where it is equal to that of the tensor before, the very same object, so that not so many are held. */
+static PyObject *shared_of(PyObject *tensor, PyObject *name, PyObject **last)
 {
-    PyObject *shape = PyObject_GetAttr(tensor, s_shape);
-    if (!shape || !marker->last_shape || PyObject_RichCompareBool(shape, marker->last_shape, Py_EQ) != 1) {
-        PyErr_Clear();
-        PyObject *before = marker->last_shape;
-        marker->last_shape = Py_XNewRef(shape);
-        Py_XDECREF(before);
-        return shape;
+    PyObject *value = PyObject_GetAttr(tensor, name);
+    bool differs = value && (!*last || PyObject_RichCompareBool(value, *last, Py_EQ) != 1);
+    if (value && differs) PyErr_Clear();
+    PyObject *dropped = differs ? *last : value;
+    if (differs) *last = value;
+    Py_XDECREF(dropped);
+    return value ? Py_NewRef(*last) : NULL;
+}
+
+static PyObject *thread_of(Marker *marker)
+{
+    unsigned long ident = PyThread_get_thread_ident();
+    if (!marker->thread || marker->ident != ident) {
+        Py_XDECREF(marker->thread);
+        marker->thread = PyLong_FromUnsignedLong(ident), marker->ident = ident;
     }
-    Py_DECREF(shape);
-    return Py_NewRef(marker->last_shape);
+    return Py_XNewRef(marker->thread);
 }
 
 static PyObject *marker_mark(Marker *marker, PyObject *incoming)
 {
-    PyObject *shape = shape_of(marker, incoming);
+    PyObject *shape = shared_of(incoming, s_shape, &marker->shape);
     PyObject *dtype = shape ? PyObject_GetAttr(incoming, s_dtype) : NULL;
-    PyObject *device = dtype ? PyObject_GetAttr(incoming, s_device) : NULL;
+    PyObject *device = dtype ? shared_of(incoming, s_device, &marker->device) : NULL;
     if (!device) { /* None, or a nested tensor, which has no shape */
         PyErr_Clear();
         Py_XDECREF(shape);
@@ -291,7 +388,7 @@ static PyObject *marker_mark(Marker *marker, PyObject *incoming)
     }
     PyObject *node = PyObject_CallNoArgs(marker->current_node), *notes = marker->notes;
     bool fine = append(notes, PyObject_CallNoArgs(marker->clock))
-        && append(notes, PyLong_FromUnsignedLong(PyThread_get_thread_ident())) && append(notes, PyLong_FromVoidPtr(node));
+        && append(notes, thread_of(marker)) && append(notes, PyLong_FromVoidPtr(node));
     fine = append(notes, shape) && append(notes, dtype) && append(notes, device) && fine;
     Py_XDECREF(node);
     return fine && PyList_SetItem(marker->current, 0, Py_NewRef(incoming)) == 0 ? Py_NewRef(Py_None) : NULL;
@@ -328,7 +425,9 @@ static void marker_dealloc(Marker *marker)
     Py_XDECREF(marker->otherwise);
     Py_XDECREF(marker->current_node);
     Py_XDECREF(marker->clock);
-    Py_XDECREF(marker->last_shape);
+    Py_XDECREF(marker->shape);
+    Py_XDECREF(marker->device);
+    Py_XDECREF(marker->thread);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(marker);
     Py_DECREF(type);
 }
@@ -360,10 +459,10 @@ typedef struct {
     PyObject_HEAD
     PyObject *logs, *here, *writes, *otherwise, *fail; /* writes may be None */
     PyObject *tensor_type, *sequence_number, *torchs_way, *is_inner, *to_arrays;
-    Py_ssize_t limit;
+    Py_ssize_t most;
 } OperationTap;
 
-enum { MEMBERS = 10, MOST_SEEN = 16, DEEPEST = 8 };
+enum { MEMBERS = 10, MOST_SEEN = 16, DEEPEST = 8, FIELDS = 6 /* of an operation, as in calls.py */ };
 
 /* The tensors that an operation is given, and how often each had been written to. */
 typedef struct {
@@ -473,12 +572,20 @@ static PyObject *owner_in(PyObject *log)
     return PyObject_CallMethodObjArgs(log, s_owner, NULL);
 }
 
+/* Put the fields of an operation, a new reference that is let go of, behind those of all others. */
+static bool extend(PyObject *operations, PyObject *fields)
+{
+    Py_ssize_t end = PyList_Size(operations);
+    bool fine = fields && PyList_SetSlice(operations, end, end, fields) == 0;
+    Py_XDECREF(fields);
+    return fine;
+}
+
 /* Whether the last operation that was noted ends at a larger number; -1 with an exception. */
 static int overlaps(PyObject *operations, PyObject *first)
 {
-    PyObject *last = PyList_GetItem(operations, PyList_Size(operations) - 1);
-    PyObject *end = last ? PyTuple_GetItem(last, 1) : NULL;
-    return end ? PyObject_RichCompareBool(end, first, Py_GT) : -1;
+    PyObject *last = PyList_GetItem(operations, PyList_Size(operations) - FIELDS + 1);
+    return last ? PyObject_RichCompareBool(last, first, Py_GT) : -1;
 }
 
 static bool note_in(OperationTap *tap, PyObject *log, PyObject *first, PyObject *last, PyObject *function,
@@ -488,9 +595,9 @@ static bool note_in(OperationTap *tap, PyObject *log, PyObject *first, PyObject 
     PyObject *offset = code ? PyObject_GetAttr(frame, s_lasti) : NULL, *owner = offset ? owner_in(log) : NULL;
     PyObject *operations = owner ? PyObject_GetAttr(log, s_operations) : NULL;
     int inserts = operations ? overlaps(operations, first) : -1;
-    if (inserts == 1 || (inserts == 0 && PyList_Size(operations) > tap->limit))
+    if (inserts == 1 || (inserts == 0 && PyList_Size(operations) > tap->most))
         none = PyObject_CallMethodObjArgs(log, s_insert, first, last, code, offset, function, owner, NULL);
-    else if (inserts == 0 && append(operations, PyTuple_Pack(6, first, last, code, offset, function, owner)))
+    else if (inserts == 0 && extend(operations, PyTuple_Pack(FIELDS, first, last, code, offset, function, owner)))
         none = Py_NewRef(Py_None);
     Py_DECREF(frame);
     Py_XDECREF(code);
@@ -579,16 +686,16 @@ static PyObject **tap_members(OperationTap *tap) { return &tap->logs; }
 static PyObject *tap_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"logs", "here", "writes", "otherwise", "fail", "tensor_type", "sequence_number",
-                            "torchs_way", "is_inner", "to_arrays", "limit", NULL};
+                            "torchs_way", "is_inner", "to_arrays", "most", NULL};
     PyObject *given[MEMBERS];
-    Py_ssize_t limit;
+    Py_ssize_t most;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOO!OOOO!n:OperationTap", names, &given[0], &given[1],
                                      &given[2], &given[3], &given[4], &PyType_Type, &given[5], &given[6], &given[7],
-                                     &given[8], &PyTuple_Type, &given[9], &limit)) return NULL;
+                                     &given[8], &PyTuple_Type, &given[9], &most)) return NULL;
     OperationTap *tap = (OperationTap *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!tap) return NULL;
     for (int k = 0; k < MEMBERS; k++) tap_members(tap)[k] = Py_NewRef(given[k]);
-    tap->limit = limit;
+    tap->most = most;
     return (PyObject *)tap;
 }
 
@@ -634,7 +741,8 @@ static PyType_Spec tap_spec = {
 
 static PyMethodDef functions[] = {
     {"follow", follow, METH_VARARGS,
-     "follow(nodes, places, several, most): find all that the nodes lead to, and append it; returns the links."},
+     "follow(nodes, several, most): find all that the nodes lead to, and append it; returns the links, 8 bytes each."},
+    {"number_nodes", number_nodes, METH_VARARGS, "number_nodes(nodes): their sequence numbers, 8 bytes each."},
     {"order_upwards", order_upwards, METH_VARARGS,
      "order_upwards(nodes, links, leaf): the nodes of lower number than a leaf's, by number; None if they lead upwards."},
     {NULL, NULL, 0, NULL},

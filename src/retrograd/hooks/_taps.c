@@ -1,59 +1,15 @@
-/* What runs for every tensor that is recorded, without a Python frame: the hook on its gradient, and what sets that.
+/* Who records one site, without a Python frame: the value, the hook on its gradient, and what sets that.
 
-   Both know the plain case alone: a tensor of torch's own class, of which nothing but the statistics of a slab is wanted.
-   Whatever else comes is left to the Python function that each was made with, and so is what the slab raises. */
+   Whatever is not plain is left to the Python function that each was made with, and so is what the slab raises. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdbool.h>
-#include <stddef.h>
+#include "_taps.h"
 
-static PyObject *tensor_type, *make_table;
-static PyObject *s_grad_fn, *s_backward_hooks, *s_register, *s_count, *s_string, *s_table;
-static const struct { PyObject **string; const char *text; } STRINGS[] = {
-    {&s_grad_fn, "grad_fn"}, {&s_backward_hooks, "_backward_hooks"}, {&s_register, "_register_hook_dict"},
-    {&s_count, "count"}, {&s_string, "string"}, {&s_table, "_table"},
+static PyObject *make_table;
+static PyObject *s_grad_fn, *s_requires_grad, *s_backward_hooks, *s_register, *s_count, *s_string, *s_table;
+static const Name NAMES[] = {
+    {&s_grad_fn, "grad_fn"}, {&s_requires_grad, "requires_grad"}, {&s_backward_hooks, "_backward_hooks"},
+    {&s_register, "_register_hook_dict"}, {&s_count, "count"}, {&s_string, "string"}, {&s_table, "_table"},
 };
-
-static PyObject *import_from(const char *module, const char *name)
-{
-    PyObject *room = PyImport_ImportModule(module), *found = room ? PyObject_GetAttrString(room, name) : NULL;
-    Py_XDECREF(room);
-    return found;
-}
-
-/* ---- where statistics go ---- */
-
-typedef struct { PyObject *observe, *row; } Target; /* a slab's method, and the row; or nothing */
-
-static PyObject *bind_target(Target *target, PyObject *const *args, Py_ssize_t n_args)
-{
-    if (n_args != 2) return PyErr_Format(PyExc_TypeError, "bind(observe, row) takes 2 arguments, not %zd", n_args);
-    PyObject *observe = target->observe, *row = target->row;
-    bool is_bound = args[0] != Py_None;
-    *target = (Target){is_bound ? Py_NewRef(args[0]) : NULL, is_bound ? Py_NewRef(args[1]) : NULL};
-    Py_XDECREF(observe);
-    Py_XDECREF(row);
-    Py_RETURN_NONE;
-}
-
-/* What the slab says of a plain tensor; NULL with an exception, or with none where it is not ours to read. */
-static PyObject *observe(const Target *target, PyObject *tensor)
-{
-    if (!target->observe || (PyObject *)Py_TYPE(tensor) != tensor_type) return NULL;
-    PyObject *method = Py_NewRef(target->observe), *row = Py_NewRef(target->row); /* another thread may bind others */
-    PyObject *answer = PyObject_CallFunctionObjArgs(method, tensor, row, NULL);
-    Py_DECREF(method);
-    Py_DECREF(row);
-    return answer;
-}
-
-static void free_object(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
-}
 
 /* ---- the hook on a gradient ---- */
 
@@ -66,11 +22,8 @@ typedef struct {
 static bool all_on(const GradientTap *tap)
 {
     bool on = true;
-    for (Py_ssize_t at = 0; on && at < PyTuple_Size(tap->switches); at++) {
-        PyObject *value = PyObject_GetAttr(tap->state, PyTuple_GetItem(tap->switches, at));
-        on = value == Py_True;
-        Py_XDECREF(value);
-    }
+    for (Py_ssize_t at = 0; on && at < PyTuple_Size(tap->switches); at++)
+        on = is_on(tap->state, PyTuple_GetItem(tap->switches, at));
     return on;
 }
 
@@ -82,7 +35,7 @@ static PyObject *see_gradient(PyObject *Py_UNUSED(module), PyObject *const *args
     if (n_args != 2 || Py_TYPE(args[0]) != gradient_type)
         return PyErr_Format(PyExc_TypeError, "see_gradient(tap, gradient) takes a GradientTap and a gradient");
     GradientTap *tap = (GradientTap *)args[0];
-    PyObject *gradient = args[1], *answer = all_on(tap) ? observe(&tap->target, gradient) : NULL;
+    PyObject *gradient = args[1], *answer = all_on(tap) ? take_in(&tap->target, gradient) : NULL;
     if (answer) {
         Py_DECREF(answer);
         Py_RETURN_NONE;
@@ -95,6 +48,11 @@ static PyObject *see_gradient(PyObject *Py_UNUSED(module), PyObject *const *args
 static PyObject *gradient_bind(GradientTap *tap, PyObject *const *args, Py_ssize_t n_args)
 {
     return bind_target(&tap->target, args, n_args);
+}
+
+static PyObject *gradient_keep(GradientTap *tap, PyObject *const *args, Py_ssize_t n_args)
+{
+    return bind_keeper(&tap->target, args, n_args);
 }
 
 static PyObject *gradient_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -114,13 +72,13 @@ static int gradient_traverse(GradientTap *tap, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE((PyObject *)tap));
     Py_VISIT(tap->state);
     Py_VISIT(tap->otherwise);
-    Py_VISIT(tap->target.observe);
-    return 0;
+    return visit_target(&tap->target, visit, arg);
 }
 
 static int gradient_clear(GradientTap *tap)
 {
-    Py_CLEAR(tap->otherwise); /* which leads back to whoever has the tap; the others lead nowhere */
+    Py_CLEAR(tap->otherwise); /* which leads back to whoever has the tap, as what it keeps for does */
+    clear_target(&tap->target);
     return 0;
 }
 
@@ -130,14 +88,14 @@ static void gradient_dealloc(GradientTap *tap)
     gradient_clear(tap);
     Py_XDECREF(tap->state);
     Py_XDECREF(tap->switches);
-    Py_XDECREF(tap->target.observe);
-    Py_XDECREF(tap->target.row);
     free_object((PyObject *)tap);
 }
 
 static PyMethodDef gradient_methods[] = {
     {"bind", (PyCFunction)(void (*)(void))gradient_bind, METH_FASTCALL,
      "bind(observe, row): hand plain gradients to observe(gradient, row) from now on; to Python, where it is None."},
+    {"keep", (PyCFunction)(void (*)(void))gradient_keep, METH_FASTCALL,
+     "keep(recorder, keeper, buffer): keep references to them, too, in buffer.kept."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -184,13 +142,9 @@ static PyObject *table_of(PyObject *tensor, PyObject *node)
 /* Have the guard count a node, and gather it in a deep graph; false with an exception. */
 static bool count_node(const ValueTap *tap, PyObject *node)
 {
-    PyObject *before = PyObject_GetAttr(tap->guard, s_count);
-    long count = before ? PyLong_AsLong(before) + 1 : 0;
-    Py_XDECREF(before);
-    PyObject *now = PyErr_Occurred() ? NULL : PyLong_FromLong(count);
-    bool fine = now && PyObject_SetAttr(tap->guard, s_count, now) == 0;
-    Py_XDECREF(now);
-    if (!fine || count <= tap->free_depth) return fine;
+    long long count = number(PyObject_GetAttr(tap->guard, s_count)) + 1;
+    if (PyErr_Occurred() || !set_number(tap->guard, s_count, count)) return false;
+    if (count <= tap->free_depth) return true;
     PyObject *done = PyObject_CallMethodObjArgs(tap->guard, s_string, node, NULL);
     Py_XDECREF(done);
     return done != NULL;
@@ -209,9 +163,13 @@ static bool set_hook(ValueTap *tap, PyObject *tensor, PyObject *node)
 
 static PyObject *value_visit(ValueTap *tap, PyObject *tensor)
 {
-    PyObject *requires_grad = observe(&tap->target, tensor);
+    PyObject *requires_grad = take_in(&tap->target, tensor);
     if (!requires_grad && PyErr_Occurred()) return NULL;
     if (!requires_grad) return PyObject_CallFunctionObjArgs(tap->otherwise, tensor, NULL);
+    if (requires_grad == Py_None) { /* nobody has asked it */
+        Py_DECREF(requires_grad);
+        if (!(requires_grad = PyObject_GetAttr(tensor, s_requires_grad))) return NULL;
+    }
     bool is_wanted = requires_grad == Py_True && tap->watch != Py_None;
     Py_DECREF(requires_grad);
     if (!is_wanted) Py_RETURN_FALSE;
@@ -230,6 +188,11 @@ static PyObject *value_visit(ValueTap *tap, PyObject *tensor)
 static PyObject *value_bind(ValueTap *tap, PyObject *const *args, Py_ssize_t n_args)
 {
     return bind_target(&tap->target, args, n_args);
+}
+
+static PyObject *value_keep(ValueTap *tap, PyObject *const *args, Py_ssize_t n_args)
+{
+    return bind_keeper(&tap->target, args, n_args);
 }
 
 static PyObject *value_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -254,13 +217,13 @@ static int value_traverse(ValueTap *tap, visitproc visit, void *arg)
     Py_VISIT(tap->watch);
     Py_VISIT(tap->hook);
     Py_VISIT(tap->guard);
-    Py_VISIT(tap->target.observe);
-    return 0;
+    return visit_target(&tap->target, visit, arg);
 }
 
 static int value_clear(ValueTap *tap)
 {
-    Py_CLEAR(tap->otherwise); /* which leads back to whoever has the tap; the others lead nowhere */
+    Py_CLEAR(tap->otherwise); /* which leads back to whoever has the tap, as what it keeps for does */
+    clear_target(&tap->target);
     return 0;
 }
 
@@ -271,8 +234,6 @@ static void value_dealloc(ValueTap *tap)
     Py_XDECREF(tap->watch);
     Py_XDECREF(tap->hook);
     Py_XDECREF(tap->guard);
-    Py_XDECREF(tap->target.observe);
-    Py_XDECREF(tap->target.row);
     free_object((PyObject *)tap);
 }
 
@@ -281,6 +242,8 @@ static PyMethodDef value_methods[] = {
      "visit(tensor): read it and set the hook on its gradient; returns whether that gradient will come."},
     {"bind", (PyCFunction)(void (*)(void))value_bind, METH_FASTCALL,
      "bind(observe, row): hand plain tensors to observe(tensor, row) from now on; to Python, where it is None."},
+    {"keep", (PyCFunction)(void (*)(void))value_keep, METH_FASTCALL,
+     "keep(recorder, keeper, buffer): keep references to them, too, in buffer.kept."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -328,12 +291,11 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec, const char *n
 
 PyMODINIT_FUNC PyInit__taps(void)
 {
-    for (size_t i = 0; i < sizeof STRINGS / sizeof *STRINGS; i++)
-        if (!(*STRINGS[i].string = PyUnicode_InternFromString(STRINGS[i].text))) return NULL;
-    tensor_type = import_from("torch", "Tensor");
-    make_table = tensor_type ? import_from("collections", "OrderedDict") : NULL;
+    if (INTERN(NAMES) < 0 || learn_target() < 0 || learn_outputs() < 0) return NULL;
+    make_table = import_from("collections", "OrderedDict");
     PyObject *module = make_table ? PyModule_Create(&taps) : NULL;
     gradient_type = module ? add_type(module, &gradient_tap_spec, "GradientTap") : NULL;
-    if (!gradient_type || !add_type(module, &value_tap_spec, "ValueTap")) Py_CLEAR(module);
+    if (!gradient_type || !add_type(module, &value_tap_spec, "ValueTap")
+        || !add_type(module, &output_tap_spec, "OutputTap")) Py_CLEAR(module);
     return module;
 }

@@ -286,6 +286,9 @@ Operation = tuple[int, int, CodeType | None, int, Any, ModuleCall | int | None]
 """First number and the one after the last; code and offset in it; the function called; the module call, or outside of
 all the number of the node in whose backward it was called."""
 
+FIELDS = 6
+"""Of an operation."""
+
 _first = itemgetter(0)
 
 
@@ -307,13 +310,14 @@ class ThreadLog(CallLog):
     """The operations and module calls of one thread.
 
     Attributes:
-        operations: those that made nodes, ordered by number; they do not overlap.
+        operations: those that made nodes, ordered by number; they do not overlap. The fields of each follow those of
+            the one before: a tuple for each would wake the garbage collector, which then looks at all that there is.
         is_silent: nothing is noted, for compiled code runs or the recording is over.
     """
 
     def __init__(self, limit: int, *, is_silent: bool = False) -> None:
         super().__init__(limit)
-        self.operations: list[Operation] = [_NOTHING]
+        self.operations: list[Any] = [*_NOTHING]
         self.is_silent = is_silent
         self.undo_backward: list[Callable[[], None] | None] = []
         self.undo_compiled: Callable[[], None] | None = None
@@ -328,26 +332,28 @@ class ThreadLog(CallLog):
     def insert(self, first: int, last: int, *rest: Any) -> None:
         """Note an operation where others inside it may have been noted before: it gets the numbers that they left."""
         operations = self.operations
-        index = len(operations)
-        while operations[index - 1][1] > first:
-            inner = operations[index - 1]
+        end = len(operations)
+        while (inner := operations[end - FIELDS : end - FIELDS + 2])[1] > first:
             if inner[1] < last:
-                operations.insert(index, (inner[1], last, *rest))
+                operations[end:end] = (inner[1], last, *rest)
             last = inner[0]
-            index -= 1
+            end -= FIELDS
         if last > first:
-            operations.insert(index, (first, last, *rest))
-        if len(operations) > self._limit:
-            del operations[1 : self._limit // 2]
+            operations[end:end] = (first, last, *rest)
+        if len(operations) > self._limit * FIELDS:
+            del operations[FIELDS : self._limit // 2 * FIELDS]
 
     def operation_at(self, number: int) -> Operation | None:
         """The operation that made the node with this number."""
-        index = span_at(self.operations, number)
-        return None if index is None else self.operations[index]
+        operations = self.operations
+        places = range(0, len(operations), FIELDS)
+        place = places[bisect_right(places, number, key=operations.__getitem__) - 1]
+        found: Any = tuple(operations[place : place + FIELDS])
+        return found if number < found[1] else None
 
     def clear(self) -> None:
         """Forget what has ended."""
-        del self.operations[1:], self.ended[:]
+        del self.operations[FIELDS:], self.ended[:]
 
 
 class _OwnLog(threading.local):

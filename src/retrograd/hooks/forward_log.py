@@ -30,7 +30,7 @@ from torch.autograd.function import BackwardCFunction
 
 from retrograd.errors import TraceError
 from retrograd.hooks.backward import EngineRun, backward_followers
-from retrograd.hooks.calls import Logs, ModuleCall, Names, ThreadLog, frame_of_call, span_at
+from retrograd.hooks.calls import FIELDS, Logs, ModuleCall, Names, ThreadLog, frame_of_call, span_at
 from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import (
     OUTSIDE,
@@ -235,7 +235,7 @@ class OperationLog(FunctionListener):
     def __init__(self, logs: Logs) -> None:
         self._logs = logs
         self._here = logs.here
-        self._limit = logs.limit
+        self._most = logs.limit * FIELDS
 
     @uncompiled
     def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> int:
@@ -258,10 +258,10 @@ class OperationLog(FunctionListener):
             return
         operations = log.operations
         operation = (first, last, frame.f_code, frame.f_lasti, function, log.top or log.owner())
-        if operations[-1][1] > first or len(operations) > self._limit:
+        if operations[1 - FIELDS] > first or len(operations) > self._most:
             log.insert(*operation)
         else:
-            operations.append(operation)
+            operations += operation
 
 
 def _tap_maker(logs: Logs, listeners: tuple[FunctionListener, ...]) -> Callable[[FunctionMode], Any] | None:
@@ -282,7 +282,7 @@ def _tap_maker(logs: Logs, listeners: tuple[FunctionListener, ...]) -> Callable[
             torchs_way=TORCHS_WAY,
             is_inner=is_inner,
             to_arrays=TO_ARRAYS,
-            limit=logs.limit,
+            most=logs.limit * FIELDS,
         )
 
     return make_tap

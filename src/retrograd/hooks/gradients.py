@@ -157,6 +157,9 @@ class Shortcut(Protocol):
     def bind(self, observe: Callable[[Tensor, int], Any] | None, row: int, /) -> None:
         """Hand plain tensors to ``observe(tensor, row)`` from now on; all to Python again where it is None."""
 
+    def keep(self, recorder: Any, keeper: Any, buffer: Any, /) -> None:
+        """Keep references to them in ``buffer.kept``, too, for this recorder, as far as the keeper has room."""
+
 
 def make_gradient_hook(
     state: object, switches: tuple[str, ...], see: SeeGradient

@@ -7,13 +7,16 @@ import sys
 from types import ModuleType
 
 
-def _load(name: str) -> ModuleType | None:
+def _load(name: str, newest: str) -> ModuleType | None:
     try:
-        return importlib.import_module(f"retrograd.hooks.{name}")
+        module = importlib.import_module(f"retrograd.hooks.{name}")
     except ImportError:  # installed without a compiler
         return None
+    return module if hasattr(module, newest) else None  # not built anew since
 
 
-native = _load("_native") if sys.byteorder == "little" else None  # it writes numbers as they lie in memory
-taps = _load("_taps")
-resting = _load("_resting")
+native = (
+    _load("_native", "number_nodes") if sys.byteorder == "little" else None
+)  # it writes numbers as they lie in memory
+taps = _load("_taps", "OutputTap")
+resting = _load("_resting", "take_out")

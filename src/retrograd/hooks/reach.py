@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
+from array import array
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -39,22 +40,22 @@ class Reach(NamedTuple):
 
     nodes: list[Any]
     several: set[Any]
-    links: list[int]
+    links: array[int]
 
 
 def find_nodes(roots: Iterable[tuple[Any, int]], most: float = math.inf) -> Reach:
     """Find everything that these edges lead to, or no more nodes than some once there are more than ``most``."""
     edges = list(roots)
     nodes = list(dict.fromkeys(node for node, _ in edges))
-    places = {node: place for place, node in enumerate(nodes)}
     several = {node for node, slot in edges if slot}
-    links = (native.follow if native is not None else follow)(nodes, places, several, most)
-    return Reach(nodes, several, links)
+    find = native.follow if native is not None else follow
+    return Reach(nodes, several, array("q", find(nodes, several, most)))
 
 
-def follow(nodes: list[Any], places: dict[Any, int], several: set[Any], most: float) -> list[int]:
+def follow(nodes: list[Any], several: set[Any], most: float) -> array[int] | bytes:
     """Append to these nodes all that they lead to, and return the links."""
-    links: list[int] = []  # one flat list: a list for each node would wake the garbage collector all the time
+    places = {node: place for place, node in enumerate(nodes)}
+    links = array("q")  # a list for each node would wake the garbage collector all the time
     note, note_node, find = links.append, nodes.append, places.get
     for node in nodes:  # grows while it is walked
         for following, slot in node.next_functions:
@@ -73,6 +74,11 @@ def follow(nodes: list[Any], places: dict[Any, int], several: set[Any], most: fl
         if len(nodes) > most:
             break
     return links
+
+
+def number_nodes(nodes: list[Any]) -> array[int]:
+    """The sequence number of each node."""
+    return array("Q", native.number_nodes(nodes) if native is not None else map(number_of, nodes))
 
 
 def read_links(links: Sequence[int]) -> Iterator[tuple[tuple[int, int] | None, ...]]:
@@ -127,7 +133,7 @@ class PassNodes:
     def release(self) -> None:
         """Let go of the nodes; however deep their graph is, freeing it does not crash."""
         guard_nodes(self.reach.nodes, self.reach.links)
-        self.reach, self.nodes = Reach([], set(), []), []
+        self.reach, self.nodes = Reach([], set(), array("q")), []
 
 
 class GraphOutline(NamedTuple):
@@ -164,7 +170,7 @@ def sign_node(node: Any) -> NodeSign:
     return sign
 
 
-def guard_nodes(nodes: Sequence[Any], links: Sequence[int] | None = None) -> None:
+def guard_nodes(nodes: Sequence[Any], links: array[int] | None = None) -> None:
     """Keep a graph of which all nodes have been seen from crashing when it is freed.
 
     Args:
@@ -178,22 +184,22 @@ def guard_nodes(nodes: Sequence[Any], links: Sequence[int] | None = None) -> Non
         string_lists(ordered)
 
 
-def _order_upwards(nodes: Sequence[Any], links: Sequence[int]) -> list[Any]:
+def _order_upwards(nodes: Sequence[Any], links: array[int]) -> list[Any]:
     """The nodes that are no leaves, each behind all that it leads to."""
     order = native.order_upwards if native is not None else order_upwards
-    ordered: list[Any] | None = order(list(nodes), list(links), LEAF_NUMBER)
+    ordered: list[Any] | None = order(list(nodes), links, LEAF_NUMBER)
     if ordered is None:
         ordered = [nodes[place] for place in _sort_by_links(links) if number_of(nodes[place]) < LEAF_NUMBER]
     return ordered
 
 
-def order_upwards(nodes: list[Any], links: list[int], leaf: int) -> list[Any] | None:
+def order_upwards(nodes: list[Any], links: array[int], leaf: int) -> list[Any] | None:
     """The nodes whose number is below that of leaves, by their numbers.
 
     Returns:
         None where numbers do not fall along all links: several threads have made the nodes.
     """
-    numbers = list(map(number_of, nodes))
+    numbers = number_nodes(nodes)
     place = 0
     for link in links:
         if link == _END:

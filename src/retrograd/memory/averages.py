@@ -83,11 +83,11 @@ class Ema:
             raise ValueError(f"the average {self._sum!r} is of shape {tuple(held.shape)}, not {tuple(x.shape)}")
         names = (self._sum, self._weight, self._count)
         old, weight, count = (self._store.get(name, device=x.device) for name in names)
-        new = torch.lerp(old, x.to(old.dtype), 1 - self._decay)
+        new = torch.lerp(old, x if x.dtype is old.dtype else x.to(old.dtype), 1 - self._decay)
         finite = is_finite(new)  # not so where x is not, or is too far from the old one to take the difference
-        self._store.put(self._sum, torch.where(finite, new, old))
-        self._store.put(self._weight, torch.where(finite, self._decay * weight + (1 - self._decay), weight))
-        self._store.put(self._count, count + (finite.any() if finite.ndim else finite))
+        self._store.put_own(self._sum, torch.where(finite, new, old))
+        self._store.put_own(self._weight, torch.lerp(weight, torch.maximum(weight, finite), 1 - self._decay))
+        self._store.put_own(self._count, count + (finite.any() if finite.ndim else finite))
 
     def start(self, value: Tensor | float) -> None:
         """Forget what came and begin at ``value``; where it is not finite, begin with nothing."""

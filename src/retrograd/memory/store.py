@@ -27,8 +27,9 @@ def take_in(given: Tensor | float, device: torch.device | None = None) -> Tensor
 
 
 def is_finite(x: Tensor) -> Tensor:
-    """As ``torch.isfinite``, in fewer operations, which is what a number costs."""
-    return x.abs() < torch.inf
+    """As ``torch.isfinite``, in fewer operations, and none with a number of Python's: that is what a number costs."""
+    zero = x - x  # NaN where x is infinite or NaN
+    return zero == zero
 
 
 def make_empty() -> Tensor:
@@ -70,6 +71,10 @@ class Store:
         :class:`~retrograd.memory.memory.Memory` leave it out.
         """
         self._kept[name] = tuple(map(_detach, value)) if isinstance(value, tuple) else _detach(value)
+
+    def put_own(self, name: str, value: Tensor) -> None:
+        """As :meth:`put`, for a tensor that was computed from kept ones, and that nobody else has."""
+        self._kept[name] = _detach(value) if value.is_inference() or value.requires_grad else value
 
     def append(self, name: str, tensor: Tensor, size: int) -> None:
         """Keep a tensor behind those that are under a name, and of all of them the last ``size``."""

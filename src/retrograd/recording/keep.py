@@ -279,13 +279,15 @@ class TensorKeeper:
 
     Attributes:
         has_triggers: the statistics of each micro-batch are looked at.
+        budget: the same.
+        held: bytes that are held.
     """
 
     def __init__(self, keeps: Sequence[Keep], budget: int, sink: Sink) -> None:
         self._sink = sink
         self._keeps = tuple(keeps)
-        self._budget = budget
-        self._held = 0
+        self.budget = budget
+        self.held = 0
         self._holders = {
             id(keep): (keep, Holder(keep.last or 0)) for keep in keeps if keep.last is not None or keep.when is not None
         }
@@ -304,11 +306,11 @@ class TensorKeeper:
         The oldest held tensors make room for it.
         """
         size = tensor.nbytes if tensor.layout is torch.strided else count_bytes(tensor)
-        while self._held + size > self._budget:
+        while self.held + size > self.budget:
             if not self._make_room():
                 self._drop(keep, 1)
                 return None
-        self._held += size
+        self.held += size
         return size
 
     def take(self, moment: Moment, kept: Sequence[Kept], scale: float) -> None:
@@ -320,7 +322,7 @@ class TensorKeeper:
             if waiting is None:
                 self._hand_over(batch)
             else:
-                self._held -= waiting[1].add(batch)
+                self.held -= waiting[1].add(batch)
 
     def pull_triggers(self, moment: Moment, names: Sequence[str], columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Ask each trigger about rows of statistics, and hand over what its policy holds when it fires."""
@@ -337,7 +339,7 @@ class TensorKeeper:
             if keep.when is None:
                 self._hand_over(*held)
         for pattern, number in self._dropped.items():
-            text = f"{count_of(number, 'tensor')} of {pattern} did not fit into the budget of {self._budget:,} bytes"
+            text = f"{count_of(number, 'tensor')} of {pattern} did not fit into the budget of {self.budget:,} bytes"
             self._sink.add_event(Event(moment, "dropped", value=float(number), text=text))
 
     def _by_policy(self, kept: Sequence[Kept]) -> Iterable[tuple[Keep | None, list[Kept]]]:
@@ -352,17 +354,17 @@ class TensorKeeper:
             return False
         keep, holder = self._holders[min(waiting)[1]]
         gone = holder.drop_oldest()
-        self._held -= gone.size
+        self.held -= gone.size
         self._drop(keep, len(gone.kept))
         return True
 
     def _drop(self, keep: Keep, number: int) -> None:
         if not self._dropped:
-            warn(f"The budget of {self._budget:,} bytes for kept tensors is spent; retrograd drops what does not fit.")
+            warn(f"The budget of {self.budget:,} bytes for kept tensors is spent; retrograd drops what does not fit.")
         self._dropped[", ".join(keep.selection.describe())] += number
 
     def _hand_over(self, *batches: KeptBatch) -> None:
         for batch in batches:
-            self._held -= batch.size
+            self.held -= batch.size
             for item in batch.unpack():
                 self._sink.add_tensor(item)

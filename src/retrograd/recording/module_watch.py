@@ -26,7 +26,7 @@ from retrograd.hooks.engine import (
 )
 from retrograd.hooks.gradients import InputGradient, edge_of, hook_input_gradients
 from retrograd.hooks.listeners import SeeGradient, never_raise
-from retrograd.hooks.module import CallTap
+from retrograd.hooks.module import CallTap, make_output_tap
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
@@ -142,7 +142,10 @@ class SlotWatch:
             if not hooked:
                 self._await_hooks(buffer, calls, call)
         except Exception as error:
-            self._factory.events.fault(Site(self.path, self._keys), error)
+            self._fault(error)
+
+    def _fault(self, error: Exception) -> None:
+        self._factory.events.fault(Site(self.path, self._keys), error)
 
     def _await_hooks(self, buffer: ModeBuffer, calls: SlotCalls, call: int) -> None:
         if buffer.mode is Mode.GRAD and not grad_enabled():
@@ -301,7 +304,7 @@ class SlotWatch:
         try:
             return self.see_compiled(tensors, trains)
         except Exception as error:
-            self._factory.events.fault(Site(self.path, self._keys), error)
+            self._fault(error)
             return ()
 
     @property
@@ -316,16 +319,25 @@ class SlotWatch:
 
 
 class OutputWatch(SlotWatch):
-    """Records a module's outputs."""
+    """Records a module's outputs.
 
-    __slots__ = ()
+    Attributes:
+        shortcut: ``after_forward`` for plain tensors, without Python frames; None where there is no compiled code.
+    """
+
+    __slots__ = ("shortcut",)
+
+    def __init__(self, factory: RecorderFactory, module: nn.Module, path: str) -> None:
+        super().__init__(factory, module, path, ("output",))
+        counted = [(factory.buffers[mode], self._buffers[mode]) for mode in Mode]
+        self.shortcut = make_output_tap(self.switch, counted, self._await_hooks, self._fault)
 
     def after_compiled_call(self, rest: Sequence[tuple[Keys, torch.Tensor]]) -> None:
         """See what compiled code has not shown of the call that it makes."""
         try:
             self.see_rest([((*self._keys, *keys), tensor) for keys, tensor in rest])
         except Exception as error:
-            self._factory.events.fault(Site(self.path, self._keys), error)
+            self._fault(error)
 
 
 class ArgumentWatch(SlotWatch):
@@ -346,7 +358,7 @@ class ArgumentWatch(SlotWatch):
             try:
                 self.see(self._names.bind(args, kwargs))
             except Exception as error:
-                self._factory.events.fault(Site(self.path, self._keys), error)
+                self._fault(error)
         self._open.append((next_sequence_number(), self._pending))
 
     def after_call(self, module: nn.Module, output: Any) -> None:

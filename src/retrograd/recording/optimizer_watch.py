@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from itertools import accumulate, compress
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -105,18 +107,20 @@ class WeightCopies:
         self._waiting: WeakKeyDictionary[Optimizer, list[bytearray | None]] = WeakKeyDictionary()
 
     def take(
-        self, optimizer: Optimizer, recorders: list[TensorRecorder], weights: list[torch.Tensor]
+        self, optimizer: Optimizer, plain: list[torch.Tensor | None], weights: list[torch.Tensor]
     ) -> list[torch.Tensor | bytearray]:
-        """Copy the weights of an optimizer, each for the recorder of its update."""
-        plain = [
-            None if recorder.keep is not None else weight for recorder, weight in zip(recorders, weights, strict=True)
-        ]
+        """Copy the weights of an optimizer, those that the kernel is to read as ``plain`` ones."""
         copies = copy_elements(plain, self._waiting.pop(optimizer, []))
+        if all(copies):  # no copy is empty
+            return cast("list[torch.Tensor | bytearray]", copies)
         return [weight.detach().clone() if copy is None else copy for weight, copy in zip(weights, copies, strict=True)]
 
     def give_back(self, optimizer: Optimizer, copies: list[torch.Tensor | bytearray]) -> None:
         """Give copies back that are not read any more."""
         room = _WAITING - sum(len(each) for waiting in self._waiting.values() for each in waiting if each is not None)
+        if set(map(type, copies)) == {bytearray} and sum(map(len, copies)) <= room:  # as nearly always
+            self._waiting[optimizer] = cast("list[bytearray | None]", copies)
+            return
         waiting: list[bytearray | None] = []
         for copy in copies:
             stays = isinstance(copy, bytearray) and len(copy) <= room
@@ -129,10 +133,40 @@ _WAITING = 64 << 20
 """Bytes of copies that wait, at most: what a recording holds between updates."""
 
 
+class _Plan(NamedTuple):
+    """What is recorded of the parameters of one optimizer: the same at every update, until others have a watch.
+
+    Attributes:
+        watches: for each parameter its watch, or None.
+        values: those whose value is recorded, by their places among the parameters, and where it goes.
+        places: of those whose update is recorded.
+        recorders, rows: where each of these goes.
+        keeps: whether some of these are kept as tensors.
+    """
+
+    watches: list[ParameterWatch | None]
+    values: list[tuple[int, TensorRecorder]]
+    places: list[int]
+    recorders: list[TensorRecorder]
+    rows: list[int]
+    keeps: bool
+
+
+def _make_plan(watches: list[ParameterWatch | None]) -> _Plan:
+    there = [(place, watch) for place, watch in enumerate(watches) if watch is not None]
+    values = [(place, watch.value) for place, watch in there if watch.value is not None]
+    updates = [(place, watch.update) for place, watch in there if watch.update is not None]
+    recorders = [recorder for _, recorder in updates]
+    rows = [recorder.row for recorder in recorders]
+    keeps = any(recorder.keep is not None for recorder in recorders)
+    return _Plan(watches, values, [place for place, _ in updates], recorders, rows, keeps)
+
+
 class _Update(NamedTuple):
     """An update that is under way: where each part goes, what is updated, and copies of it from before."""
 
     recorders: list[TensorRecorder]
+    rows: list[int]
     parameters: list[torch.Tensor]
     copies: list[torch.Tensor | bytearray]
 
@@ -151,44 +185,49 @@ class UpdateRecorder:
     def __init__(self, buffer: ModeBuffer, fault: Fault) -> None:
         self._buffer = buffer
         self._fault = fault
+        self._plans: WeakKeyDictionary[Optimizer, _Plan] = WeakKeyDictionary()
         self._updates: WeakKeyDictionary[Optimizer, _Update] = WeakKeyDictionary()
         self._weights = WeightCopies()
         self.left_out: set[str] = set()
 
-    def begin(self, optimizer: Optimizer, watched: Iterable[tuple[ParameterWatch, torch.Tensor]]) -> None:
+    def begin(self, optimizer: Optimizer, watches: Mapping[int, ParameterWatch]) -> None:
         """Record values before an update, and copy the weights whose update is wanted.
 
         Args:
             optimizer: the optimizer.
-            watched: its parameters, each behind its watch.
+            watches: those of parameters, by identity.
         """
         if count_function_modes() and self._buffer.custom is None:  # each attribute would pass through them
             with without_functions():
-                self._begin(optimizer, watched)
+                self._begin(optimizer, watches)
         else:
-            self._begin(optimizer, watched)
+            self._begin(optimizer, watches)
 
-    def _begin(self, optimizer: Optimizer, watched: Iterable[tuple[ParameterWatch, torch.Tensor]]) -> None:
+    def _begin(self, optimizer: Optimizer, watches: Mapping[int, ParameterWatch]) -> None:
         self._buffer.touched = True
-        recorders: list[TensorRecorder] = []
-        parameters: list[torch.Tensor] = []
-        weights: list[torch.Tensor] = []
-        size = 0
-        for watch, parameter in watched:
-            if watch.value is not None:
-                self._see_value(watch.value, parameter)
-            recorder = watch.update
-            if recorder is None:
-                continue
-            weight = parameter if type(parameter) is nn.Parameter else _values_of(parameter)
-            size += weight.nbytes
-            if size > COPY_LIMIT:
-                self.left_out.add(recorder.name)
-            else:
-                recorders.append(recorder)
-                parameters.append(parameter)
-                weights.append(weight)
-        self._updates[optimizer] = _Update(recorders, parameters, self._weights.take(optimizer, recorders, weights))
+        held = held_by(optimizer)
+        plan, of_held = self._plans.get(optimizer), list(map(watches.get, map(id, held)))
+        if plan is None or plan.watches != of_held:
+            plan = self._plans[optimizer] = _make_plan(of_held)
+        for place, value in plan.values:
+            self._see_value(value, held[place])
+        recorders, rows, parameters = plan.recorders, plan.rows, [held[place] for place in plan.places]
+        weights = parameters if set(map(type, parameters)) == {nn.Parameter} else list(map(_values_of, parameters))
+        if sum(map(_size, weights)) > COPY_LIMIT:
+            fits = self._find_fitting(recorders, weights)
+            recorders, rows = list(compress(recorders, fits)), list(compress(rows, fits))
+            parameters, weights = list(compress(parameters, fits)), list(compress(weights, fits))
+        plain: list[torch.Tensor | None] = list(weights)
+        if plan.keeps:
+            plain = [None if each.keep is not None else weight for each, weight in zip(recorders, weights, strict=True)]
+        self._updates[optimizer] = _Update(recorders, rows, parameters, self._weights.take(optimizer, plain, weights))
+
+    def _find_fitting(self, recorders: list[TensorRecorder], weights: list[torch.Tensor]) -> list[bool]:
+        """Tell which weights may be copied before the limit is reached, and note the others."""
+        sizes = accumulate(map(_size, weights))
+        fits = [size <= COPY_LIMIT for size in sizes]
+        self.left_out.update(recorder.name for recorder, fit in zip(recorders, fits, strict=True) if not fit)
+        return fits
 
     def _see_value(self, value: TensorRecorder, parameter: torch.Tensor) -> None:
         try:
@@ -201,8 +240,7 @@ class UpdateRecorder:
         update = self._updates.pop(optimizer, None)
         if update is None:
             return
-        recorders, parameters, copies = update
-        rows = [recorder.row for recorder in recorders]
+        recorders, rows, parameters, copies = update
         slab = self._buffer.slab(_CPU) if bytearray in map(type, copies) else None
         at = 0
         while (at := observe_updates(slab, parameters, copies, rows, at)) < len(rows):
@@ -217,6 +255,7 @@ class UpdateRecorder:
         """Give up the memory of copies: nothing more is measured."""
         self._weights = WeightCopies()
         self._updates.clear()
+        self._plans.clear()
 
     def abandon(self, optimizer: Optimizer) -> None:
         """Forget the copies for an update that was not made."""
@@ -226,6 +265,7 @@ class UpdateRecorder:
 
 
 _CPU = torch.device("cpu")
+_size = attrgetter("nbytes")
 
 
 def _values_of(parameter: torch.Tensor) -> torch.Tensor:
@@ -289,9 +329,7 @@ class OptimizerWatch:
         if self._clock.on:
             if self._taps.unseen:
                 self._taps.tell_of_missing()
-            parameters = self._parameters
-            watched = [(parameters[id(p)], p) for p in held_by(optimizer) if id(p) in parameters]
-            self.updates.begin(optimizer, watched)
+            self.updates.begin(optimizer, self._parameters)
 
     @never_raise()
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:

@@ -76,7 +76,7 @@ class ParameterWatch:
         self._handles = []
         if gradient is not None or local is not None:
             hook: SeeGradient = self.see_gradient
-            if gradient is not None and gradient.wants_statistics_alone:
+            if gradient is not None and gradient.is_plain:
                 hook, gradient.shortcut = make_gradient_hook(self._clock, ("on", "entered"), hook)
             self._handles.append(watch_gradient(parameter, hook))
         self._whole: WeakIdRef | None = None

@@ -1,8 +1,8 @@
 """Records one site at one call: its value and its gradient, each into a row of a buffer, and kept if that was asked.
 
 These objects live as long as the recorder of the run, so that nothing is made anew in a training step: the hook on a
-tensor is the same at every step. A plain tensor of which statistics alone are wanted is read by compiled code
-(``hooks/_taps.c``), which calls nothing of Python's; the two ``see_`` methods take in all others.
+tensor is the same at every step. A plain tensor of which statistics or a reference are wanted is taken in by compiled
+code (``hooks/_taps.c``), which calls nothing of Python's; the two ``see_`` methods take in all others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TensorRecorder(KeptSource):
 
     Attributes:
         observe: the slab's method for its tensors, from the first one on.
-        shortcut: what reads plain tensors in the place of this, where statistics alone are wanted of them.
+        shortcut: what takes in plain tensors in the place of this, where no copy or statistic of the user's is wanted.
     """
 
     __slots__ = ("_buffer", "_copy", "_factory", "custom", "observe", "shortcut")
@@ -62,22 +62,35 @@ class TensorRecorder(KeptSource):
         self.shortcut: Shortcut | None = None
 
     @property
-    def wants_statistics_alone(self) -> bool:
-        """True if none of its tensors is kept or given to a function of the user's."""
-        return self.keep is None and self.custom is None
+    def is_plain(self) -> bool:
+        """True if none of its tensors is copied or given to a function of the user's."""
+        return self.custom is None and (self.keep is None or not self._copy)
 
     def bind(self, tensor: torch.Tensor) -> Observe:
         """The slab's method for tensors like this one, remembered in ``observe``."""
         self.observe = self._buffer.slab(tensor.device).observe
         if is_sharded(tensor):
             self._factory.placements.see_spread(self.site, tensor)
-        if self.shortcut is not None:
+        if self.shortcut is not None and self.is_plain:
             self.shortcut.bind(self.observe, self.row)
+            self._keep_past_python(self.shortcut)
         return self.observe
+
+    def take(self, shortcut: Shortcut | None) -> None:
+        """Have compiled code do what this does with plain tensors."""
+        self.shortcut = shortcut
+        if shortcut is not None and self.row < 0:  # else once a slab is known
+            self._keep_past_python(shortcut)
+
+    def _keep_past_python(self, shortcut: Shortcut) -> None:
+        if self.keep is not None:
+            shortcut.keep(self, self._factory.keeper, self._buffer)
 
     def copy_from_now_on(self) -> None:
         """Copy what is kept from now on: its memory may be used again after all."""
         self._copy = True
+        if self.shortcut is not None and not self.is_plain:
+            self.shortcut.bind(None, NO_ROW)
 
     def see(self, tensor: torch.Tensor) -> None:
         """Take in a tensor."""
@@ -142,11 +155,13 @@ class SiteRecorder:
         self.visit: Callable[[torch.Tensor], bool] = self.see_value
         if gradient is not None:
             hook: SeeGradient = self.see_gradient
-            if gradient.wants_statistics_alone:
-                hook, gradient.shortcut = make_gradient_hook(self._clock, ("entered",), hook)
+            if gradient.is_plain:
+                hook, shortcut = make_gradient_hook(self._clock, ("entered",), hook)
+                gradient.take(shortcut)
             self._watch = GradientWatch(hook, backward.guard, backward.leaf_handles, gradient.copy_from_now_on)
-        if value is not None and value.wants_statistics_alone:
-            self.visit, value.shortcut = make_value_tap(self.see_value, self._watch)
+        if value is not None and value.is_plain:
+            self.visit, shortcut = make_value_tap(self.see_value, self._watch)
+            value.take(shortcut)
 
     @property
     def wants_gradient(self) -> bool:

@@ -62,7 +62,7 @@ class Taps:
     def tap_outputs(self, entry: NamedModule) -> None:
         """Record what a module returns, where that is wanted."""
         if entry.is_called and self._may_reach(entry, "output"):
-            watch = self._outputs[entry.tapped] = OutputWatch(self._factory, entry.module, entry.path, ("output",))
+            watch = self._outputs[entry.tapped] = OutputWatch(self._factory, entry.module, entry.path)
             watch_forward(entry.tapped, watch)
             self._add_slot(watch)
 

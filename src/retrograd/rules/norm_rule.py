@@ -48,10 +48,16 @@ class NormRule(Rule):
 
     def rescale(self, value: Tensor, factor: Tensor) -> Tensor:
         """Multiply; for a rule that skips, 0 makes zeros even of NaN."""
-        factor = factor.to(value.device)
+        if factor.device != value.device:
+            factor = factor.to(value.device)
         if self.skips:
             return on_values(value, lambda values: values.masked_fill(~(factor > 0), 0))
-        return on_values(value, lambda values: (values * factor).to(values.dtype))
+        return on_values(value, lambda values: _multiply(values, factor))
+
+
+def _multiply(values: Tensor, factor: Tensor) -> Tensor:
+    product = values * factor
+    return product if product.dtype is values.dtype else product.to(values.dtype)
 
 
 def measure_norm(value: Tensor) -> Tensor:
@@ -76,10 +82,17 @@ def limit_factor(norm: Tensor, limit: Tensor | float) -> Tensor:
 
     1 where either is NaN, so what is not known clips nothing; 0 where the norm is infinite.
     """
+    if not (norm.requires_grad or isinstance(limit, Tensor)) and _SMALLEST <= limit <= _LARGEST:
+        bound = torch.full_like(norm, limit)  # each operation costs more than what it computes
+        return bound / torch.fmax(norm, bound)
     above = norm > limit
     if not norm.requires_grad:
         return torch.where(above, limit / norm, 1)
     return torch.where(above, limit / torch.where(above, norm, 1), 1)
+
+
+_SMALLEST, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+"""Limits that a norm of any type can be divided by."""
 
 
 def leave_out_zero(norm: Tensor) -> Tensor:

@@ -243,6 +243,15 @@ def explain_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
+def explain_vanished(path: Path) -> DamagedRunError:
+    """The error for a file that was there when its run was opened."""
+    return DamagedRunError(
+        f"{str(path)!r} is gone.",
+        repair="refresh() the run, or open it again.",
+        reason="the process that writes it has merged it into a larger file, or somebody removed it.",
+    )
+
+
 def _read_step_limits(path: Path) -> tuple[int, int]:
     limits = pc.min_max(read_part(path, ["step"])["step"]).as_py()
     return limits["min"], limits["max"]

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
+import numpy.typing as npt
 
 from retrograd.errors import DamagedRunError
 from retrograd.files import write_json
 from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.copies import Copies, find_lags, join_groups
-from retrograd.history.table import find_last_micro_batches
 from retrograd.runs.layout import PLACEMENTS
 from retrograd.sites.site import ROOT, WATCH, own_addend, parse_leniently
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +117,14 @@ def name_stages(placements: Mapping[int, Placements]) -> dict[int, Placements]:
 
 
 def find_copies(
-    placements: Mapping[int, Placements], code_of: Mapping[str, int], events: Mapping[int, pa.Table]
+    placements: Mapping[int, Placements], code_of: Mapping[str, int], lasts: Mapping[int, tuple[IntArray, IntArray]]
 ) -> Copies | None:
     """Find which ranks hold the same at which site; None where none do. A rank of which nothing is known holds its own.
 
     Args:
         placements: of each rank.
         code_of: the number of each site in the history.
-        events: of each rank; updates among them tell how many micro-batches it has.
+        lasts: of each rank the steps that it has ended in an update, rising, and the last micro-batch of each.
     """
     listed: dict[int, list[list[int]]] = {}
     for each in placements.values():
@@ -135,4 +137,4 @@ def find_copies(
     names = {code: name for name, code in code_of.items() if code in groups}
     if not groups:
         return None
-    return Copies(groups, names, find_lags({rank: find_last_micro_batches(each) for rank, each in events.items()}))
+    return Copies(groups, names, find_lags(lasts))

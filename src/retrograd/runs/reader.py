@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-
-import pyarrow as pa
 
 from retrograd.addresses import is_remote, list_anew, open_folder, reaching, remembering
 from retrograd.amounts import count_of
@@ -17,11 +15,11 @@ from retrograd.drawings import drawn_by
 from retrograd.errors import DamagedRunError, NotARunError, NothingRecordedError
 from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.ahead import read_each
-from retrograd.history.arrays import to_coded_texts
 from retrograd.history.history import History
 from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event
-from retrograd.history.table import EVENT_SCHEMA, NO_EVENTS, leave_losses_out, read_events
+from retrograd.history.table import read_events
+from retrograd.runs.event_parts import EventFiles, EventPart, LastMicroBatches
 from retrograd.runs.layout import (
     EVENTS,
     LOCK,
@@ -38,7 +36,7 @@ from retrograd.runs.layout import (
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
 from retrograd.runs.part_outline import SiteLists
-from retrograd.runs.parts import PartFile, explain_damage, read_part
+from retrograd.runs.parts import PartFile
 from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
 from retrograd.runs.stored import OpenFiles, StoredRows, StoredTensors
 
@@ -95,7 +93,8 @@ class Run:
         self.path = remembering(path)
         self.history = History()
         self._parts: dict[PartKey, StoredRows] = {}
-        self._event_parts: dict[PartKey, pa.Table] = {}
+        self._event_files = EventFiles()
+        self._event_parts: dict[int, list[EventPart]] = {}
         self._names = SiteNames()
         self._lists = SiteLists(self._names.code_of)
         self._files = OpenFiles()
@@ -145,12 +144,12 @@ class Run:
         placements = name_stages({rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history})
         self._open_parts(ranks, placements)
         self._read_events(ranks, placements)
-        table = _join(list(self._events.values()))
         shards = {rank: folder / TENSORS for rank, folder in ranks.items()}
-        tensors = StoredTensors(shards, placements, lambda: self.history.events_but_losses)
+        tensors = StoredTensors(shards, placements, lambda: self.history.few_events)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
-        copies = find_copies(placements, self._names.code_of, self._events)
-        self.history.load(self._names, list(self._parts.values()), table, tensors.find, copies)
+        lasts = LastMicroBatches(self._event_parts)
+        copies = find_copies(placements, self._names.code_of, lasts)
+        self.history.load(self._names, list(self._parts.values()), self._event_files.events, tensors.find, copies)
 
     @property
     def is_compacted(self) -> bool:
@@ -169,8 +168,11 @@ class Run:
 
     @property
     def events_by_rank(self) -> dict[int, list[Event]]:
-        """The events of each process that is a part of the history, in the order recorded, without losses."""
-        return {rank: read_events(leave_losses_out(events)) for rank, events in sorted(self._events.items())}
+        """The few events of each process that is a part of the history, without losses and updates."""
+        return {
+            rank: [event for part in parts for event in read_events(part.few)]
+            for rank, parts in sorted(self._event_parts.items())
+        }
 
     def _open_parts(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> None:
         """Open part files that are new, and let go of those that are gone."""
@@ -189,19 +191,16 @@ class Run:
 
     def _read_events(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> None:
         """Read part files of events that are new, by the names that sites have in the history."""
-        kept: dict[PartKey, pa.Table] = {}
-        self._events = {}
         own = {
-            rank: {_key_of(path, placements[rank]): path for _, path in list_parts(folder / EVENTS)}
+            rank: {_key_of(path, placements[rank]): (path, placements[rank]) for _, path in list_parts(folder / EVENTS)}
             for rank, folder in ranks.items()
         }
-        new = [(rank, key, path) for rank in own for key, path in own[rank].items() if key not in self._event_parts]
-        tables = read_each((partial(_read_events, path) for *_, path in new), is_far=is_remote(self.path))
-        read = {key: _rename_events(next(tables), placements[rank]) for rank, key, _ in new}
-        for rank, keys in own.items():
-            kept |= {key: self._event_parts[key] if key in self._event_parts else read[key] for key in keys}
-            self._events[rank] = _join([kept[key] for key in keys])
-        self._event_parts = kept
+        listed: dict[Hashable, tuple[Path, Placements]] = {
+            key: each for keys in own.values() for key, each in keys.items()
+        }
+        files = self._event_files
+        files.load(listed, is_far=is_remote(self.path), is_growing=self.status == "running")
+        self._event_parts = {rank: [files.parts[key] for key in keys] for rank, keys in own.items()}
 
 
 def _key_of(path: Path, placements: Placements) -> PartKey:
@@ -209,28 +208,6 @@ def _key_of(path: Path, placements: Placements) -> PartKey:
     found = path.stat()
     number = found.st_ino or found.st_mtime_ns  # stores, and some file systems, number no files
     return path, number, found.st_size, len(placements.stages), placements.shared
-
-
-def _join(events: Sequence[pa.Table]) -> pa.Table:
-    return pa.concat_tables([NO_EVENTS, *events]).unify_dictionaries()
-
-
-def _rename_events(events: pa.Table, placements: Placements) -> pa.Table:
-    """Events by the names that sites have in the history."""
-    if not placements.stages:
-        return events
-    names = [placements.rename(name) if ":" in name else name for name in events["name"].to_pylist()]
-    column = to_coded_texts(names)
-    return events.set_column(EVENT_SCHEMA.get_field_index("name"), EVENT_SCHEMA.field("name"), column)
-
-
-def _read_events(path: Path) -> pa.Table:
-    with explain_damage(path):
-        events = read_part(path, EVENT_SCHEMA.names)
-        events = events if events.schema.equals(EVENT_SCHEMA) else events.cast(EVENT_SCHEMA)
-        if empty := [name for name in events.column_names if events[name].null_count]:
-            raise ValueError(f"{empty[0]!r} of an event is missing")
-        return events
 
 
 def _load_manifest(path: Path) -> dict[str, Any]:

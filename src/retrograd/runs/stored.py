@@ -38,7 +38,7 @@ from retrograd.runs.part_outline import (
     read_runs,
     renumber,
 )
-from retrograd.runs.parts import PartFile, explain_damage
+from retrograd.runs.parts import PartFile, explain_damage, explain_vanished
 from retrograd.runs.placements import Placements
 
 if TYPE_CHECKING:
@@ -94,11 +94,7 @@ class OpenFiles:
         try:
             return PartFile(part.path)
         except FileNotFoundError as error:
-            raise DamagedRunError(
-                f"{str(part.path)!r} is gone.",
-                repair="refresh() the run, or open it again.",
-                reason="the process that writes it has merged it into a larger file, or somebody removed it.",
-            ) from error
+            raise explain_vanished(part.path) from error
 
     def put(self, part: StoredRows, file: PartFile) -> None:
         """Keep the file of a part open, of which there was none."""

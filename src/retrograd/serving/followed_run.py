@@ -279,7 +279,7 @@ class FollowedRun:
             "findings": {**describe_findings(self._findings, scope, places), **self._tell_pending()},
             "nonfinite": self._nonfinite,
             "recorded": describe_recorded(scope, places),
-            "troubles": list_troubles(manifest, scope.history.events_but_losses, ranks, scope.unseen, places),
+            "troubles": list_troubles(manifest, scope.history.few_events, ranks, scope.unseen, places),
             "model": list_modules(manifest.get("model")),
             "inventory": None,
         }

@@ -8,6 +8,7 @@ would wake the garbage collector all the time.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -19,8 +20,8 @@ from retrograd.graph.origins import Origins
 from retrograd.graph.walker import describe_tensor, shape_of
 from retrograd.hooks.engine import count_function_modes, current_node, uncompiled
 from retrograd.hooks.native import native
-from retrograd.hooks.nodes import LEAF_NUMBER, inputs_of, names_of, number_of, variable_of
-from retrograd.hooks.reach import Reach, read_links
+from retrograd.hooks.nodes import LEAF_NUMBER, inputs_of, is_leaf, names_of
+from retrograd.hooks.reach import Reach, number_nodes, read_links
 from retrograd.tracing.trace import BackwardPass, NodeEvent
 
 FindPlace = Callable[[int, int], tuple[str | None, int, Line | None]]
@@ -74,9 +75,7 @@ class PassLog:
         self._meter: Callable[[], int] | None = None
         self._marks: list[Any] = []
         self._names: list[str] = []
-        self._numbers: list[int] = []
-        self._identities: list[int] = []
-        self._links: list[int] = []
+        self._numbers = self._identities = self._links = array("Q")
         self._parameters: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -129,12 +128,11 @@ class PassLog:
             return
         nodes = reach.nodes
         self._links = reach.links
-        self._identities = list(map(id, nodes))
-        self._numbers = list(map(number_of, nodes))
+        self._identities = array("Q", map(id, nodes))
+        self._numbers = number_nodes(nodes)
         self._names = names_of(nodes)
-        for node, number in zip(nodes, self._numbers, strict=True):
-            leaf = variable_of(node) if number == LEAF_NUMBER else None
-            name = name_leaf(leaf) if leaf is not None else None
+        for node in filter(is_leaf, nodes):
+            name = name_leaf(node.variable)
             if name is not None:
                 self._parameters[id(node)] = name
 

@@ -86,7 +86,7 @@ def _look_again(run: Run, pause: float) -> Iterator[RunGlance]:
     """A glance at each thing that is new, the last one once the run is over."""
     seen: tuple[int, str] | None = None
     while True:
-        now = (run.history.event_table.num_rows + run.history.rows.count, run.status)
+        now = (run.history.all_events.count + run.history.rows.count, run.status)
         if now != seen:
             seen = now
             yield glance_at(run)
@@ -113,8 +113,8 @@ def glance_at(record: Run | History) -> RunGlance:
 
 
 def _find_rate(history: History) -> float:
-    events = history.event_table
-    steps, times = events["step"].to_numpy()[-_SPAN * 8 :], events["time"].to_numpy()[-_SPAN * 8 :]
+    events = history.all_events.last(_SPAN * 8)
+    steps, times = events["step"].to_numpy(), events["time"].to_numpy()
     known = times > 0
     if known.sum() < 2 or np.ptp(times[known]) <= 0:
         return float("nan")

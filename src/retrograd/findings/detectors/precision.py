@@ -14,6 +14,8 @@ from retrograd.findings.layers import Layers
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import Training, median
 from retrograd.history.matrix import join_matrices
+from retrograd.history.sink import UPDATES
+from retrograd.history.table import find_kinds
 from retrograd.sites.site import Site
 from retrograd.statistics.row import EXPONENT_BIAS
 
@@ -206,16 +208,16 @@ class ScalerChurn(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Count skipped updates."""
-        events = [event for event in record.events if event.kind in ("update", "skipped")]
-        skipped = np.array([event.kind == "skipped" for event in events], np.bool_)
-        if not skipped.any():
+        first = next((event for event in record.events if event.kind == "skipped"), None)
+        if first is None:
             raise CannotTell("no update was skipped by loss scaling")
+        tried = record.history.all_events.pieces(["kind"], UPDATES)
+        skipped = np.concatenate([find_kinds(piece, ["skipped"]) for piece in tried])
         late = skipped[20:]
         scales = [event.value for event in record.events if event.kind == "scale"]
         if (len(late) < 10 or late.mean() <= 0.2 or skipped.sum() <= 20) and not (scales and scales[-1] < 1):
             return
         at = f" at a scale of {scales[-1]:g}" if scales else ""
-        first = next(event for event in events if event.kind == "skipped")
         yield self.find(
             "warning",
             f"Loss scaling has skipped {skipped.sum()} of {len(skipped)} updates: gradients overflow{at} too.",

@@ -57,7 +57,7 @@ class LiveCell:
             record.refresh()
         history = record.history if isinstance(record, Run) else record
         status = str(history.manifest.get("status"))
-        before, self._seen = self._seen, (history.rows.count, history.event_table.num_rows, status)
+        before, self._seen = self._seen, (history.rows.count, history.all_events.count, status)
         return self._seen != before
 
     def _draw(self) -> dict[str, str]:

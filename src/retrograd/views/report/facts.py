@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from retrograd.amounts import count_of
-from retrograd.history.arrays import read_numbers
 from retrograd.history.history import History
 from retrograd.history.sink import Event
 from retrograd.runs.reader import Rank, Run
@@ -23,8 +22,7 @@ from retrograd.views.shown import ModelPlace
 
 def describe_run(run: Run | History, scope: Scope) -> dict[str, Any]:
     """Title, header, status and command."""
-    recorded = read_numbers(scope.history.event_table["time"])
-    times = recorded[recorded > 0].tolist()
+    times = list(scope.history.all_events.times or ())
     counts = {"steps": _print_steps(scope.columns.steps), "sites": f"{len(scope.history.sites):,}"}
     if isinstance(run, Run):
         counts["ranks"] = f"{sum(not rank.is_extra for rank in run.ranks):,}"

@@ -75,7 +75,7 @@ def _find_site(name: str, scope: Scope) -> str | None:
 
 def _list_held(optimizer: str, history: History) -> Iterator[str]:
     """What may have been recorded of the parameters of an optimizer: updates and gradients."""
-    made = [each for each in history.events_but_losses if each.kind == OptimizerMade.kind and each.name == optimizer]
+    made = [each for each in history.few_events if each.kind == OptimizerMade.kind and each.name == optimizer]
     for fact in read_facts(made):
         assert isinstance(fact, OptimizerMade)
         yield from (f"{parameter}.{part}" for parameter in fact.parameters for part in ("update", "grad"))

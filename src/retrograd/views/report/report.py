@@ -95,7 +95,7 @@ def build_page(
     status = run.status if isinstance(run, Run) else history.manifest.get("status")
     reasons = tell_reasons(record, list_ungraded(history))
     told = tell_ungraded(history, reasons, is_running=status == "running")
-    events, places = history.events_but_losses, add_ungraded(group_places(scope.sites), told, history.manifest)
+    events, places = history.few_events, add_ungraded(group_places(scope.sites), told, history.manifest)
     facts: dict[str, Any] = {
         **describe_run(run, scope),
         **describe_data(scope, places, blocks),
