@@ -139,6 +139,26 @@ def test_the_end_waits_for_a_store_that_hangs_but_not_for_ever(
     assert there.history["0:output"].steps.tolist() == [0, 1, 2]
 
 
+def test_a_flush_does_not_wait_for_ever_and_is_made_up_for(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording, _ = train_open("memory://runs/a")
+    plain, answers = type(memory).pipe_file, threading.Event()
+
+    def hang(*words: Any, **named: Any) -> Any:
+        answers.wait(100)
+        return plain(*words, **named)
+
+    monkeypatch.setattr(type(memory), "pipe_file", hang)
+    monkeypatch.setattr(writer, "_LAST_WORDS_SECONDS", 0.2)
+    with pytest.warns(RetrogradWarning, match="has not answered a flush"):
+        recording.flush()
+    monkeypatch.setattr(writer, "_LAST_WORDS_SECONDS", 100)
+    recording.flush()  # returns, though the first one still waits
+    answers.set()
+    recording._sink._flushing.join(100)
+    assert rg.open_run("memory://runs/a").history["0:output"].steps.tolist() == [0, 1, 2]
+    recording.close()
+
+
 def test_the_end_tells_what_a_store_that_refuses_has_lost(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     here, _ = train(None)
     recording, _ = train_open("memory://runs/a")

@@ -24,10 +24,13 @@ import retrograd as rg
 from retrograd.errors import ExportError, PatternError, RetrogradWarning, StatisticError
 from retrograd.exports import mirror as mirrors
 from retrograd.exports import tensorboard as boards
+from retrograd.history.sink import Moment
 from retrograd.runs import lookout
 from retrograd.runs.rank_folder import RankFolder
+from retrograd.sites.selection import Selection
 from tests.drawing import draw, make_net, train
 from tests.exports.offline import read_records, read_series
+from tests.history.made import SITES, make_batch
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +118,33 @@ def test_many_steps_are_thinned_and_counted(tmp_path: Path, monkeypatch: pytest.
     mirror.close()
     assert (mirror.steps, mirror.skipped) == (5, 35)
     assert sorted(read_board(tmp_path / "board")["loss"]) == [0, 9, 19, 29, 39]
+
+
+class Histograms:
+    """A tracker that remembers of which steps it was told a histogram."""
+
+    keeps_last_step = False
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def add_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        pass
+
+    def add_histogram(self, step: int, name: str, exponents: Any) -> None:
+        self.steps.append(step)
+
+
+def test_histograms_come_the_more_rarely_the_longer_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirrors, "_RARER", 5)
+    history = rg.History()
+    history.add_sites(SITES)
+    mirror = mirrors.Mirror(history, None, "mine", Selection("a:output.grad"), ("rms",), True)
+    mirror._tracker = tracker = Histograms()  # type: ignore[assignment]  # no thread looks
+    for step in range(40):
+        history.add_rows(make_batch(Moment(step, 0, 0), {1: np.array([1.0 + step])}))
+        mirror._tell_steps(is_last=step == 39)
+    assert tracker.steps == [0, 1, 2, 3, 4, 5, 7, 9, 11, 14, 17, 21, 26, 32, 39]
 
 
 def test_findings_are_told_once(tmp_path: Path) -> None:

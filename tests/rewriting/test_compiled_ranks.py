@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import retrograd as rg
@@ -73,6 +75,12 @@ def train_rank(rank: int, folder: Path, *, wrapper: str, compiled: str) -> Any:
     outer: nn.Module = model
     if wrapper == "ddp":
         outer = DistributedDataParallel(model)
+    elif wrapper == "split":
+        rank = 0  # all have the same data
+        mesh = init_device_mesh("cpu", (2,))
+        plan = {"wide": ColwiseParallel(use_local_output=False), "narrow": RowwiseParallel()}
+        for block in model:
+            parallelize_module(block, mesh, plan)
     else:
         for block in model:
             fully_shard(block)
@@ -87,6 +95,16 @@ def test_ranks(tmp_path: Path) -> None:
     for wrapper, part in ways:
         for found, eager in zip(seen[f"{wrapper} {part}"], seen[f"{wrapper} nothing"], strict=True):
             assert found == eager, (wrapper, part)
+
+
+@pytest.mark.thorough
+def test_tensor_parallelism_does_what_one_process_does(tmp_path: Path) -> None:
+    works = {part: partial(train_rank, wrapper="split", compiled=part) for part in ("nothing", "whole")}
+    seen = run_in_two(works, tmp_path)
+    assert seen["whole"] == seen["nothing"]
+    model = build()
+    for found, one in zip(seen["whole"][0], train(model, model), strict=True):
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(one))
 
 
 @pytest.fixture

@@ -269,3 +269,19 @@ def test_a_list_of_updates_ends_before_one_that_must_be_seen_by_itself(
     found, _ = drain(native)
     assert found["row"].tolist() == [1]
     assert found["count"].tolist() == [6]
+
+
+@pytest.mark.parametrize("spread", [1, 2, 30, 32, 34, 200], ids=str)
+def test_exponents_are_counted_in_blocks_of_all_kinds(native: Slab, spread: int) -> None:
+    """Of any length, with few exponents or many, zeros or infinities, and more than a counter of one byte holds."""
+    generator = np.random.default_rng(spread)
+    parts = []
+    for length in (512 * 80, 1, 193, 192, 512, 130):
+        exponents = np.clip(generator.integers(-150, 100) + generator.integers(0, spread, length), -160, 127)
+        parts.append(np.ldexp(generator.uniform(1, 2, length), exponents).astype(np.float32))
+        parts[-1][generator.random(length) < generator.choice([0, 0.3])] = generator.choice([0, np.inf])
+    x = np.concatenate([*parts, np.zeros(600, np.float32), parts[0]])
+    native.grow(1)
+    native.observe(torch.from_numpy(x), 0)
+    _, bins = drain(native)
+    np.testing.assert_array_equal(bins[0], expected_bins(x[np.isfinite(x)]))

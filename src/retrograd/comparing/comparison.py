@@ -28,7 +28,7 @@ from retrograd.findings.explain import make_record
 from retrograd.findings.finding import Finding
 from retrograd.findings.record import Record
 from retrograd.history.history import History
-from retrograd.history.matrix import number_steps
+from retrograd.history.steps import number_steps
 from retrograd.runs.reader import Run
 from retrograd.sites.site import ROOT
 

@@ -88,6 +88,7 @@ class Facts:
         self._is_recorded = self._are_resting = False
         self._seen_step = -1
         self._recorded = -1
+        self._may_look = False
 
     # ---- what a source asks ----
 
@@ -127,7 +128,7 @@ class Facts:
     @property
     def is_look(self) -> bool:
         """True if this step is one of the few at which sources may look at what is dear."""
-        return self.is_recorded and is_look(self._recorded)
+        return self._may_look and self.is_recorded
 
     @property
     def now(self) -> Moment:
@@ -179,6 +180,7 @@ class Facts:
         if taker is not None and is_recorded and taker.fact_step != self._seen_step:
             self._seen_step = taker.fact_step
             self._recorded += 1
+            self._may_look = is_look(self._recorded)
         self._tell("forward_begins", self._unwrap(model), arguments)
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:

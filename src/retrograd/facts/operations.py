@@ -84,7 +84,7 @@ class ForwardOperations(FactSource):
         host = self.host
         if host.is_look and (host.recorded < ALWAYS or self._softmaxes.are_there):
             return True
-        return host.is_recorded and host.recorded == self._next
+        return host.recorded == self._next and host.is_recorded
 
     def _may_note(self, model: nn.Module) -> bool:
         may_train = grad_enabled() or model.training

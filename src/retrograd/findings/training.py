@@ -13,8 +13,8 @@ from retrograd.amounts import count_of
 from retrograd.findings.record import CannotTell, Record
 from retrograd.history.arrays import read_numbers
 from retrograd.history.facts import OptimizerMade
-from retrograd.history.matrix import number_steps
 from retrograd.history.rows import Rows, encode_phase
+from retrograd.history.steps import number_steps
 from retrograd.sites.site import Site
 from retrograd.statistics.row import finite_count
 
@@ -143,7 +143,7 @@ class Training:
         updates, different = 0, np.empty(0, np.int64)
         for piece in self._record.history.all_events.pieces(["step"], ["update"]):
             updates += piece.num_rows
-            different = np.union1d(different, read_numbers(piece["step"]))
+            different, _ = number_steps(np.concatenate((different, read_numbers(piece["step"]))))
         return updates > 1.5 * max(len(different), 1)
 
     # ---- rates ----

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-NEAR_READERS = 2
-"""Threads that read files: pyarrow unpacks beside Python, which merges on one core. More would hold more, and wait."""
+NEAR_READERS = 1
+"""Threads that read files: pyarrow unpacks beside Python, which merges on one core. A second one took 50 MB, and no
+time off on two cores."""
 
 FAR_READERS = 16
 """Threads that read from a store, each of which waits some 50 ms for an answer."""

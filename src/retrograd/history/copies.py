@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.history.sink import PHASES
+from retrograd.history.steps import number_steps
 from retrograd.notices import warn
 
 IntArray = npt.NDArray[np.int64]
@@ -57,7 +58,7 @@ def find_lags(lasts: Mapping[int, tuple[IntArray, IntArray]]) -> dict[int, Lag]:
         return {}
     steps = np.empty(0, np.int64)
     for each, _ in lasts.values():  # one rank after the other: there may be many
-        steps = steps if np.array_equal(steps, each) else np.union1d(steps, each)
+        steps = steps if np.array_equal(steps, each) else number_steps(np.concatenate((steps, each)))[0]
     most = np.zeros(len(steps), np.int64)
     for of_rank, last in lasts.values():
         np.maximum.at(most, np.searchsorted(steps, of_rank), last)

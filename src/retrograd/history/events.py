@@ -11,7 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from retrograd.history.arrays import read_numbers
+from retrograd.history.cells import locate
 from retrograd.history.matrix import Curve
+from retrograd.history.steps import number_steps
 from retrograd.history.table import NO_EVENTS, OF_LOSSES, filter_rows, find_kinds, pick_losses, weigh_losses
 
 IntArray = npt.NDArray[np.int64]
@@ -138,7 +140,7 @@ class LossSums:
             return
         self._reach(losses.steps)
         known = self._known
-        place = np.searchsorted(known.steps, losses.steps)
+        place = locate(known.steps, losses.steps)
         weights = 1.0 if losses.weights is None else losses.weights
         with np.errstate(invalid="ignore", over="ignore"):  # losses may be infinite
             np.add.at(known.totals, place, losses.values if losses.weights is None else weights * losses.values)
@@ -159,12 +161,11 @@ class LossSums:
         """Have a place for these steps."""
         known = self._known
         if len(known.steps):
-            place = np.minimum(np.searchsorted(known.steps, steps), len(known.steps) - 1)
-            steps = steps[known.steps[place] != steps]
+            steps = steps[known.steps[locate(known.steps, steps)] != steps]
             if not len(steps):
                 return
-        merged = np.union1d(known.steps, steps)
-        place = np.searchsorted(merged, known.steps)
+        merged, _ = number_steps(np.concatenate((known.steps, steps)))
+        place = locate(merged, known.steps)
         totals, weights = np.zeros(len(merged)), np.zeros(len(merged))
         totals[place], weights[place] = known.totals, known.weights
         self._known = _Columns(merged, totals, weights)

@@ -12,6 +12,7 @@ from retrograd.drawings import ask_view, drawn_by
 from retrograd.errors import StatisticError
 from retrograd.history.passes import choose_first
 from retrograd.history.rows import Index, Part, Picked, Rows, encode_phase
+from retrograd.history.steps import number_steps
 from retrograd.statistics.row import STATISTICS, derive, list_columns
 
 if TYPE_CHECKING:
@@ -130,21 +131,6 @@ def check_name(statistic: str, custom: Sequence[str]) -> None:
     if statistic not in custom and statistic not in STATISTICS:
         known = ", ".join((*STATISTICS, *custom))
         raise StatisticError(f"There is no statistic {statistic!r} in this record.", repair=f"give one of {known}.")
-
-
-def number_steps(steps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The different steps, rising, and for each entry which of them it is."""
-    if not len(steps):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    if (np.diff(steps) > 0).all():
-        return steps.astype(np.int64), np.arange(len(steps))
-    low, high = int(steps.min()), int(steps.max())
-    if high - low > 4 * len(steps):
-        different, number = np.unique(steps, return_inverse=True)
-        return different, number.astype(np.int64)
-    seen = np.zeros(high - low + 1, np.bool_)  # steps are usually dense, and then need no sorting
-    seen[steps - low] = True
-    return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[steps - low]
 
 
 def _pick(rows: Rows, members: npt.NDArray[np.int64], phase: str | None) -> Index:

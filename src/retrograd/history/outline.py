@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.history.rows import Part
+from retrograd.history.steps import number_steps
 
 IntArray = npt.NDArray[np.int64]
 
@@ -90,7 +91,7 @@ def list_steps(steps: npt.NDArray[np.integer]) -> IntArray:
 
 def unite(listed: Sequence[IntArray]) -> IntArray:
     """All numbers of some rising lists, each once and rising."""
-    return listed[0] if len(listed) == 1 else np.unique(np.concatenate([np.empty(0, np.int64), *listed]))
+    return listed[0] if len(listed) == 1 else number_steps(np.concatenate([np.empty(0, np.int64), *listed]))[0]
 
 
 # ---- steps with even gaps take three numbers ----

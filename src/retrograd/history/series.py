@@ -15,11 +15,12 @@ from retrograd.amounts import count_of
 from retrograd.drawings import ask_view, drawn_by
 from retrograd.errors import NoSuchSiteError, NothingKeptError
 from retrograd.history.kept import Kept, KeptTensors
-from retrograd.history.matrix import build_matrix, compute_statistic, find_columns, number_steps
+from retrograd.history.matrix import build_matrix, compute_statistic, find_columns
 from retrograd.history.names import SiteNames
 from retrograd.history.passes import choose_first
 from retrograd.history.rows import Part, Picked, Rows, encode_phase, join_rows
 from retrograd.history.sink import PHASES
+from retrograd.history.steps import number_steps
 from retrograd.history.windows import LongRows
 from retrograd.sites.site import name_like, parse_leniently
 

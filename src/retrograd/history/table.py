@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from retrograd.history.arrays import read_codes, read_numbers, to_coded_texts, to_numbers, to_texts
-from retrograd.history.matrix import number_steps
 from retrograd.history.rows import Columns, Part
 from retrograd.history.sink import PHASES, UPDATES, Event, Moment
+from retrograd.history.steps import number_steps
 from retrograd.statistics.row import derive
 
 IntArray = npt.NDArray[np.int64]

@@ -113,7 +113,10 @@ def _await_mirror() -> None:
     number = os.environ.get(MIRROR, "")
     end = time.monotonic() + _MIRROR_SECONDS
     with contextlib.suppress(KeyboardInterrupt):
-        while number.isdecimal() and is_alive(int(number)) and time.monotonic() < end:
+        while number.isdecimal() and is_alive(int(number)):
+            if time.monotonic() >= end:
+                say(f"the tracker has not taken all within {_MIRROR_SECONDS:.0f} seconds; process {number} goes on")
+                return
             time.sleep(_LOOK)
 
 

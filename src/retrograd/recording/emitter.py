@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -296,6 +297,9 @@ class Closed:
         return again
 
 
+_serial = attrgetter("serial")
+
+
 class LateGradients:
     """Finds gradients that come late.
 
@@ -321,6 +325,8 @@ class LateGradients:
         """The recorders whose tensors, if any came since the buffer was opened, are of an earlier micro-batch."""
         late: dict[TensorRecorder, Closed] = {}
         opened = buffer.opened
+        if min(map(_serial, self._calls), default=opened) >= opened:  # all have been called since, as nearly always
+            return late
         for calls in self._calls:
             serial = calls.serial
             if serial < opened:

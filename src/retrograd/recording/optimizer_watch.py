@@ -140,7 +140,7 @@ class _Plan(NamedTuple):
         watches: for each parameter its watch, or None.
         values: those whose value is recorded, by their places among the parameters, and where it goes.
         places: of those whose update is recorded.
-        recorders: where each of these goes.
+        recorders, rows: where each of these goes.
         keeps: whether some of these are kept as tensors.
     """
 
@@ -148,6 +148,7 @@ class _Plan(NamedTuple):
     values: list[tuple[int, TensorRecorder]]
     places: list[int]
     recorders: list[TensorRecorder]
+    rows: list[int]
     keeps: bool
 
 
@@ -156,14 +157,16 @@ def _make_plan(watches: list[ParameterWatch | None]) -> _Plan:
     values = [(place, watch.value) for place, watch in there if watch.value is not None]
     updates = [(place, watch.update) for place, watch in there if watch.update is not None]
     recorders = [recorder for _, recorder in updates]
+    rows = [recorder.row for recorder in recorders]
     keeps = any(recorder.keep is not None for recorder in recorders)
-    return _Plan(watches, values, [place for place, _ in updates], recorders, keeps)
+    return _Plan(watches, values, [place for place, _ in updates], recorders, rows, keeps)
 
 
 class _Update(NamedTuple):
     """An update that is under way: where each part goes, what is updated, and copies of it from before."""
 
     recorders: list[TensorRecorder]
+    rows: list[int]
     parameters: list[torch.Tensor]
     copies: list[torch.Tensor | bytearray]
 
@@ -208,16 +211,16 @@ class UpdateRecorder:
             plan = self._plans[optimizer] = _make_plan(of_held)
         for place, value in plan.values:
             self._see_value(value, held[place])
-        recorders, parameters = plan.recorders, [held[place] for place in plan.places]
+        recorders, rows, parameters = plan.recorders, plan.rows, [held[place] for place in plan.places]
         weights = parameters if set(map(type, parameters)) == {nn.Parameter} else list(map(_values_of, parameters))
         if sum(map(_size, weights)) > COPY_LIMIT:
             fits = self._find_fitting(recorders, weights)
-            recorders, parameters = list(compress(recorders, fits)), list(compress(parameters, fits))
-            weights = list(compress(weights, fits))
+            recorders, rows = list(compress(recorders, fits)), list(compress(rows, fits))
+            parameters, weights = list(compress(parameters, fits)), list(compress(weights, fits))
         plain: list[torch.Tensor | None] = list(weights)
         if plan.keeps:
             plain = [None if each.keep is not None else weight for each, weight in zip(recorders, weights, strict=True)]
-        self._updates[optimizer] = _Update(recorders, parameters, self._weights.take(optimizer, plain, weights))
+        self._updates[optimizer] = _Update(recorders, rows, parameters, self._weights.take(optimizer, plain, weights))
 
     def _find_fitting(self, recorders: list[TensorRecorder], weights: list[torch.Tensor]) -> list[bool]:
         """Tell which weights may be copied before the limit is reached, and note the others."""
@@ -237,8 +240,7 @@ class UpdateRecorder:
         update = self._updates.pop(optimizer, None)
         if update is None:
             return
-        recorders, parameters, copies = update
-        rows = [recorder.row for recorder in recorders]
+        recorders, rows, parameters, copies = update
         slab = self._buffer.slab(_CPU) if bytearray in map(type, copies) else None
         at = 0
         while (at := observe_updates(slab, parameters, copies, rows, at)) < len(rows):

@@ -22,8 +22,9 @@ from retrograd.history.events import (
     pick_kinds,
     read_losses,
 )
-from retrograd.history.matrix import Curve, number_steps
+from retrograd.history.matrix import Curve
 from retrograd.history.outline import from_runs, to_runs
+from retrograd.history.steps import number_steps
 from retrograd.history.table import (
     EVENT_SCHEMA,
     NO_EVENTS,
@@ -38,7 +39,7 @@ from retrograd.runs.placements import Placements
 
 IntArray = npt.NDArray[np.int64]
 
-MOST_EVENTS = 1 << 18
+MOST_EVENTS = 1 << 16
 """Events that are held; of more of them losses and updates are read when they are asked for."""
 
 

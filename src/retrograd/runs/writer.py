@@ -31,7 +31,7 @@ from retrograd.runs.rank_folder import RankFolder
 from retrograd.runs.ranks import RankClaim
 
 _LAST_WORDS_SECONDS = 60.0
-"""How long the end waits for a store; a disk it waits for as long as that takes."""
+"""How long the end, or a flush, waits for a store; a disk it waits for as long as that takes."""
 _LAST_PAUSES = (0.1, 0.4, 1.0)
 """Seconds between what is tried at the end, when a disk does not take what is left."""
 _LONGEST_PAUSE = 10.0
@@ -112,6 +112,7 @@ class RunWriter:
         self._failures = 0
         self._files: dict[str, Callable[[BinaryIO], None]] = {}
         self._writing = threading.Lock()
+        self._flushing: threading.Thread | None = None
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=warnings_kept()(self._run), name="retrograd-writer", daemon=True)
@@ -166,9 +167,15 @@ class RunWriter:
                     self._write_files()
 
     def flush(self) -> None:
-        """Write all that was added, and return when it can be read."""
-        if self._is_open:
-            self._write_all(is_paused=True)
+        """Write all that was added, and return when it can be read.
+
+        A store that does not answer is waited for a minute, and then left to a thread that asks it; until it has
+        answered, another flush waits for nothing.
+        """
+        if self._is_open and is_remote(self.path):
+            self._flush_to_store()
+        elif self._is_open:
+            self._write_all(is_paused=_is_waiting)
 
     def close(self, status: str = "finished") -> None:
         """Write all that was added, and end. Calling it twice is harmless.
@@ -214,6 +221,22 @@ class RunWriter:
             self._wake.set()
         return True
 
+    def _flush_to_store(self) -> None:
+        if self._flushing is not None and self._flushing.is_alive():
+            return
+        waiting = threading.Event()
+        waiting.set()
+        work = warnings_kept()(partial(self._write_all, is_paused=waiting.is_set))
+        self._flushing = threading.Thread(target=work, name="retrograd-flush", daemon=True)
+        self._flushing.start()
+        try:
+            self._flushing.join(_LAST_WORDS_SECONDS)
+        finally:
+            waiting.clear()
+        if self._flushing.is_alive():
+            text = f"{self.path} has not answered a flush for {_LAST_WORDS_SECONDS:.0f} seconds."
+            self._notices.warn_once("flush", f"{text} Training goes on; what is recorded waits until it answers.")
+
     # ---- the writer thread ----
 
     def _run(self) -> None:
@@ -225,21 +248,21 @@ class RunWriter:
             if self._failures:  # and what is more than half full does not ask a full disk at once again
                 self._closing.wait(min(self.flush_seconds * 2 ** min(self._failures, 8), _LONGEST_PAUSE))
             if self._is_open:
-                self._write_all(is_paused=False)
+                self._write_all(is_paused=_is_not_waiting)
         self._write_last()
 
     def _write_last(self) -> None:
         for pause in _LAST_PAUSES:
-            if self._write_all(is_paused=True, status=self._status):
+            if self._write_all(is_paused=_is_waiting, status=self._status):
                 break
             time.sleep(pause)
         else:
-            self._write_all(is_paused=True, status=self._status, is_last=True)
+            self._write_all(is_paused=_is_waiting, status=self._status, is_last=True)
         self._claim.release()
         self._has_ended = True
 
-    def _write_all(self, *, is_paused: bool, status: str = "running", is_last: bool = False) -> bool:
-        """Write what waits; returns whether nothing is left to be tried again."""
+    def _write_all(self, *, is_paused: Callable[[], bool], status: str = "running", is_last: bool = False) -> bool:
+        """Write what waits, while training does too or not; returns whether nothing is left to be tried again."""
         with self._writing:
             load = self._queue.take()
             self._attempt(partial(self._folder.copy_tensors, load.tensors))
@@ -252,7 +275,7 @@ class RunWriter:
             if is_last:
                 self._give_up()
             if is_ours:
-                is_done &= self._write_about(status if is_new or is_paused else None)
+                is_done &= self._write_about(status if is_new or is_paused() else None)
             self._failures = 0 if is_done else self._failures + 1
             self._complain_of(load)
             return is_done
@@ -263,11 +286,11 @@ class RunWriter:
                 "removed", f"Of {self.path} something was removed or renamed. It is made again, without what it held."
             )
 
-    def _write_load(self, load: Load, *, is_paused: bool) -> tuple[Load, bool]:
+    def _write_load(self, load: Load, *, is_paused: Callable[[], bool]) -> tuple[Load, bool]:
         """Write each kind by itself; returns what has to wait, and whether all else is written."""
         left = Load()
         is_placed = self._attempt(self._folder.write_placements)  # before the rows that they speak of
-        is_done = self._attempt(partial(self._folder.shards.write, is_paused=is_paused))
+        is_done = self._attempt(lambda: self._folder.shards.write(is_paused=is_paused()))
         load.events += self._folder.take_news()
         lost = Unwritten(events=len(load.events))
         if load.events and not self._attempt(partial(self._folder.write_events, load.events), lost):
@@ -350,6 +373,14 @@ class RunWriter:
 
 
 # ---- forks: none in the middle of a write, and silence in the child ----
+
+
+def _is_waiting() -> bool:
+    return True
+
+
+def _is_not_waiting() -> bool:
+    return False
 
 
 def outlive_forks(writing: threading.Lock, silence: Callable[[], None]) -> None:

@@ -1,60 +1,109 @@
 /* Counting binary exponents, as the eight bits that float32 stores. Included by _fold.c alone, which compiles it
    for several processors.
 
-   A counter that is increased twice in a row has to wait for itself, and a tensor has few exponents. So they are
-   counted in pairs: one counter for each pair of neighbours halves the increments and spreads them. */
+   A tensor has few exponents. So a block is compared with each of them, many elements at once, and what is alike is added
+   up in as many counters of one byte. A short block, or one of many exponents, is counted one by one. All of these small
+   counters are emptied before they overflow. */
 #ifndef RETROGRAD_EXPONENTS_H
 #define RETROGRAD_EXPONENTS_H
 
 enum {
     NO_EXPONENT = 255, /* of NaN and the infinities */
-    WINDOW = 64,       /* exponents that are counted in pairs: 0, and those next above the floor */
-    HEADROOM = 8,      /* by how much later blocks may exceed the first one and stay in the window */
+    LANES = 64,        /* elements that are compared at once */
+    SHORT = 192,       /* elements */
+    MANY = 32,         /* exponents */
+    COPIES = 4,        /* of what counts one by one: a counter that is increased twice in a row has to wait for itself */
+    MOST_BLOCKS = 255 / (BLOCK / LANES),
 };
 
-static const int64_t FEW = 8192, MANY = 1ll << 32; /* elements between which pairs pay, and can't overflow */
+#if defined(__GNUC__)
+typedef uint8_t Lanes __attribute__((vector_size(LANES)));
+#else
+typedef struct { uint8_t each[LANES]; } Lanes;
+#endif
 
+/* What lies between the lowest and the highest exponent is in use, and place 0; the rest is never cleared. */
 typedef struct {
     int lowest, highest; /* of the exponents other than 0 */
-    int floor;           /* of the window; negative while nothing is counted in pairs */
-    uint64_t single[4][256];
-    uint32_t pairs[2][WINDOW * WINDOW]; /* by the second and the first exponent of the pair, above the floor */
+    int blocks;          /* in the small counters */
+    Lanes lanes[256];
+    uint16_t singles[COPIES][256];
+    int64_t counts[256];
 } Exponents;
+
+INLINE void clear_exponents(Exponents *e, int from, int to)
+{
+    if (to < from) return;
+    size_t places = (size_t)(to - from + 1);
+    for (int k = 0; k < COPIES; k++) memset(e->singles[k] + from, 0, places * sizeof **e->singles);
+    memset(e->counts + from, 0, places * sizeof *e->counts);
+    memset(e->lanes + from, 0, places * sizeof *e->lanes);
+}
 
 INLINE void begin_exponents(Exponents *e)
 {
-    e->lowest = NO_EXPONENT, e->highest = 0, e->floor = -1;
-    memset(e->single, 0, sizeof e->single);
+    e->lowest = NO_EXPONENT + 1, e->highest = 0, e->blocks = 0;
+    clear_exponents(e, 0, 0);
 }
 
-INLINE void open_window(Exponents *e, int highest)
+/* Take these exponents into use, if there are any: the highest is 0 if not. */
+INLINE void widen(Exponents *e, int lowest, int highest)
 {
-    int top = highest + HEADROOM < NO_EXPONENT ? highest + HEADROOM : NO_EXPONENT - 1;
-    e->floor = top < WINDOW ? 0 : top - (WINDOW - 1);
-    memset(e->pairs, 0, sizeof e->pairs);
+    if (!highest) return;
+    if (!e->highest) {
+        clear_exponents(e, lowest, highest);
+        e->lowest = lowest, e->highest = highest;
+        return;
+    }
+    clear_exponents(e, lowest, e->lowest - 1);
+    clear_exponents(e, e->highest + 1, highest);
+    if (lowest < e->lowest) e->lowest = lowest;
+    if (highest > e->highest) e->highest = highest;
 }
 
 INLINE void count_singly(Exponents *e, const uint8_t *exponents, int n)
 {
     int i = 0;
-    for (; i + 4 <= n; i += 4)
-        for (int k = 0; k < 4; k++) e->single[k][exponents[i + k]]++;
-    for (; i < n; i++) e->single[0][exponents[i]]++;
+    for (; i + COPIES <= n; i += COPIES)
+        for (int k = 0; k < COPIES; k++) e->singles[k][exponents[i + k]]++;
+    for (; i < n; i++) e->singles[0][exponents[i]]++;
 }
 
-INLINE void count_pairs(Exponents *e, const uint8_t *exponents)
+/* Count, of a number of elements that lanes divide, those that have one exponent. */
+INLINE void count_alike(Exponents *e, const uint8_t *exponents, int n, int exponent)
 {
-    uint8_t places[BLOCK], floor = (uint8_t)e->floor;
-    uint16_t pairs[BLOCK / 2];
-    for (int i = 0; i < BLOCK; i++) places[i] = exponents[i] > floor ? (uint8_t)(exponents[i] - floor) : 0;
-    memcpy(pairs, places, sizeof pairs);
-    for (int i = 0; i < BLOCK / 2; i++) pairs[i] = (uint16_t)((pairs[i] & 0x3f) | (pairs[i] >> 2 & 0xfc0));
-    for (int i = 0; i < BLOCK / 2; i += 4)
-        for (int k = 0; k < 4; k++) e->pairs[k & 1][pairs[i + k]]++;
+#if defined(__GNUC__)
+    Lanes sum = e->lanes[exponent], wanted = (Lanes){0} + (uint8_t)exponent, these;
+    for (int i = 0; i < n; i += LANES) {
+        memcpy(&these, exponents + i, LANES);
+        sum -= (Lanes)(these == wanted); /* which is -1 where they are alike */
+    }
+    e->lanes[exponent] = sum;
+#else
+    for (int i = 0; i < n; i++) e->counts[exponent] += exponents[i] == exponent;
+#endif
 }
 
-/* Count a block of a tensor that has `total` elements. */
-INLINE void count_exponents(Exponents *e, const uint8_t *exponents, int n, int64_t total)
+INLINE void empty_counters(Exponents *e, int exponent)
+{
+    uint8_t lanes[LANES];
+    int sum = 0;
+    memcpy(lanes, &e->lanes[exponent], LANES);
+    for (int i = 0; i < LANES; i++) sum += lanes[i];
+    for (int k = 0; k < COPIES; k++) sum += e->singles[k][exponent], e->singles[k][exponent] = 0;
+    e->counts[exponent] += sum;
+    memset(&e->lanes[exponent], 0, LANES);
+}
+
+INLINE void empty_all(Exponents *e)
+{
+    empty_counters(e, 0);
+    for (int exponent = e->lowest; exponent <= e->highest; exponent++) empty_counters(e, exponent);
+    e->blocks = 0;
+}
+
+/* Count a block. */
+INLINE void count_exponents(Exponents *e, const uint8_t *exponents, int n)
 {
     uint8_t smallest = 255, before_lowest = 255, highest = 0;
 #pragma omp simd reduction(min : smallest, before_lowest) reduction(max : highest)
@@ -64,52 +113,29 @@ INLINE void count_exponents(Exponents *e, const uint8_t *exponents, int n, int64
         before_lowest = before < before_lowest ? before : before_lowest;
         highest = exponent > highest ? exponent : highest;
     }
-    if (highest > e->highest) e->highest = highest;
-    if (before_lowest + 1 < e->lowest) e->lowest = before_lowest + 1;
+    int lowest = before_lowest + 1;
+    widen(e, lowest, highest);
     if (smallest == highest) {
-        e->single[0][highest] += n;
+        e->counts[highest] += n;
         return;
     }
-    if (e->floor < 0 && total > FEW && total < MANY && highest < NO_EXPONENT) open_window(e, highest);
-    if (n == BLOCK && e->floor >= 0 && before_lowest >= e->floor && highest < e->floor + WINDOW)
-        count_pairs(e, exponents);
-    else
-        count_singly(e, exponents, n);
-}
-
-/* Turn counts of pairs into counts of exponents; place 0 of a window stands for exponent 0. */
-INLINE void unfold_pairs(Exponents *e)
-{
-    uint32_t firsts[WINDOW] = {0}, seconds[WINDOW] = {0};
-    for (int second = 0; second < WINDOW; second++) {
-        const uint32_t *even = e->pairs[0] + second * WINDOW, *odd = e->pairs[1] + second * WINDOW;
-        uint32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int first = 0; first < WINDOW; first++) {
-            uint32_t count = even[first] + odd[first];
-            firsts[first] += count;
-            sum += count;
-        }
-        seconds[second] = sum;
+    if (e->blocks == MOST_BLOCKS) empty_all(e);
+    e->blocks++;
+    int whole = n > SHORT && highest - lowest < MANY ? n / LANES * LANES : 0;
+    if (whole) {
+        if (!smallest) count_alike(e, exponents, whole, 0);
+        for (int exponent = lowest; exponent <= highest; exponent++) count_alike(e, exponents, whole, exponent);
     }
-    for (int place = 0; place < WINDOW; place++) {
-        e->single[0][place ? e->floor + place : 0] += firsts[place];
-        e->single[1][place ? e->floor + place : 0] += seconds[place];
-    }
-}
-
-INLINE int64_t singles(const Exponents *e, int exponent)
-{
-    return (int64_t)(e->single[0][exponent] + e->single[1][exponent] + e->single[2][exponent] + e->single[3][exponent]);
+    count_singly(e, exponents + whole, n - whole);
 }
 
 /* The bins of a contribution whose zeros are known: they have exponent 0, as only subnormal numbers should. */
 INLINE void end_exponents(Exponents *e, Contribution *c)
 {
-    if (e->floor >= 0) unfold_pairs(e);
-    int64_t subnormal = singles(e, 0) - c->moments.zeros;
+    empty_all(e);
+    int64_t subnormal = e->counts[0] - c->moments.zeros;
     for (int bin = subnormal ? 0 : e->lowest; bin < BINS && bin <= e->highest; bin++) {
-        int64_t count = bin ? singles(e, bin) : subnormal;
+        int64_t count = !bin ? subnormal : bin < e->lowest ? 0 : e->counts[bin];
         c->bins[bin] = count;
         if (count > 0 && c->first > bin) c->first = bin;
         if (count > 0) c->last = bin;

@@ -106,7 +106,6 @@ INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Con
     int n;
     Cursor cursor = start(e), other = start(minus ? minus : e);
     Run run = begin_run(0, 0);
-    int64_t total = cursor.left;
     if (histogram) begin_exponents(&exponents);
     while (cursor.left > 0) {
         const void *block = next_block(&cursor, gathered, &n);
@@ -120,7 +119,7 @@ INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Con
         add_float32(&run, x, n, &out->moments);
         if (histogram) {
             exponents32(x, n, codes);
-            count_exponents(&exponents, codes, n, total);
+            count_exponents(&exponents, codes, n);
         }
     }
     end_run(&run, &out->moments);
@@ -134,7 +133,6 @@ INLINE void fold64(const Elements *e, const Elements *minus, bool histogram, Con
     Exponents exponents;
     int n;
     Cursor cursor = start(e), other = start(minus ? minus : e);
-    int64_t total = cursor.left;
     if (histogram) begin_exponents(&exponents);
     while (cursor.left > 0) {
         const void *block = next_block(&cursor, gathered, &n);
@@ -148,7 +146,7 @@ INLINE void fold64(const Elements *e, const Elements *minus, bool histogram, Con
         }
         if (histogram) {
             exponents64(x, n, codes);
-            count_exponents(&exponents, codes, n, total);
+            count_exponents(&exponents, codes, n);
         }
         Moments part = moments64(x, n, room);
         merge_moments(&out->moments, &part);
