@@ -170,6 +170,7 @@ def do_nothing(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 GROUPS = [
+    Group({"bare, a net of its own": do_nothing}),
     Group(
         {
             "recorded: statistics, histogram": partial(rg.record, sites=OUTPUTS),

@@ -16,6 +16,7 @@ from retrograd.findings.detectors.accumulation import AccumulationNotDivided
 from retrograd.findings.detectors.call_order import StepTooSeldom
 from retrograd.findings.record import CannotTell, Record
 from tests.findings.by_hand import ask
+from tests.findings.programs import make_calls, make_chain, make_program
 
 MICRO = 4
 ALL = torch.tensor(32.0)
@@ -83,6 +84,9 @@ DIVIDED: dict[str, Loss] = {
     "by all tokens": lambda logits, target: _sum(logits, target) / 29,
     "summed": _sum,
 }
+TERMS = 2000
+"""More than functions that call themselves may go deep."""
+
 UNKNOWN: dict[str, tuple[Loss, str]] = {
     "weighed": (lambda logits, target: 0.5 * _plain(logits, target), "multiplied by 0.5, and not by 1/4"),
     "a tensor": (lambda logits, target: _sum(logits, target) / ALL, "divided by a tensor, which may count"),
@@ -107,6 +111,16 @@ def test_a_loss_of_which_it_is_not_known(name: str) -> None:
     loss, reason = UNKNOWN[name]
     with pytest.raises(CannotTell, match=reason):
         list(AccumulationNotDivided().check(_train(loss)))
+
+
+def test_a_loss_of_many_terms() -> None:
+    terms = [("mean", (-1,), ((8,),), ()), *(("add", (k, k), ((), ()), ()) for k in range(TERMS))]
+    calls = make_calls([(*("forward", "backward") * MICRO, "step")] * 3)
+    assert len(ask(AccumulationNotDivided, make_program([make_chain(*terms, outputs=[]), *calls]))) == 1
+    divided = make_chain(*terms, ("div", (TERMS,), ((),), (), str(MICRO)), outputs=[])
+    assert list(AccumulationNotDivided().check(make_program([divided, *calls]))) == []
+    summed = make_chain(("sum", (-1,), ((8,),), ()), *terms[1:], outputs=[])
+    assert list(AccumulationNotDivided().check(make_program([summed, *calls]))) == []
 
 
 def _train_scaled(make_loss: Loss, divisor: float) -> Record:

@@ -319,3 +319,24 @@ def test_only_what_compiled_code_lacks_is_told_of() -> None:
         torch.compiler.reset()
         record("*:output*")
         record("*:output*")
+
+
+def test_two_wrappers_of_one_model_each_have_their_own_boundary() -> None:
+    def train(compiles: bool) -> list[dict[str, list[float]]]:
+        torch.manual_seed(0)
+        net = Flat()
+        first, second = [torch.compile(net, backend="aot_eager") if compiles else net for _ in range(2)]
+        sites = ["self:outputs", "self:outputs.grad"]
+        histories = []
+        for scale in (1.0, 2.0):  # in eager code one after the other, for there the two are one
+            with rg.record(first, sites=sites) as one, rg.record(second, sites=sites) as two:
+                call, recorder = (first, one) if scale == 1 else (second, two)
+                loss, hidden, _ = call(torch.full((2, 6), scale))
+                (loss + hidden.sum()).backward()
+            histories.append({str(site): recorder.history[site].rms.tolist() for site in recorder.history})
+        return histories
+
+    for found, expected in zip(train(True), train(False), strict=True):
+        assert found.keys() == expected.keys()
+        for site, rms in expected.items():
+            assert found[site] == pytest.approx(rms), site

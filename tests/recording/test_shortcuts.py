@@ -13,11 +13,12 @@ from torch.utils.checkpoint import checkpoint
 import retrograd as rg
 from retrograd.hooks import gradients, module
 from retrograd.hooks.native import taps
+from retrograd.recording.keep import TensorKeeper
 from retrograd.recording.module_watch import OutputWatch
 from retrograd.recording.record import Recording
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
-from tests.recording.collector import Collector
+from tests.recording.collector import Collector, collect
 
 
 class Pair(nn.Module):
@@ -100,13 +101,15 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("*:output*", {"statistics": False, "tensor_budget": 2000}),
         (rg.Keep("cell:output*", last=1), {"tensor_budget": 700}),
         (rg.Keep("*:output*", copy=True), {"histogram": False}),
+        ("*:output*", {"tensor_budget": 10**30}),
     ],
-    ids=["statistics", "and references", "references alone, which do not fit", "the last ones", "copies"],
+    ids=["statistics", "and references", "references alone, which do not fit", "the last ones", "copies", "no end"],
 )
 def test_compiled_code_records_what_python_does(
     keeps: Any, options: dict[str, Any], frames: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.warns(UserWarning, match="budget") if "tensor_budget" in options else nullcontext():
+    is_short = options.get("tensor_budget", 10**6) < 10**6
+    with pytest.warns(UserWarning, match="budget") if is_short else nullcontext():
         by_code = tell(run(keeps, **options))
     n_frames = len(frames)
     monkeypatch.setattr(gradients, "taps", None)
@@ -115,3 +118,16 @@ def test_compiled_code_records_what_python_does(
     assert by_code == by_python
     assert len(by_code[0]) > 100 or len(by_code[1]) > 50
     assert n_frames < 0.6 * (len(frames) - n_frames)
+
+
+def test_what_fails_past_python_is_not_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(keeper: TensorKeeper, keep: rg.Keep, tensor: torch.Tensor) -> int | None:
+        raise ValueError
+
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    with collect(net, sites="*:output*", tensors="*:output*", tensor_budget=600) as seen:
+        net(torch.randn(5, 4)).sum().backward()
+        monkeypatch.setattr(TensorKeeper, "admit", fail)  # asked past Python only where there is no room
+        net(torch.randn(10, 4)).sum().backward()
+    assert seen.events_of("fault")
+    assert {row.calls for row in seen.rows} == {1}

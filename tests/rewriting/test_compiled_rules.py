@@ -433,3 +433,12 @@ def test_a_single_tensor_of_code_that_was_compiled_before() -> None:
     with rg.rewrite(None, {"watch/out.grad": halve}):
         rg.watch("out", compiled(x)).sum().backward()
     torch.testing.assert_close(net[0].weight.grad, torch.full((2, 2), 0.5))
+
+
+def test_what_is_computed_from_what_code_returns_that_was_compiled_before() -> None:
+    part, x = Parted("plain"), torch.ones(1, 2)
+    part.compile(backend="aot_eager")
+    part(x)
+    with rg.rewrite(None, {"watch/out.grad": halve}):
+        rg.watch("out", part(x)[1].neg()).sum().backward()
+    torch.testing.assert_close(part.a.weight.grad, torch.full((2, 2), -0.5))

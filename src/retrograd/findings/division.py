@@ -141,26 +141,65 @@ def _is_close(number: float) -> bool:
     return math.isclose(abs(number), 1, rel_tol=_CLOSE)
 
 
+_Way = tuple[int, tuple[float, ...], str]
+"""An operation below the loss, what multiplies it on the way there, and the tensor that divides it, in words."""
+
+_COUNT = "a count"
+
+
 def _find_terms(chain: Chain, number: int, is_scaled: bool) -> Iterator[_Term]:
     """Go from the loss to the means and sums that it is made of."""
-    if number < 0:
-        yield _Term(unknown="it was not seen what the loss is made of")
-        return
-    name, operands = chain.name(number), chain.listed[number].operands
-    known = chain.operands(number)
+    waiting: list[_Way] = [(number, (), "")]
+    seen = set(waiting)
+    while waiting:
+        way = number, factors, divisor = waiting.pop()
+        below = _list_below(chain, way, is_scaled) if number >= 0 else []
+        if not below:
+            yield _divide(_read_term(chain, number, factors), divisor)
+        waiting += [each for each in dict.fromkeys(below) if each not in seen]
+        seen.update(below)
+
+
+def _list_below(chain: Chain, way: _Way, is_scaled: bool) -> list[_Way]:
+    """What an operation adds up, hands on or multiplies; nothing for one that makes a term."""
+    number, factors, divisor = way
+    name, operands, known = chain.name(number), chain.listed[number].operands, chain.operands(number)
+    if name in ("add", "sub"):
+        return [(each, factors, divisor) for each in known]
+    if (name in VIEWS or name == "neg") and known:
+        return [(known[0], factors, divisor)]
+    if name not in ("mul", "div") or not operands or operands[0] < 0:
+        return []
+    factor = factor_of(chain, number) if len(operands) == 1 else 0.0
+    if factor:
+        return [(operands[0], (*factors, factor if name == "mul" else 1 / factor), divisor)]
+    if name == "mul":
+        return [(operands[0], factors, divisor if is_scaled else "the loss is multiplied by a tensor")]
+    counting = chain.ancestors(operands[1]) if len(operands) == 2 and operands[1] >= 0 else ()
+    is_count = not divisor and any(chain.name(each) in _COUNTS for each in counting)
+    unknown = "the loss is divided by a tensor, which may count what all micro-batches hold"
+    return [(operands[0], factors, _COUNT if is_count else unknown)]
+
+
+def _divide(term: _Term, divisor: str) -> _Term:
+    """A term that a tensor divides: a sum over a count is a mean."""
+    if not divisor or term.unknown:
+        return term
+    if divisor == _COUNT and term.is_sum:
+        return _Term(term.factors)
+    return _Term(unknown=divisor if divisor != _COUNT else "a mean is divided by a count")
+
+
+def _read_term(chain: Chain, number: int, factors: tuple[float, ...]) -> _Term:
+    """What an operation makes that is no sum of terms."""
+    name = chain.name(number)
     if name in LOSSES or name == "mean":
-        yield _read_reduction(chain, number)
-    elif name == "sum":
-        yield _Term(is_sum=True, sizes=_sizes(chain.listed[number].takes[:1], chain, number))
-    elif name in ("add", "sub") and known:
-        for each in known:
-            yield from _find_terms(chain, each, is_scaled)
-    elif (name in VIEWS or name == "neg") and known:
-        yield from _find_terms(chain, known[0], is_scaled)
-    elif name in ("mul", "div") and known and operands[0] >= 0:
-        yield from _multiply(chain, number, is_scaled)
-    else:
-        yield _Term(unknown=f"backward begins from what `{name}` makes, which need be neither a mean nor a sum")
+        return replace(_read_reduction(chain, number), factors=factors)
+    if name == "sum":
+        return _Term(factors, _sizes(chain.listed[number].takes[:1], chain, number), is_sum=True)
+    if number < 0:
+        return _Term(unknown="it was not seen what the loss is made of")
+    return _Term(unknown=f"backward begins from what `{name}` makes, which need be neither a mean nor a sum")
 
 
 def _read_reduction(chain: Chain, number: int) -> _Term:
@@ -177,28 +216,3 @@ def _sizes(takes: tuple[str, ...], chain: Chain, number: int) -> frozenset[int]:
     """Numbers by which a sum over tensors of these shapes may be divided for a mean: of samples, tokens, elements."""
     shapes = [chain.taken(number, place) or () for place in range(len(takes))]
     return frozenset(count(shape[:end]) for shape in shapes for end in range(1, len(shape) + 1))
-
-
-def _multiply(chain: Chain, number: int, is_scaled: bool) -> Iterator[_Term]:
-    """The terms below a product or a quotient."""
-    name, operands = chain.name(number), chain.listed[number].operands
-    terms = _find_terms(chain, operands[0], is_scaled)
-    factor = factor_of(chain, number) if len(operands) == 1 else 0.0
-    if factor:
-        for term in terms:
-            yield replace(term, factors=(*term.factors, factor if name == "mul" else 1 / factor))
-    elif name == "mul" and is_scaled:
-        yield from terms  # by the scaler
-    elif name == "div" and len(operands) == 2:
-        is_counted = any(chain.name(each) in _COUNTS for each in _ancestors(chain, operands[1]))
-        for term in terms:
-            if term.is_sum and not term.factors and is_counted:
-                yield _Term()
-            else:
-                yield _Term(unknown="the loss is divided by a tensor, which may count what all micro-batches hold")
-    else:
-        yield _Term(unknown="the loss is multiplied by a tensor")
-
-
-def _ancestors(chain: Chain, number: int) -> frozenset[int]:
-    return chain.ancestors(number) if number >= 0 else frozenset()

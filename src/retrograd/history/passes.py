@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.history.rows import Part
+from retrograd.history.steps import number_steps
 
 Mask = npt.NDArray[np.bool_]
 
@@ -45,7 +46,7 @@ def choose_first(pieces: list[Part]) -> Mask:
     if first.all():
         return first
     steps = _join(pieces, "step")
-    index = np.flatnonzero((passes >= 0) & np.isin(steps, np.unique(steps[~first])))
+    index = np.flatnonzero((passes >= 0) & np.isin(steps, number_steps(steps[~first])[0]))
     keys = [passes[index], *(_join(pieces, name)[index] for name in _OF_MOMENT)]
     order = np.lexsort(keys)
     is_begin = np.zeros(len(order), np.bool_)

@@ -84,34 +84,39 @@ static PyObject *refer_to(PyObject *tensor, PyObject **version)
 }
 
 /* Count the bytes of what is kept; where there is no room, Python makes some. Its bytes, or None where it cannot. */
-static PyObject *admit(PyObject *keeper, PyObject *recorder, PyObject *kept)
+static PyObject *admit(const Target *target, PyObject *kept)
 {
     PyObject *size = PyObject_GetAttr(kept, s_nbytes);
-    long long more = size ? PyLong_AsLongLong(size) : -1, held = number(PyObject_GetAttr(keeper, s_held));
-    long long budget = number(PyObject_GetAttr(keeper, s_budget));
-    if (!PyErr_Occurred() && held + more <= budget && set_number(keeper, s_held, held + more)) return size;
+    long long more = size ? PyLong_AsLongLong(size) : -1, held = number(PyObject_GetAttr(target->keeper, s_held));
+    long long budget = number(PyObject_GetAttr(target->keeper, s_budget));
+    if (!PyErr_Occurred() && held + more <= budget && set_number(target->keeper, s_held, held + more)) return size;
     Py_XDECREF(size);
-    if (PyErr_Occurred()) return NULL;
-    PyObject *keep = PyObject_GetAttr(recorder, s_keep);
-    PyObject *admitted = keep ? PyObject_CallMethodObjArgs(keeper, s_admit, keep, kept, NULL) : NULL;
+    PyErr_Clear(); /* Python's numbers have no end */
+    PyObject *keep = PyObject_GetAttr(target->recorder, s_keep);
+    PyObject *admitted = keep ? PyObject_CallMethodObjArgs(target->keeper, s_admit, keep, kept, NULL) : NULL;
     Py_XDECREF(keep);
+    if (!admitted && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear(); /* Python finds it again */
     return admitted;
 }
 
-/* False with an exception. */
-static bool hold(const Target *target, PyObject *kept, PyObject *version)
+/* Take back what admit has counted, since the tensor could not be read; its exception stays. */
+static void dismiss(const Target *target, PyObject *size)
 {
-    PyObject *size = admit(target->keeper, target->recorder, kept);
-    if (!size || size == Py_None) {
-        Py_XDECREF(size);
-        return size != NULL;
-    }
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    long long held = number(PyObject_GetAttr(target->keeper, s_held)), less = PyLong_AsLongLong(size);
+    if (PyErr_Occurred() || !set_number(target->keeper, s_held, held - less)) PyErr_Clear();
+    PyErr_Restore(type, error, traceback);
+}
+
+/* False with an exception. */
+static bool hold(const Target *target, PyObject *kept, PyObject *version, PyObject *size)
+{
     PyObject *list = PyObject_GetAttr(target->buffer, s_kept);
     PyObject *entry = list ? PyTuple_Pack(4, target->recorder, kept, version, size) : NULL;
     bool fine = entry && PyList_Append(list, entry) == 0;
     Py_XDECREF(entry);
     Py_XDECREF(list);
-    Py_DECREF(size);
     return fine;
 }
 
@@ -125,10 +130,15 @@ PyObject *take_in(const Target *shared, PyObject *tensor)
         Py_XNewRef(shared->buffer),
     };
     PyObject *version = NULL, *kept = target.keeper ? refer_to(tensor, &version) : NULL, *answer = NULL;
-    if (kept || !target.keeper)
+    PyObject *size = kept ? admit(&target, kept) : NULL; /* first, for what fails is done anew in Python, all of it */
+    if (size || !target.keeper)
         answer = target.observe ? PyObject_CallFunctionObjArgs(target.observe, tensor, target.row, NULL)
                                 : Py_NewRef(Py_None);
-    if (answer && kept && !hold(&target, kept, version)) Py_CLEAR(answer);
+    if (size && size != Py_None) {
+        if (!answer) dismiss(&target, size);
+        else if (!hold(&target, kept, version, size)) Py_CLEAR(answer);
+    }
+    Py_XDECREF(size);
     Py_XDECREF(version);
     Py_XDECREF(kept);
     clear_target(&target);

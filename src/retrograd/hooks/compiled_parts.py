@@ -48,14 +48,15 @@ def find_part(tensor: Tensor) -> Part:
         return Part.WHOLE
     if tensor.output_nr in node.metadata.get(_MARK, ()):
         return Part.SOME
-    made = _find_compiled(node)
+    made = _find_compiled(tensor)
     return Part.WHOLE if made is None or type(made) in _known or len(inputs_of(made)) == 1 else Part.UNKNOWN
 
 
-def _find_compiled(node: Any) -> Any:
-    """The node of the compiled code that made a tensor; views of what that returns are made outside of it."""
+def _find_compiled(tensor: Tensor) -> Any:
+    """The node of the compiled code that returned a tensor; views of what that has made are made outside of it."""
+    node: Any = tensor.grad_fn
     while node is not None and name_of(node) != _NODE:
-        edges = edges_of(node)
+        edges = edges_of(node) if tensor._is_view() else ()
         node = edges[0][0] if len(edges) == 1 else None
     return node
 
@@ -142,7 +143,7 @@ def _marking(compiled: Callable[..., Any], used: Sequence[int]) -> Callable[...,
             if node is not None:
                 node.metadata.setdefault(_MARK, set()).add(outputs[place].output_nr)
         if not is_known:
-            made = [_find_compiled(each.grad_fn) for each in outputs if isinstance(each, Tensor)]
+            made = [_find_compiled(each) for each in outputs if isinstance(each, Tensor)]
             kinds = {type(node) for node in made if node is not None}
             _known.update(kinds)
             is_known = bool(kinds)

@@ -255,7 +255,7 @@ class ModuleTap(Tap[Watcher]):
 
 
 class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
-    __slots__ = ("_find_module", "_shown", "_told")
+    __slots__ = ("_find_module", "_of_wrappers", "_shown", "_told")
 
     trace, put = staticmethod(trace_tap), staticmethod(put_tap)
 
@@ -267,8 +267,9 @@ class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         self.entries = (set_after(module, self, number=TAP),)
         add_tap(self)
         wrapped = getattr(module, "_orig_mod", None) if is_compiled(module) else None
-        if isinstance(wrapped, nn.Module) and TAP_OF_WRAPPER not in wrapped._forward_hooks:  # the first wrapper's stays
-            self.entries += (set_after(wrapped, _TapOfWrapper(self.handle), number=TAP_OF_WRAPPER),)
+        self._of_wrappers = _TapOfWrappers.on(wrapped) if isinstance(wrapped, nn.Module) else None
+        if self._of_wrappers is not None:
+            self._of_wrappers.join(self)
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -293,6 +294,19 @@ class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         """Have these watchers instead."""
         super().watch(watchers)
         self._told = tuple((each.switch, each.shortcut, each.after_forward) for each in watchers)
+
+    @property
+    def is_called(self) -> bool:
+        """Whether this thread is in a call of the module."""
+        module = self._find_module()
+        return module is not None and find_call_of(module) is not None
+
+    def leave(self, watcher: ForwardWatcher) -> bool:
+        """Take a watcher away, and the hooks with the last one; returns whether they stay."""
+        stays = super().leave(watcher)
+        if not stays and self._of_wrappers is not None:
+            self._of_wrappers.leave(self)
+        return stays
 
     def _tell(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
         if names[0].startswith(RETURNED):  # the call is compiled code itself
@@ -327,13 +341,41 @@ class _Shown:
         return [(keys, tensor) for keys, tensor in found.items() if keys not in self.shapes]
 
 
-class _TapOfWrapper(UntracedHook):
-    """Stands on a module that a compiled wrapper calls, whose tap is at the wrapper's boundary."""
+class _TapOfWrappers(UntracedHook):
+    """Stands on a module that compiled wrappers call, for their taps, each at its own boundary: they share a graph."""
 
-    __slots__ = ("handle",)
+    __slots__ = ("__weakref__", "_entry", "_taps", "handle")
 
-    def __init__(self, handle: Tensor) -> None:
-        self.handle = handle
+    def __init__(self, module: nn.Module) -> None:
+        self.handle = make_handle(self)
+        self._taps: tuple[weakref.ref[_ForwardTap], ...] = ()
+        self._entry = set_after(module, self, number=TAP_OF_WRAPPER)
+
+    @classmethod
+    def on(cls, module: nn.Module) -> _TapOfWrappers:
+        """The one on a module."""
+        found = module._forward_hooks.get(TAP_OF_WRAPPER)
+        return found if isinstance(found, cls) else cls(module)
+
+    def join(self, tap: _ForwardTap) -> None:
+        """Stand for this tap, too."""
+        self._taps = (*self._taps, weakref.ref(tap))
+
+    def leave(self, tap: _ForwardTap) -> None:
+        """Stand for it no more, and for the last one not at all."""
+        self._taps = tuple(find for find in self._taps if find() not in (None, tap))
+        if not self._taps:
+            self._entry.remove()
+
+    def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
+        """Tell the tap of the wrapper that is called."""
+        taps = [tap for tap in (find() for find in self._taps) if tap is not None]
+        for tap in taps:
+            tap.is_compiled = True  # it is part of the graph, whoever is called
+        for tap in taps:
+            if tap.is_called:
+                return tap.see_compiled(tensors, names, trains)
+        return NOBODY
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
