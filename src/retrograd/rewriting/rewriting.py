@@ -307,6 +307,12 @@ class Rewriting:
             self.clock.backward_ends(failed)
 
     def __enter__(self) -> Self:
+        if not self.is_active:
+            raise RewriteError(
+                "These rules were removed.",
+                repair="call rg.rewrite() again for each block; the rules themselves may be the same.",
+                reason="entered again none would act.",
+            )
         return self
 
     def __exit__(

@@ -32,6 +32,10 @@ while training goes on. This page describes format {format}.
   writing the merged one and removing it.
 - A process writes every two seconds. Killed at any moment, it loses the rows that it has recorded since, and kept
   tensors of up to twice that time; a power cut may take more, for files are not forced to the disk one by one.
+- Rows of a step are handed to the writer when the next forward begins, or at a flush: where a process is killed while
+  it waits behind `optimizer.step()`, as for data, the rows of that step are lost, however long ago it was.
+- The last step of a process that was killed may lack rows: those of later micro-batches, or its updates. A step is
+  whole where the process has rows of a later one, or ended by itself (`status` is not `running`).
 - There is no column for the rank: the folder tells it. What ranks hold the same of is to be counted once: see
   [`placements.json`](#placementsjson).
 
