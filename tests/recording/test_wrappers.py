@@ -159,3 +159,4 @@ def test_what_a_stage_of_a_pipeline_runs_for_the_shapes_alone() -> None:
     assert history.loss.values.tolist() == pytest.approx([torch.stack(losses[1:]).mean().item()])
     assert history["0#1:output"].count.tolist() == [8]
     assert "0#3:output" not in history
+    assert history.manifest["split"] == {"ranks": [], "stages": {"": 0}}
