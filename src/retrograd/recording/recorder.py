@@ -16,7 +16,7 @@ from retrograd.facts.facts import SOURCES, Facts
 from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
-from retrograd.hooks.distributed import count_processes, is_second_half, is_sharded
+from retrograd.hooks.distributed import count_processes, is_rehearsal, is_second_half, is_sharded
 from retrograd.hooks.gradients import hidden_shortcuts
 from retrograd.hooks.listeners import SeeGradient, hidden_hooks, never_raise
 from retrograd.hooks.module import put_readers_last
@@ -239,9 +239,9 @@ class Recorder:
 
     @never_raise()
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """Begin a pass, unless another thread runs it."""
+        """Begin a pass, unless another thread runs it, or it is for the shapes alone."""
         clock, backward = self.clock, self._backward
-        if threading.get_ident() != clock.thread:
+        if threading.get_ident() != clock.thread or is_rehearsal():
             return
         backward.is_running = True
         clock.is_second_half = clock.is_piped and is_second_half()
@@ -262,7 +262,7 @@ class Recorder:
     def backward_ends(self, failed: bool) -> None:
         """End the pass."""
         clock, backward = self.clock, self._backward
-        if threading.get_ident() != clock.thread:
+        if threading.get_ident() != clock.thread or is_rehearsal():
             return
         backward.finish_inputs(failed)
         if self._reductions.groups and clock.on and not failed:

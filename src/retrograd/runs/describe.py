@@ -125,7 +125,9 @@ A tensor that training changed in place before it was written is not stored; an 
 `format`, `versions`, `command`, `seed`, `git` (`commit`, `dirty`), `host`, `platform`, `pid`, `started`, `sites`,
 and what the recorder tells, such as `model` and `selection`. `resumed` lists the facts of each later session. `model`
 has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype`,
-`settings` as it shows them itself, and under `retrograd run` the `line` that constructed it.
+`settings` as it shows them itself, and under `retrograd run` the `line` that constructed it. Where one model is split
+over ranks, `split` tells with which `ranks` rank 0 shares each forward (tensor parallelism), and which of its models
+are `stages` of a pipeline, as in `placements.json`.
 
 Where `retrograd compact` has merged ranks, `compacted` tells which (`ranks`): all rows are then in the folder `merged`
 of the first rank, with the names of sites that the history of all ranks has, and what is left in the folders
