@@ -8,7 +8,7 @@ import sys
 
 from setuptools import Extension, setup
 
-UNIX = ["-O3", "-g0", "-std=gnu11", "-fopenmp-simd"]  # the pragmas that let sums vectorise; no OpenMP runtime
+UNIX = ["-O3", "-g0", "-std=gnu11", "-fvisibility=hidden", "-fopenmp-simd"]  # its pragmas vectorise sums; no runtime
 
 HOW = {
     "define_macros": [("Py_LIMITED_API", "0x030B0000")],
@@ -26,10 +26,14 @@ kernel = Extension(
     **HOW,
 )
 
-hooks = [
-    Extension(f"retrograd.hooks.{name}", sources=[f"src/retrograd/hooks/{name}.c"], **HOW)
-    for name in ("_native", "_resting")
-]
+native = Extension(
+    "retrograd.hooks._native",
+    sources=[f"src/retrograd/hooks/{name}.c" for name in ("_native", "_nodes", "_marks", "_operations")],
+    depends=["src/retrograd/hooks/_native.h"],
+    **HOW,
+)
+
+resting = Extension("retrograd.hooks._resting", sources=["src/retrograd/hooks/_resting.c"], **HOW)
 
 taps = Extension(
     "retrograd.hooks._taps",
@@ -38,4 +42,4 @@ taps = Extension(
     **HOW,
 )
 
-setup(ext_modules=[kernel, *hooks, taps], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+setup(ext_modules=[kernel, native, resting, taps], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -1,4 +1,5 @@
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ import retrograd as rg
 from retrograd.findings import explain
 from retrograd.findings.detectors.batch_norm import BatchNorm
 from retrograd.findings.detectors.gradient_flow import HooksScale
+from retrograd.findings.detectors.missing_gradients import NotOptimized
 from retrograd.findings.detectors.ranks import RanksDisagree
 from retrograd.findings.record import CannotTell, Record
-from retrograd.history.facts import Buffer, Input, Modes, Parameter
+from retrograd.history.facts import Buffer, Input, Modes, OptimizerMade, Parameter
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import Elements, ask, make_record, spread
 
@@ -113,6 +115,15 @@ def test_ranks_that_are_given_their_own() -> None:
         list(RanksDisagree().check(make_ranks(["a", "b", "c"], [])))
 
 
+def test_ranks_that_share_a_model_share_its_batches() -> None:
+    alike = make_ranks(["a", "b", "c"], ["a", "b", "c"])
+    alike.manifest["split"] = {"ranks": [0, 1], "stages": {}}
+    with pytest.raises(CannotTell, match="share each forward"):
+        list(RanksDisagree().check(alike))
+    alike.facts.extend([replace(each, rank=2) for each in alike.of(Input) if each.rank == 1])  # another replica
+    assert [each.rank for each in ask(RanksDisagree, alike)] == [2]
+
+
 def make_hooked(factor: float, noise: float = 0.0, weight: float = 1.0) -> Record:
     """A layer whose bias gets the sum of its output's gradient, and a factor."""
     random = np.random.default_rng(0)
@@ -185,3 +196,14 @@ def test_ranks_that_hold_the_same() -> None:
     alike = {"0:weight": ("a", "a"), "0:bias": ("b", "b")}
     assert not ask(RanksDisagree, make_replicas(alike, alike))
     assert not ask(RanksDisagree, make_replicas(alike, {"0:weight": ("c", "d"), "0:bias": ("b", "b")}))  # an expert
+
+
+def test_an_optimizer_of_each_stage_holds_its_own_parameters() -> None:
+    made = OptimizerMade(name="SGD#1", groups=({"parameters": ["0:weight"], "unknown": 0},), moment=Moment(0))
+    sites = {f"{name}:weight.grad": spread(1.0) for name in "01"}
+    record = make_record(range(6), lambda step: sites, FLAT[:6], facts=[made])
+    assert ask(NotOptimized, record)
+    staged = make_record(range(6), lambda step: sites, FLAT[:6], facts=[made])
+    staged.facts.append(replace(made, groups=({"parameters": ["1:weight"], "unknown": 0},), rank=1))
+    assert not ask(NotOptimized, staged)
+    assert staged.optimizers["SGD#1"].parameters == ["0:weight", "1:weight"]

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from retrograd.findings.detectors.architecture import MissingNonlinearity
 from retrograd.findings.detectors.shapes import BroadcastLoss, ReshapeMixes, WrongDimension
 from retrograd.findings.explain import make_record
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.recording.record import record
 from tests.findings.by_hand import ask
 from tests.findings.programs import make_chain, make_program
@@ -186,6 +186,13 @@ def test_layers_that_need_no_activation() -> None:
     assert not ask(MissingNonlinearity, _stack(6, 64, 2, between="layer_norm"))
     assert not ask(MissingNonlinearity, _stack(64, 8, 64))
     assert not ask(MissingNonlinearity, _stack(6, 2))
+
+
+def test_layers_of_a_stage_are_not_the_whole_model() -> None:
+    staged = _stack(6, 64, 64, 2)
+    staged.manifest["split"] = {"ranks": [], "stages": {"": 0}}
+    with pytest.raises(CannotTell, match="stages of a pipeline"):
+        list(MissingNonlinearity().check(staged))
 
 
 @pytest.mark.parametrize("wrap", [spectral_norm, weight_norm, nn.Identity])

@@ -249,3 +249,15 @@ def test_a_fault_ends_the_search_and_not_the_program(found: Found) -> None:
     assert model(X).shape == (1, 2)
     assert [str(error) for error in found.errors] == ["a fault"]
     assert hooks() == 0
+
+
+def test_a_stage_that_runs_for_the_shapes_alone(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model is found when it runs with data: what runs before that is not recorded."""
+    monkeypatch.setattr("retrograd.launch.models.is_rehearsal", lambda: True)
+    net = nn.Linear(3, 2)
+    net(torch.ones(1, 3))
+    assert not found.calls
+    monkeypatch.setattr("retrograd.launch.models.is_rehearsal", lambda: False)
+    net(torch.ones(1, 3))
+    assert found.models == [net]
+    assert found.called == [net]

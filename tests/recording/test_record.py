@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import retrograd as rg
-from retrograd.errors import RunExistsError
+from retrograd.errors import RecordingError, RunExistsError
 from retrograd.runs.reader import open_run
 
 
@@ -63,6 +63,13 @@ def test_without_with() -> None:
     recording.close()
     train(net, optimizer)
     assert recording.history["0:output"].steps.tolist() == [0]
+
+
+def test_a_recording_that_has_ended_is_not_entered_again() -> None:
+    with rg.record(nn.Linear(2, 1)) as recording:
+        pass
+    with pytest.raises(RecordingError, match="has ended"):
+        recording.__enter__()  # nothing would be recorded
 
 
 def test_into_a_folder(tmp_path: Path) -> None:

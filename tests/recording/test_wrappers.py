@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
+from retrograd.recording.record import record
 from tests.recording.collector import collect
 from tests.recording.oracle import assert_row, listen
 
@@ -135,3 +137,26 @@ def test_a_compiled_part() -> None:
     with collect(net) as seen:
         train(net)
     assert set(seen.sites()) == NAMES
+
+
+@pytest.mark.usefixtures("process_group")
+def test_what_a_stage_of_a_pipeline_runs_for_the_shapes_alone() -> None:
+    """torch runs it on memory that nobody has written to, so that its loss may be NaN."""
+    losses: list[Tensor] = []
+
+    def loss_of(out: Tensor, target: Tensor) -> Tensor:
+        losses.append((out - target).square().mean() * (1.0 if losses else torch.nan))
+        return losses[-1]
+
+    net = make_net()
+    schedule = ScheduleGPipe(PipelineStage(net, 0, 1, torch.device("cpu")), 2, loss_fn=loss_of)
+    with record(net) as recording:
+        schedule.step(torch.randn(4, 3), target=torch.randn(4, 1))
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+    history = recording.history
+    assert len(losses) == 3
+    assert not [event for event in history.few_events if event.kind == "nonfinite"]
+    assert history.loss.values.tolist() == pytest.approx([torch.stack(losses[1:]).mean().item()])
+    assert history["0#1:output"].count.tolist() == [8]
+    assert "0#3:output" not in history
+    assert history.manifest["split"] == {"ranks": [], "stages": {"": 0}}

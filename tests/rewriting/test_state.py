@@ -258,6 +258,8 @@ def test_the_handle_says_what_it_is() -> None:
     rewriting.remove()
     rewriting.remove()
     assert "removed" in repr(rewriting)
+    with pytest.raises(RewriteError, match="were removed"):
+        rewriting.__enter__()  # no rule would act
     assert issubclass(RewriteError, RetrogradError)
 
 

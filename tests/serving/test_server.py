@@ -193,6 +193,18 @@ def test_what_cannot_be_served_is_told(tmp_path: Path, server: RunServer) -> Non
         assert single.address.startswith(f"http://127.0.0.1:{single.server_port}/")
 
 
+def test_of_a_damaged_run_the_file_and_the_repair_are_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "<run>")
+    with serving(run) as server:
+        next(run.glob("rank*/statistics/*.parquet")).write_bytes(b"PAR1")
+        status, told = ask(server, "")
+    assert status == 409
+    assert b".parquet" in told
+    assert b"Repair: " in told
+    assert b"&lt;run&gt;" in told
+    assert b"<run>" not in told
+
+
 @pytest.mark.parametrize("phases", [("train",), ("train", "eval")])
 def test_a_long_run_is_opened_by_its_last_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phases: tuple[Phase, ...]

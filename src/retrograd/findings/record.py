@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from retrograd.findings.chain import Chain, name_of
 from retrograd.findings.updates import Update, by_optimizer, find_updates
-from retrograd.history.fact import Fact
+from retrograd.history.fact import Fact, JsonObject
 from retrograd.history.facts import (
     Buffer,
     Call,
@@ -152,6 +152,22 @@ class Record:
         return found if isinstance(found, int) else 0
 
     @property
+    def together(self) -> frozenset[int]:
+        """Ranks that share each forward, and so each batch, with rank 0 (tensor parallelism); empty where none do."""
+        ranks = self._split.get("ranks")
+        return frozenset(rank for rank in ranks if isinstance(rank, int)) if isinstance(ranks, list) else frozenset()
+
+    @property
+    def is_staged(self) -> bool:
+        """True if rank 0 runs stages of a pipeline."""
+        return bool(self._split.get("stages"))
+
+    @property
+    def _split(self) -> Mapping[str, Any]:
+        found = self.manifest.get("split")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
     def crash(self) -> Crash:
         """The exception that ended the run."""
         error = self.error or {}
@@ -227,8 +243,11 @@ class Record:
 
     @cached_property
     def optimizers(self) -> dict[str, OptimizerMade]:
-        """Optimizers by name: ``SGD#1``."""
-        return {each.name: each for each in self.of(OptimizerMade)}
+        """Optimizers by name: ``SGD#1``; one of several ranks holds what it holds on any."""
+        found: dict[str, dict[int, OptimizerMade]] = {}
+        for each in self.of(OptimizerMade):
+            found.setdefault(each.name, {})[each.rank] = each
+        return {name: _join(list(by_rank.values())) for name, by_rank in found.items()}
 
     def need_optimizers(self) -> None:
         """Make sure that there is one.
@@ -339,3 +358,17 @@ class Record:
     def type_of(self, name: str) -> str:
         """The class of a module, or of that of a parameter, as in ``ReLU``; empty where it is not known."""
         return str(self.modules.get(name.partition(":")[0], {}).get("type", ""))
+
+
+def _join(made: Sequence[OptimizerMade]) -> OptimizerMade:
+    """One optimizer as several ranks have made it, each with the parameters of its part of the model: as the first."""
+    first, *others = made
+    if not others:
+        return first
+    groups: list[JsonObject] = []
+    for at, group in enumerate(first.groups):
+        same = [each.groups[at] for each in made if at < len(each.groups)]
+        names = dict.fromkeys(name for each in same for name in each.get("parameters", ()))
+        unknown = max(int(each.get("unknown", 0)) for each in same)
+        groups.append({**group, "parameters": list(names), "unknown": unknown})
+    return replace(first, groups=tuple(groups))

@@ -441,7 +441,7 @@ _FORWARD = ("forward_one_chunk",)
 _BACKWARD = ("backward_maybe_with_nosync",)
 """The method that runs a backward pass of a stage."""
 
-_REHEARSAL = ("_forward_metadata_inference", "_shape_inference")
+_REHEARSAL = ("_forward_metadata_inference", "_backward_metadata_inference", "_shape_inference")
 """Functions that run a stage before the first step, on memory that nobody has written to, to learn the shapes."""
 
 

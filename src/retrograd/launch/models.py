@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import RecordingError
 from retrograd.hooks.discovery import ModelDiscovery
+from retrograd.hooks.distributed import is_rehearsal
 from retrograd.hooks.module import has_compiled_part
 
 PATIENCE = 20
@@ -83,7 +84,7 @@ class Search:
         self._look_again()
 
     def module_called(self, module: nn.Module) -> None:
-        if module in self._known:
+        if module in self._known or is_rehearsal():
             return
         if _is_slice(module, self._known):
             self._known.add(module)

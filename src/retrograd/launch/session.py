@@ -30,6 +30,7 @@ from retrograd.facts.source import FactHost, FactSource, MakeSource
 from retrograd.history.facts import Call
 from retrograd.hooks.backward import backward_listeners
 from retrograd.hooks.discovery import construction_watch
+from retrograd.hooks.distributed import is_rehearsal
 from retrograd.launch.closing import say_end
 from retrograd.launch.late_sink import LateSink
 from retrograd.launch.live_findings import LiveFindings, say_critical
@@ -132,6 +133,8 @@ class Session:
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """A backward pass begins. Where no model has been found by now, there is one without."""
+        if is_rehearsal():
+            return
         self._sink.means_to_train()
         if self._recorder is None and not self._has_given_up:
             try:

@@ -156,6 +156,12 @@ class Recording:
         return self._recorder.is_of_this_thread()
 
     def __enter__(self) -> Self:
+        if self._is_complete:
+            raise RecordingError(
+                "This recording has ended.",
+                repair="call rg.record() again for each block; with a folder, `resume=True` goes on in it.",
+                reason="entered again it would record nothing.",
+            )
         return self
 
     def __exit__(

@@ -292,6 +292,8 @@ class SitePlacements:
             self._is_told = True
             sites = {str(site): _describe(placement) for site, placement in self._found.items()}
             self._sink.describe(placements={"stages": dict(self._stages), "sites": sites})
+            if self._plain.ranks or self._stages:
+                self._sink.describe(split={"ranks": list(self._plain.ranks), "stages": dict(self._stages)})
 
     def _add(self, site: Site, placement: Placement) -> None:
         if self._found.get(site) != placement:

@@ -32,6 +32,10 @@ while training goes on. This page describes format {format}.
   writing the merged one and removing it.
 - A process writes every two seconds. Killed at any moment, it loses the rows that it has recorded since, and kept
   tensors of up to twice that time; a power cut may take more, for files are not forced to the disk one by one.
+- Rows of a step are handed to the writer when the next forward begins, or at a flush: where a process is killed while
+  it waits behind `optimizer.step()`, as for data, the rows of that step are lost, however long ago it was.
+- The last step of a process that was killed may lack rows: those of later micro-batches, or its updates. A step is
+  whole where the process has rows of a later one, or ended by itself (`status` is not `running`).
 - There is no column for the rank: the folder tells it. What ranks hold the same of is to be counted once: see
   [`placements.json`](#placementsjson).
 
@@ -121,7 +125,9 @@ A tensor that training changed in place before it was written is not stored; an 
 `format`, `versions`, `command`, `seed`, `git` (`commit`, `dirty`), `host`, `platform`, `pid`, `started`, `sites`,
 and what the recorder tells, such as `model` and `selection`. `resumed` lists the facts of each later session. `model`
 has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype`,
-`settings` as it shows them itself, and under `retrograd run` the `line` that constructed it.
+`settings` as it shows them itself, and under `retrograd run` the `line` that constructed it. Where one model is split
+over ranks, `split` tells with which `ranks` rank 0 shares each forward (tensor parallelism), and which of its models
+are `stages` of a pipeline, as in `placements.json`.
 
 Where `retrograd compact` has merged ranks, `compacted` tells which (`ranks`): all rows are then in the folder `merged`
 of the first rank, with the names of sites that the history of all ranks has, and what is left in the folders

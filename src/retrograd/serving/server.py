@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
+from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -198,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
         except OtherSitesError:
             self._answer(HTTPStatus.PRECONDITION_FAILED, "page", b"The run has other sites by now.")
         except RunError as error:
-            self._answer(HTTPStatus.CONFLICT, "page", f"This run cannot be read: {type(error).__name__}.".encode())
+            self._answer(HTTPStatus.CONFLICT, "page", f"<pre>{escape(show_plainly(str(error)))}</pre>".encode())
         except Exception as error:
             self.server.tell(error)
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "page", f"This failed: {type(error).__name__}.".encode())

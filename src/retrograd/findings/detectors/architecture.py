@@ -44,6 +44,8 @@ class MissingNonlinearity(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
+        if record.is_staged:
+            raise CannotTell("the model is split into stages of a pipeline, of which each is seen alone")
         for chain in record.need_chains():
             pairs = find_pairs(chain)
             if not pairs or not _is_affine(chain) or any(_narrows(chain, *pair) for pair in pairs):

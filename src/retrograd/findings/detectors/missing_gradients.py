@@ -191,6 +191,8 @@ class NotOptimized(Detector):
             raise CannotTell("no optimizer was recorded that holds parameters of a recorded model")
         if any(made.unknown for made in record.optimizers.values()):
             raise CannotTell("an optimizer holds tensors that belong to no recorded model")
+        if record.is_staged and not gradients.held <= gradients.selected:
+            raise CannotTell("stages of a pipeline have parameters of one name")
         for root in sorted(record.models | record.root_names):
             names = [name for name in gradients.steps if _root_of(record, name) == root]
             alone = [name for name in names if name not in gradients.held and gradients.steps[name][1] >= FEWEST]

@@ -29,7 +29,8 @@ class RanksDisagree(Detector):
         f"look; or equal digests of all inputs at all of at least {ALIKE} steps.",
         source="The BLOOM run and TrainCheck (OSDI 2025) on replicas; both are exact.",
         guard="Copies are only what the recorder knows to be one; sharded parameters are none. Processes that have not "
-        "found each other by torch.distributed are not compared. Inputs that are the same at all steps are no data.",
+        "found each other by torch.distributed are not compared. Inputs that are the same at all steps are no data, "
+        "and ranks under tensor parallelism share theirs.",
         repair="Wrap the model in DistributedDataParallel, and give each rank its part: DistributedSampler.",
     )
     explains = ("loss-noisy", "diverged")
@@ -112,6 +113,9 @@ class RanksDisagree(Detector):
         digests: dict[int, dict[tuple[int, int, str], str]] = {rank: {} for rank in ranks}
         for each in record.of(Input):
             digests[each.rank][each.step, each.moment.micro, each.name] = each.digest
+        ranks = [rank for rank in ranks if rank == ranks[0] or not {rank, ranks[0]} <= record.together]
+        if len(ranks) < 2:
+            raise CannotTell("the ranks share each forward of one model, and its batch")
         first, second = (digests[rank] for rank in ranks[:2])
         shared = [key for key in first if key in second]
         steps = {key[0] for key in shared}
