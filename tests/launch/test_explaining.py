@@ -27,6 +27,7 @@ from retrograd.runs.layout import find_latest
 from retrograd.runs.reader import open_run
 from tests.launch.conftest import ENVIRONMENT, SCRIPTS, run
 from tests.launch.recorded import HEALTHY, Command, Outcome, recorded
+from tests.runs.written import write_run
 
 SICK = str(SCRIPTS / "diverges.py")
 
@@ -242,6 +243,14 @@ def test_the_verdict(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert lines[-1] == "  more: retrograd explain run"
     monkeypatch.setattr("retrograd.launch.explaining.MOST_ROWS", 3)
     assert "retrograd explain run" in find_verdict(runs / "runs/well", "run")
+
+
+def test_last_words_tell_of_a_process_that_was_killed(tmp_path: Path) -> None:
+    facts = write_run(tmp_path / "run") / "rank00000" / "rank.json"
+    facts.write_text(facts.read_text().replace('"finished"', '"running"'))  # and nobody holds its lock
+    assert find_verdict(tmp_path / "run", "run").startswith(
+        "; 1 process ended without closing its record, as when killed;"
+    )
 
 
 def test_what_cannot_be_explained_keeps_the_end_of_a_run_as_it_is(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import retrograd as rg
-from retrograd.errors import NoSuchSiteError
+from retrograd.errors import NoSuchSiteError, RetrogradWarning
 from tests.recording.collector import Collector, collect
 
 
@@ -111,3 +111,18 @@ def test_arguments_that_are_no_tensors_are_not_planned_for() -> None:
     planned = [site.name for site in rg.plan_recording(nn.MultiheadAttention(4, 2), sites="*:input*").sites]
     assert "self:input.attn_mask" in planned
     assert not [name for name in planned if "is_causal" in name or "need_weights" in name]
+
+
+def test_a_module_that_is_swapped_while_it_is_recorded() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 3))
+    told = pytest.warns(RetrogradWarning, match="the model has another module")
+    with told as warned, collect(net) as seen, rg.rewrite(net, {"1.0:output.grad": rg.rules.Zero()}):
+        net(torch.ones(2, 3)).sum().backward()
+        net[0], net[2] = net[2], net[0]  # both are recorded on, under the names that they had
+        net[1] = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
+        net(torch.ones(2, 3)).sum().backward()
+    rules, recording = (str(each.message) for each in warned)
+    assert rules.startswith("At 1.0 ")
+    assert recording.startswith("At 1 ")
+    swapped = {each["site"] for each in seen.facts["not_recorded"] if "swapped" in each["reason"]}
+    assert swapped == {f"{path}:output{grad}" for path in ("1", "1.0", "1.1") for grad in ("", ".grad")}

@@ -195,6 +195,25 @@ def walk_paths(name: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         waiting.extend(reversed(children))
 
 
+def list_swapped(before: Iterable[tuple[str, nn.Module | None]], now: Iterable[NamedModule]) -> list[str]:
+    """Paths where another module has come into the place of one that is not in the model any more; outermost ones.
+
+    Args:
+        before: paths with the modules that were there, parents before children; None for one that is gone.
+        now: modules of the same models.
+    """
+    before = list(before)
+    known = {id(module) for _, module in before}
+    there = {entry.path: id(entry.module) for entry in now}
+    left = set(there.values())
+    found: list[str] = []
+    for path, module in before:
+        is_swapped = path in there and there[path] not in known and id(module) not in left
+        if is_swapped and not path.startswith(tuple(map(beginning_of, found))):
+            found.append(path)
+    return found
+
+
 def parameter_site(path: str, name: str) -> Site:
     """The site of a module's parameter. One that is called like a slot, or like all of them, does not get its name."""
     return Site(path, ("parameter", name) if name in _SLOTS else (name,))

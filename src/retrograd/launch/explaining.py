@@ -167,7 +167,16 @@ def find_verdict(run: Path, shown: str) -> str:
         shown: the same as the user wrote it.
     """
     opened = open_run(run)
-    return tell_verdict(find_and_store(opened) if opened.history.rows.count <= MOST_ROWS else None, shown)
+    findings = find_and_store(opened) if opened.history.rows.count <= MOST_ROWS else None
+    return _tell_stopped(opened) + tell_verdict(findings, shown)
+
+
+def _tell_stopped(run: Run) -> str:
+    """Say how many processes died without a word; nothing where none did."""
+    stopped = sum(rank.status == "stopped" for rank in run.ranks)
+    whose = "its" if stopped == 1 else "their"
+    processes = count_of(stopped, "process", "processes")
+    return f"; {processes} ended without closing {whose} record, as when killed" if stopped else ""
 
 
 def tell_verdict(findings: Findings | None, shown: str) -> str:

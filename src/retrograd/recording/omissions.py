@@ -144,6 +144,7 @@ def _is_of_call(site: Site) -> bool:
 _SUMMANDS = "each rank found a summand of it, and the sum was never formed; a rank's own is recorded as '….local.grad'"
 _ADDENDS = "each rank has an addend of it, and the sum was not formed there; in the history it is '….local'"
 _UNREDUCED = "no pass that was recorded has reduced it between ranks; a rank's own is recorded as '….local.grad'"
+_SWAPPED = "the recorded module was swapped for another, of which no call is recorded"
 _NEVER_CALLED = "the module was never called while a step was recorded"
 _COMPILED = "the module lies inside a region that was compiled before the recording: call torch.compiler.reset() then"
 
@@ -154,6 +155,7 @@ class Coverage:
 
     Attributes:
         requested: what was asked for.
+        swapped: paths where another module has come into the place of the recorded one.
         recorded: sites that have statistics.
         kept: printed sites of which a tensor was kept.
         called: paths of modules that were called while a step was recorded.
@@ -165,6 +167,7 @@ class Coverage:
     """
 
     requested: RequestedSites
+    swapped: Sequence[str]
     recorded: Sequence[Site]
     kept: Collection[str]
     called: Collection[str]
@@ -206,9 +209,13 @@ def list_omissions(coverage: Coverage) -> list[dict[str, str]]:
 
 
 def _list_calls(coverage: Coverage) -> Iterator[tuple[str, str]]:
+    beginnings = tuple(beginning_of(path) for path in coverage.swapped)
     for module in coverage.requested.modules:
+        is_swapped = module.path in coverage.swapped or module.path.startswith(beginnings)
         for site in module.calls:
-            if coverage.lacks(site):
+            if is_swapped:
+                yield str(site), _SWAPPED
+            elif coverage.lacks(site):
                 yield str(site), _explain_call(module, site, coverage)
 
 

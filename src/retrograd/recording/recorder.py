@@ -11,6 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
+from retrograd.amounts import list_names
 from retrograd.facts.facts import SOURCES, Facts
 from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
@@ -22,6 +23,7 @@ from retrograd.hooks.module import put_readers_last
 from retrograd.hooks.names import (
     NamedModule,
     describe_model,
+    list_swapped,
     name_models,
     walk_modules,
 )
@@ -88,6 +90,7 @@ class Recorder:
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._requested = RequestedSites(settings)
         self._processes = 1
+        self._swapped: list[str] = []
         self._closed = False
         self._thread = threading.get_ident()
         self.events = events = EventLog(sink)
@@ -328,6 +331,7 @@ class Recorder:
         self._facts.end()
         self.clock.stop()
         self._reductions.remove()
+        self._find_swapped()
         self._models.remove()
         self._taps.remove()
         hidden_shortcuts.release()
@@ -343,6 +347,16 @@ class Recorder:
         unmatched = list_unmatched(coverage)
         if unmatched and status == "finished":  # else it may still have come
             warn(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
+        if self._swapped:
+            warn(
+                f"At {list_names(self._swapped)} the model has another module than the one that was recorded: what the "
+                "new one returns was not recorded, nor its gradient. Begin a recording after such a change."
+            )
+
+    @never_raise()
+    def _find_swapped(self) -> None:
+        now = [entry for name, model in self._models.named for entry in walk_modules(name, model)]
+        self._swapped = list_swapped(((each.path, each.module) for each in self._requested.modules), now)
 
     def find_path(self, module: Any) -> str | None:
         """The path of a recorded module; None for anything else."""
@@ -359,6 +373,7 @@ class Recorder:
         watches = self._taps.parameters.values()
         return Coverage(
             requested=self._requested,
+            swapped=self._swapped,
             recorded=self._factory.rows.recorded,
             kept=self._factory.keeper.names,
             called=self._taps.called,

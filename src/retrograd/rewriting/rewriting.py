@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from retrograd.amounts import list_names
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_changers
 from retrograd.hooks.compiled import may_have_run_compiled
 from retrograd.hooks.compiled_parts import hold_known_graphs
 from retrograd.hooks.listeners import hidden_hooks
 from retrograd.hooks.module import is_compiled
-from retrograd.hooks.names import NamedModule, beginning_of, name_models, parameter_site, walk_modules
+from retrograd.hooks.names import NamedModule, beginning_of, list_swapped, name_models, parameter_site, walk_modules
 from retrograd.hooks.optimizer import held_by, optimizer_listeners
 from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
 from retrograd.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, RuleTap, rests_on
@@ -51,6 +53,8 @@ class Rewriting:
         self._watched: WatchedRewriter | None = None
         self._joint: JointRewriter | None = None
         self._modules: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
+        self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._reached: dict[str, weakref.ref[nn.Module]] = {}
         self._everywhere = ""
         self._undo: list[Callable[[], None]] = []
         self._factory = RewriterFactory(assignments)
@@ -79,6 +83,19 @@ class Rewriting:
             warn(
                 f"No rule has acted at {', '.join(unreached)}: these sites were never reached. Code that was compiled "
                 "before the rules were set does not reach them: call torch.compiler.reset() first."
+            )
+
+        self._warn_of_swapped()
+
+    def _warn_of_swapped(self) -> None:
+        now = [
+            entry for name, find in self._models if (model := find()) is not None for entry in walk_modules(name, model)
+        ]
+        swapped = list_swapped([(path, find()) for path, find in self._reached.items()], now)
+        if swapped:
+            warn(
+                f"At {list_names(swapped)} the model has another module than the one that the rules were set on: none "
+                "acted on the new one. Call rg.rewrite() after such a change."
             )
 
     def _detach(self) -> None:
@@ -151,6 +168,7 @@ class Rewriting:
         assert self._assignments is not None
         entries = [entry for name, model in models.items() for entry in walk_modules(name, model)]
         self._modules.update((entry.path, entry.module) for entry in entries)
+        self._models = [(name, weakref.ref(model)) for name, model in models.items()]
         candidates = [candidate for entry in entries for candidate in entry.candidates()]
         self._assignments.check(candidates)
         hidden_hooks.hold()
@@ -164,6 +182,8 @@ class Rewriting:
             for entry in entries:
                 self._attach_to_calls(entry, late)
                 self._attach_to_gradients(entry, seen)
+                if any(map(self._assignments.list_possible, entry.candidates())):
+                    self._reached[entry.path] = weakref.ref(entry.module)
             self._attach_to_watched()
             self._listen()
         except BaseException:
