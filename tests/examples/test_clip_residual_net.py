@@ -49,7 +49,7 @@ def test_it_trains_as_a_net_that_clips_in_its_own_code(monkeypatch: pytest.Monke
     monkeypatch.setattr(script.Block, "forward", clipped_block)
     script.train(by_hand, 5)
     for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
     for number in range(4):
         torch.testing.assert_close(hooks.gradients[number], their_hooks.gradients[number])
         torch.testing.assert_close(hooks.bodies[number], their_hooks.bodies[number])

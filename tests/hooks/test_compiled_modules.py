@@ -128,25 +128,22 @@ def test_hooks_that_were_put_first_are_told_apart(traced: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
+    ("room", "names", "value"),
     [
-        ("torch._dynamo.variables.nn_module", compiled_modules._shorten_calls),
-        ("torch._dynamo.symbolic_convert", compiled_roots._find_ends),
+        ("torch._dynamo.variables.nn_module", (compiled_modules, "_ask_for_names"), attrgetter("not_there")),
+        ("torch._dynamo.exc", (compiled_roots, "_NAMES"), {"torch._dynamo.exc": attrgetter("not_there")}),
     ],
 )
-def test_where_a_name_is_missing_calls_are_traced_by_torch(
-    name: str, change: Any, traced: list[str], monkeypatch: pytest.MonkeyPatch
+def test_where_a_name_is_missing_this_is_told_and_calls_are_traced_by_torch(
+    room: str, names: tuple[Any, str], value: Any, traced: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_modules, "_ask_for_names", attrgetter("not_there"))
-    monkeypatch.setattr(compiled_roots, "_NAMES", {"torch._dynamo.exc": attrgetter("not_there")})
-    with pytest.warns(RetrogradWarning, match=f"has another {name} than retrograd knows"):
-        when_loaded(name, change)()
-    monkeypatch.setattr(compiled_modules, "has_taps_alone", lambda module: False)
-    monkeypatch.setattr(compiled_roots, "_put_taps", lambda translator: None)
+    monkeypatch.setattr(*names, value)
     torch.manual_seed(0)
     net = Net()
-    assert run(net, torch.compile(net, backend="aot_eager", fullgraph=True)) == pytest.approx(run(net, net))
-    assert not traced
+    with pytest.warns(RetrogradWarning, match=f"has another {room} than retrograd knows"):
+        found = run(net, torch.compile(net, backend="aot_eager", fullgraph=True))
+    assert found == pytest.approx(run(net, net))
+    assert bool(traced) == (names[0] is compiled_roots)
 
 
 @pytest.mark.parametrize("name", ["torch._dynamo.guards", "retrograd_loaded_later"])

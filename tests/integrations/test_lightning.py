@@ -314,7 +314,7 @@ def test_what_is_critical_is_logged_while_it_trains_and_once(
     critical = {each.detector for each in callback.findings if each.severity == "critical"}
     assert sorted(alerts) == sorted(f"retrograd: {each}" for each in critical | {callback._critical[0].detector})
     assert capfd.readouterr().err.count("retrograd: critical") == 1
-    assert json.loads(next(e for e in read("run").events if e.kind == "finding").text)["step"] == 3
+    assert json.loads(next(e for e in read("run").events if e.kind == "finding").text)["step"] == 2  # its loss was fine
 
 
 def test_mlflow_is_told_by_its_logger() -> None:

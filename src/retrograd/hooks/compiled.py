@@ -19,7 +19,7 @@ import inspect
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
@@ -135,11 +135,34 @@ def _apply(change: Callable[[ModuleType], Undo], room: ModuleType) -> Undo:
     try:
         return change(room)
     except (AttributeError, KeyError) as error:
-        warn(
-            f"torch {torch.__version__} has another {room.__name__} than retrograd knows ({error}): inside "
-            "compiled code less is recorded, or it takes longer to compile."
-        )
+        _warn_of(room.__name__, error)
         return _do_nothing
+
+
+def _warn_of(room: str, error: Exception) -> None:
+    warn(
+        f"torch {torch.__version__} has another {room} than retrograd knows ({error}): inside "
+        "compiled code less is recorded, or it takes longer to compile."
+    )
+
+
+def ask_once(names: Mapping[str, Callable[[Any], object]]) -> Callable[[], bool]:
+    """A question whether modules of torch's have what they are asked for; where one has not, that is told.
+
+    It is for the first time that they are used: when one of them has been loaded, others may still be loading.
+    """
+
+    @functools.cache
+    def ask() -> bool:
+        for room, ask_for_names in names.items():
+            try:
+                ask_for_names(sys.modules[room])
+            except (AttributeError, KeyError) as error:
+                _warn_of(room, error)
+                return False
+        return True
+
+    return ask
 
 
 def _do_nothing() -> None:

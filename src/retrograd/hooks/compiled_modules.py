@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from retrograd.hooks.compiled import when_loaded
+from retrograd.hooks.compiled import ask_once, when_loaded
 from retrograd.hooks.compiled_roots import tap_roots
 from retrograd.hooks.engine import has_transform
 from retrograd.hooks.listeners import Hook, Patch, Undo, replace
@@ -137,14 +137,13 @@ _ask_for_names = attrgetter(
 def _shorten_calls(room: ModuleType) -> Undo:
     """Have torch's stand-in for a module go past the search for hooks."""
     rooms: Any = room
-    _ask_for_names(room)
     owner = rooms.UnspecializedNNModuleVariable
-    original = owner.call_function
+    original, has_names = owner.call_function, ask_once({_CALLS: _ask_for_names})
 
     @functools.wraps(original)
     def call_function(self: Any, translator: Any, args: Any, kwargs: Any) -> Any:
-        is_short = self.source is not None and has_taps_alone(self.value) and not rooms.is_lazy_module(self.value)
-        if is_short and _guards_tables(self, translator):
+        is_short = self.source is not None and has_taps_alone(self.value) and has_names()
+        if is_short and not rooms.is_lazy_module(self.value) and _guards_tables(self, translator):
             return _trace_call(rooms, self, translator, args, kwargs)
         return original(self, translator, args, kwargs)
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.compiled import is_called_around, when_loaded
+from retrograd.hooks.compiled import ask_once, is_called_around, when_loaded
 from retrograd.hooks.compiled_parts import uses_of
 from retrograd.hooks.compiled_taps import BETWEEN, RETURNED, put_taps
 from retrograd.hooks.engine import has_transform
@@ -41,13 +41,11 @@ _NAMES = {
 def _find_ends(room: ModuleType) -> Undo:
     """Have torch put these taps into the graph where the trace of a forward ends."""
     owner: Any = vars(room)["InstructionTranslator"]
-    original = owner._return
-    for name, ask_for_names in _NAMES.items():
-        ask_for_names(sys.modules[name])
+    original, has_names = owner._return, ask_once(_NAMES)
 
     @functools.wraps(original)
     def end_trace(self: Any, instruction: Any) -> Any:
-        if instruction.opname == "RETURN_VALUE" and not self.export and not has_transform():
+        if instruction.opname == "RETURN_VALUE" and not self.export and not has_transform() and has_names():
             _put_taps(self)
         return original(self, instruction)
 
