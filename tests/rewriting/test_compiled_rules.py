@@ -356,6 +356,49 @@ def test_an_output_that_is_used_within(site: str, prepare: Prepare) -> None:
         torch.testing.assert_close(found_rms[name], rms)
 
 
+class ViewWithin(ReturnsWithin):
+    """Returns a view that it computes with, too."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.a(x)[0]
+        return self.b(hidden), hidden
+
+
+def leave_values(tensor: Tensor, state: Any) -> Tensor | None:
+    return tensor * 0.5 if str(state.site).endswith(".grad") else None
+
+
+def leave(tensor: Tensor, state: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules"),
+    [
+        (ViewWithin, {"0.0:output.1.grad": halve}),
+        (ReturnsWithin, {"0.0:output.*.grad": halve, "0.0:output.0": halve}),
+        (ViewWithin, {"0.0:output.1*": leave_values}),
+        (ReturnsWithin, {"0.0:output.1": halve, "0.0:output.1.grad": halve}),
+        (ReturnsWithin, {"0.0:output.1*": leave_values, "0:output.1": leave, "0:output.1.grad": halve}),
+    ],
+)
+def test_a_value_that_is_left_alone_keeps_its_gradient_from_within(kind: type[nn.Module], rules: Rules) -> None:
+    found, histories = [], []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Sequential(kind()))
+        with rg.rewrite(net, rules), rg.record(net, sites=["0*:outputs.grad"]) as recorder:
+            out, hidden = (whole(net, "aot_eager") if compiles else net)(torch.ones(1, 2))
+            (out.sum() + hidden.sum()).backward()
+        found.append(gradients(net))
+        histories.append({str(site): recorder.history[site].rms for site in recorder.history})
+    for name, expected in found[0].items():
+        torch.testing.assert_close(found[1][name], expected)
+    assert histories[1].keys() == histories[0].keys()
+    for name, rms in histories[0].items():
+        torch.testing.assert_close(histories[1][name], rms)
+
+
 class Parted(ReturnsWithin):
     """Uses what it returns in one way or another; with no kind, not at all."""
 

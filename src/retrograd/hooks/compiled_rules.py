@@ -29,9 +29,12 @@ from retrograd.errors import CannotRewriteError, GraphBreakError
 from retrograd.hooks.compiled_taps import (
     BETWEEN,
     Numbered,
+    comes_together_at,
     count_traced,
     define,
+    find_places,
     library,
+    mark_rewritten,
     new_ticket,
     save_last_traced,
     version_of,
@@ -94,7 +97,7 @@ _slots: Numbered[Callable[[], Any]] = Numbered(torch.int64)
 _calls: Numbered[CallUnderRules | None] = Numbered(torch.uint32)
 _graphs: Numbered[tuple[Tensor, ...] | None] = Numbered(torch.uint32)
 _NO_CALL = _calls.add(None)
-_UNCHANGED = _graphs.add(None)
+_UNCHANGED = _graphs.add(None)  # the first: LEFT_ALONE
 _CUT = _graphs.add(())
 """For a value that no gradient goes back to."""
 
@@ -230,12 +233,19 @@ def change_value_backward(gradient: Tensor, graph: Tensor) -> Tensor:
 
 @uncompiled
 def change_gradient(
-    gradient: Tensor, ticket: Tensor, name: str, value: Tensor | None, inputs: Sequence[Tensor], input_names: list[str]
+    gradient: Tensor,
+    ticket: Tensor,
+    name: str,
+    value: Tensor | None,
+    inputs: Sequence[Tensor],
+    input_names: list[str],
+    graphs: Sequence[Tensor],
+    is_before: bool,
 ) -> Tensor:
-    """What rules make of a gradient; the arguments are those of :meth:`CallUnderRules.change_gradient`."""
+    """What rules make of a gradient, if it comes together here; see :meth:`CallUnderRules.change_gradient`."""
     call = _calls.find(ticket)
     given = gradient.detach().clone()
-    if call is None:
+    if call is None or not comes_together_at(graphs, is_before):
         return given
     beside = {_keys_of(each): tensor.detach().clone() for each, tensor in zip(input_names, inputs, strict=True)}
     value = value.detach().clone() if value is not None else None
@@ -314,7 +324,8 @@ _VALUE = define(
 _BACK = define("change_value_backward", "(Tensor gradient, Tensor graph) -> Tensor", _VERSION)
 _GRADIENT = define(
     "change_gradient",
-    "(Tensor gradient, Tensor ticket, str name, Tensor? value, Tensor[] inputs, str[] input_names) -> Tensor",
+    "(Tensor gradient, Tensor ticket, str name, Tensor? value, Tensor[] inputs, str[] input_names, "
+    "Tensor[] graphs, bool is_before) -> Tensor",
     _VERSION,
 )
 
@@ -323,21 +334,24 @@ class ValueRules(torch.autograd.Function):
     """Rules on a value."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, ticket: Tensor, name: str, needs_grad: bool, trains: bool) -> Tensor:
-        """What they make of it."""
+    def forward(
+        ctx: Any, value: Tensor, ticket: Tensor, name: str, needs_grad: bool, trains: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What they make of it, and the ticket of the graph between."""
         changed: Tensor
         changed, graph = _VALUE(value, ticket, name, needs_grad, trains)
         save_last_traced(_VALUE)
         ctx.save_for_backward(graph)
-        return changed
+        ctx.mark_non_differentiable(graph)
+        return changed, graph
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         """Its gradient."""
         return _BACK(gradient, *ctx.saved_tensors), None, None, None, None
 
 
-_apply_rules: Callable[..., Tensor] = ValueRules.apply
+_apply_rules: Callable[..., tuple[Tensor, Tensor]] = ValueRules.apply
 
 
 class OneUse(torch.autograd.Function):
@@ -384,13 +398,20 @@ def _rules(
     results = []
     for place, tensor in enumerate(tensors):
         new = tensor
+        is_one_use = gradients[place] and branches[place]
         if values[place]:
-            new = _apply_rules(new, ticket, names[place], new.requires_grad and trains, trains)
+            new, graph = _apply_rules(tensor, ticket, names[place], tensor.requires_grad and trains, trains)
+            if not is_one_use and not tensor.is_leaf:
+                mark_rewritten(new, tensor, graph)
         if gradients[place] and new.requires_grad and trains:
-            if (branches[place] and new is tensor) or new.is_leaf or new._is_view():
-                new = branch(new, _use_once)
+            if new is tensor and (is_one_use or tensor.is_leaf or tensor._is_view()):
+                new = branch(tensor, _use_once)
+                if not is_one_use and not tensor.is_leaf:  # the branch is for writes, which are refused
+                    mark_rewritten(new, tensor, None)
             value = new.detach() if needs_value else None
-            hook_gradient(new, partial(_change, ticket, names[place], value, inputs, input_names))
+            for each, graphs, is_before in find_places(new):
+                change = partial(_change, ticket, names[place], value, inputs, input_names, graphs, is_before)
+                hook_gradient(each, change)
         results.append(new)
     return results
 
@@ -402,11 +423,13 @@ def _change(
     value: Tensor | None,
     inputs: Sequence[Tensor],
     input_names: Sequence[str],
+    graphs: Sequence[Tensor],
+    is_before: bool,
     gradient: Tensor | None,
 ) -> Tensor | None:
     if gradient is None:
         return None
-    changed: Tensor = _GRADIENT(gradient, ticket, name, value, inputs, input_names)
+    changed: Tensor = _GRADIENT(gradient, ticket, name, value, inputs, input_names, graphs, is_before)
     return changed
 
 

@@ -111,6 +111,9 @@ def make_ticket(told: Told) -> Tensor:
 _find_tap, _find_told = _taps.by_address.get, _tickets.by_address.get
 """What runs at each site asks here first: a call of Python's is a third of what it costs."""
 
+LEFT_ALONE = 0
+"""What a ticket holds where rules on a value have left it alone."""
+
 NOBODY = make_ticket(())
 """The ticket of a call of which nobody is told more."""
 
@@ -177,6 +180,18 @@ def see_gradient(gradient: Tensor, ticket: Tensor, index: int) -> None:
             tell(gradient.detach())
 
 
+@uncompiled
+def ticket_at(ticket: Tensor, graphs: Sequence[Tensor], is_before: bool) -> Tensor:
+    """The ticket of a call for one of the places where a gradient may come together; nobody is told at the others."""
+    return (ticket if comes_together_at(graphs, is_before) else NOBODY).clone()
+
+
+def comes_together_at(graphs: Sequence[Tensor], is_before: bool) -> bool:
+    """Tell whether it is at this place of :func:`find_places` that a gradient comes together in this run."""
+    changed = [int(graph) != LEFT_ALONE for graph in graphs]
+    return not any(changed) if is_before else changed[-1] and not any(changed[:-1])
+
+
 def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[Keys, Tensor]]:
     """Tensors as new objects, each with its keys: inductor writes into one that is free without counting a version."""
     return [
@@ -198,6 +213,7 @@ def version_of(spec: Any) -> int:
 
 
 _VERSION = version_of(__spec__)
+_BEFORE = "retrograd: the tensor before rules"
 _WITHOUT_VALUES = (FakeTensor, FunctionalTensor)
 
 _UNSAFE = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
@@ -215,6 +231,7 @@ def define(name: str, signature: str, version: int = _VERSION) -> Any:
 _TAP = define("tap", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()")
 _SEE = define("see", "(Tensor[] tensors, Tensor handle, str[] names, bool trains, int place) -> Tensor")
 _SEE_GRADIENT = define("see_gradient", "(Tensor gradient, Tensor ticket, int index) -> ()")
+_TICKET_AT = define("ticket_at", "(Tensor ticket, Tensor[] graphs, bool is_before) -> Tensor")
 
 
 @uncompiled
@@ -224,8 +241,44 @@ def _tap(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains
         return
     ticket = put_sight(tensors, handle, names, trains)
     for index, tensor in enumerate(tensors):
-        if tensor.requires_grad:
-            Entry(partial(hand_gradient, ticket=ticket, index=index), hooks_on(tensor))
+        for place, graphs, is_before in find_places(tensor) if tensor.requires_grad else ():
+            told = ticket
+            if graphs:
+                told = _TICKET_AT(ticket, graphs, is_before)
+                save_last_traced(_TICKET_AT)
+            Entry(partial(hand_gradient, ticket=told, index=index), hooks_on(place))
+
+
+def mark_rewritten(new: Tensor, before: Tensor, graph: Tensor | None) -> None:
+    """Remember, while a graph is traced, the tensor that another one stands for: where rules leave the value alone.
+
+    Args:
+        new: what is gone on with.
+        before: what it was made of.
+        graph: a ticket of which it can be told at run time whether rules have left it alone; None if there are none.
+    """
+    node: Any = new.grad_fn
+    if node is not None:
+        node.metadata[_BEFORE] = before, graph
+
+
+def find_places(tensor: Tensor) -> list[tuple[Tensor, list[Tensor], bool]]:
+    """Where the gradient of a tensor may come together, of which one counts in each run: :func:`comes_together_at`.
+
+    In eager code a value that rules leave alone is the tensor that the module has made, which has other uses, too.
+
+    Returns:
+        Tensors, each with tickets of the rules on values on the way, and whether it lies before all of these.
+    """
+    places, graphs = [], list[Tensor]()
+    node: Any = tensor.grad_fn
+    while node is not None and _BEFORE in node.metadata:
+        before, graph = node.metadata[_BEFORE]
+        if graph is not None:
+            graphs = [*graphs, graph]
+            places.append((tensor, graphs, False))
+        tensor, node = before, before.grad_fn
+    return [*places, (tensor, graphs, True)]
 
 
 def put_sight(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> Tensor:
@@ -281,9 +334,11 @@ for _operation, _run, _key in (
     (_TAP, _tap, "CompositeImplicitAutograd"),
     (_SEE, see, "CompositeExplicitAutograd"),
     (_SEE_GRADIENT, see_gradient, "CompositeExplicitAutograd"),
+    (_TICKET_AT, ticket_at, "CompositeExplicitAutograd"),
 ):
     library.impl(_operation._schema.name.partition("::")[2], _run, _key)
 torch.library.register_fake(_SEE._schema.name, new_ticket, lib=library)
+torch.library.register_fake(_TICKET_AT._schema.name, new_ticket, lib=library)
 torch.library.register_fake(_SEE_GRADIENT._schema.name, lambda *_: None, lib=library)
 has_side_effect(_TAP)
 

@@ -110,6 +110,7 @@ class _Collector:
 
     __slots__ = ("_arrived", "_before", "_clock", "_find", "_found", "_is_added", "_number", "_undo")
 
+    __name__ = "collect_gradient"  # torch asks each hook for it, which costs more where there is none
     __torch_unserializable__ = True
 
     def __init__(self, parameter: Tensor, found: dict[int, dict[int, Tensor]], clock: RuleClock) -> None:
