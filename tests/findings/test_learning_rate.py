@@ -92,7 +92,7 @@ def test_models_that_train_against_each_other_are_not_judged() -> None:
         weights=lambda step: {"G.0:weight": 1.0, "D.0:weight": 1.0},
         modules={"G": "Sequential", "G.0": "Linear", "D": "Sequential", "D.0": "Linear"},
     )
-    for event in [each for each in record.events if each.kind == "update"]:
+    for event in [each for each in record.history.events if each.kind == "update"]:
         record.history.add_event(event)  # the second model's
     record = Record(record.history)
     with pytest.raises(CannotTell, match="several models"):
