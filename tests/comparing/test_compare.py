@@ -346,7 +346,7 @@ def test_single_ranks_are_compared_as_what_they_are(first: History) -> None:
     other.load(
         again._names,
         [{**{name: rows[name] for name in rows}, "rank": rows["rank"] + 3}],
-        again.event_table,
+        again.all_events,
         lambda site: [],
     )
     assert rg.compare(first, other).verdict == "identical"
