@@ -193,3 +193,8 @@ def test_weights_that_are_put_back() -> None:
     assert found.severity == "critical"
     assert "writes old values back" in found.message
     assert not ask(NotUpdated, make(["a", "b", "c", "d"]))
+    staged = make(["a", "a", "a", "a"])
+    staged.manifest["split"] = {"ranks": [], "stages": {"": 0}}
+    assert not ask(NotUpdated, staged)  # another rank trains its own copy of it
+    staged.facts.append(OptimizerMade(name="SGD#1", groups=({"parameters": ["0:weight"]},)))
+    assert ask(NotUpdated, staged)

@@ -399,6 +399,18 @@ def test_a_value_that_is_left_alone_keeps_its_gradient_from_within(kind: type[nn
         torch.testing.assert_close(histories[1][name], rms)
 
 
+def test_the_gradient_of_an_input_behind_a_view_whose_gradient_has_rules() -> None:
+    found = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(0), Block())
+        x = torch.randn(1, 3, requires_grad=True)
+        with rg.rewrite(net, {"0:output.grad": halve}), rg.record(net, sites=["1.fc:inputs.grad"]) as recorder:
+            (whole(net, "aot_eager") if compiles else net)(x).square().sum().backward()
+        found.append(recorder.history["1.fc:input.input.grad"].rms)
+    torch.testing.assert_close(found[1], found[0])
+
+
 class Parted(ReturnsWithin):
     """Uses what it returns in one way or another; with no kind, not at all."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrograd.cli import main
+from retrograd.comparing.comparison import compare
 from retrograd.errors import RetrogradWarning, RunExistsError, RunWriteError
 from retrograd.history import histograms, windows
 from retrograd.history.history import History
@@ -119,6 +121,16 @@ def test_the_same_numbers_come_from_fewer_files(run: Path, keep_ranks: bool) -> 
         assert all(path.read_bytes() == content for path, content in kept.items() if path.name != "manifest.json")
     assert compact(run, keep_ranks=keep_ranks).files_after == saved.files_after  # again, which changes nothing
     assert_same(read_all(open_run(run).history), expected)
+
+
+def test_a_run_is_the_same_as_its_compacted_copy(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "copy")
+    compact(tmp_path / "copy")
+    for a, b in ((run, tmp_path / "copy"), (tmp_path / "copy", run)):
+        comparison = compare(a, b)
+        assert comparison.verdict != "different"
+        assert comparison.largest < 1e-12
+        assert not comparison.findings  # every row has its partner
 
 
 def test_merged_rows_say_what_all_elements_say(run: Path) -> None:

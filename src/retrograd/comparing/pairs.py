@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.history.history import History
-from retrograd.history.rows import Rows, encode_phase
+from retrograd.history.rows import ROW_TYPES, Picked, Rows, encode_phase
 
 IntArray = npt.NDArray[np.int64]
 
@@ -66,8 +66,13 @@ def plain_names(names: Sequence[str]) -> list[str]:
 
 
 def pair_rows(a: History, b: History) -> Pairs:
-    """Pair the rows of two records. The rank of a record that has only one rank is ignored."""
+    """Pair the rows of two records. The rank of a record that has only one rank is ignored.
+
+    Where the ranks of one are merged, as in a compacted run, those of the other are merged as well.
+    """
     rows_a, rows_b = a.rows, b.rows
+    if _is_merged(a) != _is_merged(b):
+        rows_a, rows_b = (rows if len(rows.ranks) < 2 else _merge_ranks(rows) for rows in (rows_a, rows_b))
     names_a, names_b = (plain_names(each.site_names) for each in (a, b))
     shared = {name: number for number, name in enumerate(name for name in names_a if name in set(names_b))}
     last = min(_last_step(rows_a), _last_step(rows_b))
@@ -83,6 +88,26 @@ def pair_rows(a: History, b: History) -> Pairs:
     site = np.array([shared.get(name, -1) for name in names_a], np.int64)[rows_a["site"][index_a[order]]]
     missing_a, missing_b = len(key_b) - len(at_b), len(key_a) - len(at_a)
     return Pairs(list(shared), site, index_a[order], index_b[order], rows_a, rows_b, missing_a, missing_b)
+
+
+def _is_merged(history: History) -> bool:
+    return len(history.manifest.get("merged", {}).get("ranks", ())) > 1
+
+
+def _merge_ranks(rows: Rows) -> Rows:
+    """Rows of one moment and site on all ranks as one; copies count once."""
+    index, moments = np.arange(rows.count), {name: rows[name] for name in ("site", "rank", *_MOMENT)}
+    if rows.copies is not None:
+        index, moments = index[rows.copies.counts(rows, index)], dict(rows.copies.align(moments))
+    del moments["rank"]
+    moments = {name: column[index] for name, column in moments.items()}
+    keys = [np.zeros(len(index), np.int64)]
+    for column in moments.values():
+        _append(keys, [column.astype(np.int64) + 1])
+    _, first, groups = np.unique(keys[0], return_index=True, return_inverse=True)
+    merged = Picked(rows, index).merge(groups, len(first), ROW_TYPES)
+    one_each = {name: column[first] for name, column in moments.items()}
+    return Rows([{**merged, **one_each, "rank": np.zeros(len(first), np.int32)}])
 
 
 def _last_step(rows: Rows) -> int:

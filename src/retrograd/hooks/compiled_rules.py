@@ -404,10 +404,11 @@ def _rules(
             if not is_one_use and not tensor.is_leaf:
                 mark_rewritten(new, tensor, graph)
         if gradients[place] and new.requires_grad and trains:
-            if new is tensor and (is_one_use or tensor.is_leaf or tensor._is_view()):
+            if new is tensor and (is_one_use or tensor.is_leaf):
                 new = branch(tensor, _use_once)
-                if not is_one_use and not tensor.is_leaf:  # the branch is for writes, which are refused
-                    mark_rewritten(new, tensor, None)
+            elif new is tensor and tensor._is_view():  # so that writes are refused; rules act before it, on all uses
+                new = _use_once(tensor)
+                mark_rewritten(new, tensor, None)
             value = new.detach() if needs_value else None
             for each, graphs, is_before in find_places(new):
                 change = partial(_change, ticket, names[place], value, inputs, input_names, graphs, is_before)

@@ -13,6 +13,7 @@ from retrograd.findings.detectors.units import DEAD, list_dead
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import MOVED, ROSE, TOLD, Stillness, Training, UpdateNorms, is_adaptive
+from retrograd.history.facts import OptimizerMade
 
 LARGE = 0.1
 """‖Δw‖ / ‖w‖ of a step beyond which it may have thrown training off; 1e-3 is usual."""
@@ -263,6 +264,8 @@ class NotUpdated(Detector):
             for site, delta, weight in zip(updates.sites, updates.delta, updates.weight, strict=True)
             if int((np.nan_to_num(delta, nan=0.0) > TOLD * np.nan_to_num(weight, nan=0.0)).sum()) >= FEWEST
         }
+        if record.is_staged:  # a whole model beside the stages has parameters that only other ranks train
+            changed &= {name for made in record.of(OptimizerMade) if made.rank == 0 for name in made.parameters}
         return [
             name for name, seen in looks.items() if len(seen) >= 4 and len(set(seen.values())) == 1 and name in changed
         ]
