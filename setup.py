@@ -29,7 +29,7 @@ kernel = Extension(
 native = Extension(
     "retrograd.hooks._native",
     sources=[f"src/retrograd/hooks/{name}.c" for name in ("_native", "_nodes", "_marks", "_operations")],
-    depends=["src/retrograd/hooks/_native.h"],
+    depends=["src/retrograd/hooks/_native.h", "src/retrograd/hooks/_names.h"],
     **HOW,
 )
 
@@ -38,7 +38,7 @@ resting = Extension("retrograd.hooks._resting", sources=["src/retrograd/hooks/_r
 taps = Extension(
     "retrograd.hooks._taps",
     sources=[f"src/retrograd/hooks/{name}.c" for name in ("_taps", "_output_tap", "_target")],
-    depends=["src/retrograd/hooks/_taps.h"],
+    depends=["src/retrograd/hooks/_taps.h", "src/retrograd/hooks/_names.h"],
     **HOW,
 )
 

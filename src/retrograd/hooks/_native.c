@@ -2,13 +2,6 @@
 
 #include "_native.h"
 
-int intern_names(const Name *names, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (!(*names[i].string = PyUnicode_InternFromString(names[i].text))) return -1;
-    return 0;
-}
-
 bool append(PyObject *list, PyObject *item)
 {
     bool fine = item && PyList_Append(list, item) == 0;

@@ -10,19 +10,12 @@
 #ifndef RETROGRAD_NATIVE_H
 #define RETROGRAD_NATIVE_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_names.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* ---- for all ---- */
-
-typedef struct { PyObject **string; const char *text; } Name;
-
-/* Make strings of these names; -1 with an exception. */
-int intern_names(const Name *names, size_t count);
-#define INTERN(names) intern_names(names, sizeof names / sizeof *names)
 
 /* Append, and let go of, a new reference; false with an exception if there is none. */
 bool append(PyObject *list, PyObject *item);

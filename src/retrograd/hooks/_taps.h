@@ -9,8 +9,7 @@
 #ifndef RETROGRAD_TAPS_H
 #define RETROGRAD_TAPS_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_names.h"
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -41,12 +40,6 @@ void clear_target(Target *target);
 
 /* A module's attribute; a new reference, or NULL with an exception. */
 PyObject *import_from(const char *module, const char *name);
-
-typedef struct { PyObject **string; const char *text; } Name;
-
-/* Make strings of these names; -1 with an exception. */
-int intern_names(const Name *names, size_t count);
-#define INTERN(names) intern_names(names, sizeof names / sizeof *names)
 
 /* Whether an attribute is True; an exception is cleared. */
 bool is_on(PyObject *object, PyObject *name);

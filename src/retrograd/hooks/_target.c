@@ -27,13 +27,6 @@ PyObject *import_from(const char *module, const char *name)
     return found;
 }
 
-int intern_names(const Name *names, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (!(*names[i].string = PyUnicode_InternFromString(names[i].text))) return -1;
-    return 0;
-}
-
 bool is_on(PyObject *object, PyObject *name)
 {
     PyObject *value = PyObject_GetAttr(object, name);
