@@ -196,7 +196,8 @@ def test_what_cannot_be_served_is_told(tmp_path: Path, server: RunServer) -> Non
 def test_of_a_damaged_run_the_file_and_the_repair_are_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "<run>")
     with serving(run) as server:
-        next(run.glob("rank*/statistics/*.parquet")).write_bytes(b"PAR1")
+        for part in run.glob("rank*/statistics/*.parquet"):
+            part.write_bytes(b"PAR1")
         status, told = ask(server, "")
     assert status == 409
     assert b".parquet" in told

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from retrograd.addresses import is_remote
 from retrograd.amounts import count_of, show_bytes
-from retrograd.errors import RunWriteError
+from retrograd.errors import DamagedRunError, RunWriteError
 from retrograd.files import remove_unfinished, write_json
 from retrograd.history.arrays import read_numbers, to_numbers, view_numbers
 from retrograd.history.cells import MOMENT, IntArray, MergedTable, cell_of, locate, number_moments, split_moments
@@ -93,7 +93,7 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
 
     Raises:
         RunWriteError: it is still being recorded, is no run on disk, or cannot be written.
-        NotARunError, DamagedRunError: the folder cannot be read; nothing has changed then.
+        NotARunError, DamagedRunError: the folder, or a part of it, cannot be read; nothing has changed then.
     """
     opened = read_run(run)
     if not isinstance(opened, Run):
@@ -107,6 +107,12 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
     opened = open_run(opened.path) if opened is run else opened  # the user's own goes on as it is
     with _hold_still(opened):
         opened.refresh()
+        for part in opened.damaged:
+            raise DamagedRunError(
+                f"{str(opened.path)!r} is not compacted: {part.error.problem}",
+                repair="copy that file anew from where the run was recorded, or move it out of the folder.",
+                reason="the files that are merged are removed, and what may still be saved of this one would be lost.",
+            )
         _remove_left_over(opened)
         before = _measure(opened)
         ranks = sorted({part.rank for part in _list_stored(opened)})

@@ -34,6 +34,7 @@ from retrograd.history.table import (
     find_last_micro_batches,
     pick_losses,
 )
+from retrograd.runs.damage import Damages
 from retrograd.runs.parts import PartFile, explain_damage, explain_vanished
 from retrograd.runs.placements import Placements
 
@@ -282,9 +283,11 @@ class EventFiles:
     Attributes:
         events: of all of them.
         parts: by the keys that they were listed by.
+        damages: files that could not be read, which are passed over.
     """
 
     def __init__(self) -> None:
+        self.damages = Damages()
         self.events = Events()
         self.parts: dict[Hashable, EventPart] = {}
         self._sums: LossSums | None = None
@@ -299,20 +302,23 @@ class EventFiles:
             is_growing: somebody writes more of them.
 
         Raises:
-            DamagedRunError: a file cannot be read.
-            FileNotFoundError: it is not there (any more).
+            FileNotFoundError: a file is not there (any more).
         """
-        before = self.parts
+        before, try_to = self.parts, self.damages.try_to
+        listed = {key: each for key, each in listed.items() if key not in self.damages}
         if list(listed) == list(before):
             return
-        new = (partial(EventPart, *each) for key, each in listed.items() if key not in before)
+        new = (partial(try_to, key, partial(EventPart, *each)) for key, each in listed.items() if key not in before)
         read = read_each(new, is_far=is_far)
         sums, self._sums = self._sums, None
         parts: dict[Hashable, EventPart] = {}
         waiting: list[EventPart] = []
         count, anew = 0, LossSums()
         for key in listed:
-            part = parts[key] = before[key] if key in before else next(read)
+            part = before[key] if key in before else next(read)
+            if part is None:
+                continue
+            parts[key] = part
             count += part.count
             waiting.append(part)
             if sums is None and count > MOST_EVENTS:
@@ -323,8 +329,8 @@ class EventFiles:
         else:
             if sums is None:
                 sums = anew
-            else:
-                first = min((before | parts)[key].steps()[0] for key in before.keys() ^ parts.keys())
+            elif changed := before.keys() ^ parts.keys():
+                first = min((before | parts)[key].steps()[0] for key in changed)
                 sums.cut(first)
                 _move_losses([part for part in every if part.steps()[1] >= first], sums, first)
             self.events = LongEvents(every, sums.curve)

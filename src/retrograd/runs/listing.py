@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ from retrograd.runs.layout import (
     FINDINGS,
     LOCK,
     MANIFEST,
+    MERGED,
     RANK_FILE,
+    STATISTICS,
     find_rank_folders,
     is_extra,
     is_run,
@@ -25,11 +28,15 @@ from retrograd.runs.layout import (
     list_parts,
 )
 from retrograd.runs.lock import is_locked
+from retrograd.runs.manifest import check_manifest, is_newer
 
 RunOrder = Literal["when", "name", "steps", "status", "loss", "findings"]
 
 _STATUSES = ("failed", "running", "stopped")
 """What is told of several processes, the first of these that one of them has."""
+
+_MAGIC = b"PAR1"
+"""The last bytes of a Parquet file, behind the length of its footer."""
 
 _LARGEST_FINDINGS = 1 << 24
 
@@ -43,7 +50,8 @@ class RunLine:
         started: when it began, in seconds since the epoch; 0 where that is not known.
         written: when it was last written to.
         last_step: the last step that was recorded; None where there is none yet.
-        status: ``running``, ``finished``, ``failed``, ``stopped``, or ``damaged``.
+        status: ``running``, ``finished``, ``failed``, ``stopped``, ``damaged`` where a file of it is torn, or ``newer
+            format`` where a later version of retrograd has written it.
         loss: the last loss, which may be NaN; None where none was seen.
         findings: how many are kept, by severity; None where nobody has asked yet.
     """
@@ -93,19 +101,40 @@ def read_line(run: Path) -> RunLine:
     """What the small files of a run tell; one that cannot be read is ``damaged``."""
     try:
         folders = find_rank_folders(run)
-        manifest = read_json(run / MANIFEST) if (run / MANIFEST).exists() else {}
+        content = read_json(run / MANIFEST) if (run / MANIFEST).exists() else None
+        if content is not None and is_newer(content):
+            return RunLine(run.name, 0.0, last_written(run), None, "newer format", None, None)
+        manifest = {} if content is None else check_manifest(run / MANIFEST, content)
         ranks = [(folder, read_json(folder / RANK_FILE)) for folder in folders if (folder / RANK_FILE).exists()]
         return RunLine(
             name=run.name,
             started=_read_time(manifest.get("started")),
             written=last_written(run),
             last_step=max((facts["last_step"] for _, facts in ranks if _is_step(facts.get("last_step"))), default=None),
-            status=_find_status([(folder, facts) for folder, facts in ranks if not is_extra(folder.name)]),
+            status="damaged"
+            if any(map(_has_torn_parts, folders))
+            else _find_status([(folder, facts) for folder, facts in ranks if not is_extra(folder.name)]),
             loss=_find_last_loss(folders[0]) if folders else None,
             findings=_count_findings(run / FINDINGS),
         )
     except (OSError, ValueError, RunError):
         return RunLine(run.name, 0.0, last_written(run), None, "damaged", None, None)
+
+
+def _has_torn_parts(folder: Path) -> bool:
+    """Tell whether a part file of a rank ends otherwise than a Parquet file does."""
+    return any(_is_torn(path) for kind in (STATISTICS, MERGED, EVENTS) for _, path in list_parts(folder / kind))
+
+
+def _is_torn(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 8, 0))
+            end = file.read(8)
+    except FileNotFoundError:  # it was merged into a larger one meanwhile
+        return False
+    return end[4:] != _MAGIC or int.from_bytes(end[:4], "little") + 12 > size
 
 
 def _is_step(told: object) -> bool:

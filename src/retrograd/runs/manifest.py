@@ -165,13 +165,38 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     try:
         content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise _explain(path, error) from error
+    return check_manifest(path, content)
+
+
+def check_manifest(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """The content of a manifest, which somebody else may have written.
+
+    Raises:
+        DamagedRunError: it is no manifest, or was written by a later version.
+    """
+    if content.get("format") != FORMAT:
+        newer = "a later version has written it" if is_newer(content) else "no version writes that"
+        raise DamagedRunError(
+            f"{str(path)!r} has the format {content.get('format')!r}, and this version reads {FORMAT}: {newer}.",
+            repair="install the version of retrograd that wrote the run."
+            if is_newer(content)
+            else "restore that file.",
+        )
+    try:
         check_kinds(content, _KINDS)
         check_kinds(content.get("merged", {}), _MERGED_KINDS)
-    except (OSError, ValueError) as error:
-        raise DamagedRunError(f"{str(path)!r} cannot be read: {error}.", repair="restore that file.") from error
-    if content.get("format") != FORMAT:
-        raise DamagedRunError(
-            f"{str(path)!r} has the format {content.get('format')!r}, and this version reads {FORMAT}.",
-            repair="install the version of retrograd that wrote the run.",
-        )
+    except ValueError as error:
+        raise _explain(path, error) from error
     return content
+
+
+def is_newer(content: dict[str, Any]) -> bool:
+    """Tell whether a later version of retrograd has written a manifest."""
+    told = content.get("format")
+    return isinstance(told, int) and not isinstance(told, bool) and told > FORMAT
+
+
+def _explain(path: Path, error: Exception) -> DamagedRunError:
+    return DamagedRunError(f"{str(path)!r} cannot be read: {error}.", repair="restore that file.")

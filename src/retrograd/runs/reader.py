@@ -19,6 +19,7 @@ from retrograd.history.history import History
 from retrograd.history.names import SiteNames
 from retrograd.history.sink import Event
 from retrograd.history.table import read_events
+from retrograd.runs.damage import DamagedPart, Damages
 from retrograd.runs.event_parts import EventFiles, EventPart, LastMicroBatches
 from retrograd.runs.layout import (
     EVENTS,
@@ -74,7 +75,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
     Raises:
         NotARunError: there is no run in it.
-        DamagedRunError: a file of it cannot be read; reading the history may raise it too.
+        DamagedRunError: a file of it cannot be read, which is more than one part of its statistics or events among
+            others: these are left out with a warning. Reading the history may raise it too.
     """
     return Run(open_folder(path))  # more is read of it later
 
@@ -87,12 +89,15 @@ class Run:
         manifest: what was run.
         ranks: its processes.
         history: what was recorded, the ranks merged.
+        damaged: part files that cannot be read, and are left out of it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = remembering(path)
         self.history = History()
+        self.damaged: list[DamagedPart] = []
         self._parts: dict[PartKey, StoredRows] = {}
+        self._damages = Damages()
         self._event_files = EventFiles()
         self._event_parts: dict[int, list[EventPart]] = {}
         self._names = SiteNames()
@@ -111,7 +116,8 @@ class Run:
         merged = self.manifest.get("merged", {}).get("ranks", ())
         ranks = count_of(len({*merged, *(rank.rank for rank in self.ranks if not rank.is_extra)}), "rank")
         also = f", and {extra} by itself" if extra else ""
-        return f"Run({str(self.path)!r}, {self.status}, {ranks}{also}, {self.history!r})"
+        damaged = f", {count_of(len(self.damaged), 'damaged file')} left out" if self.damaged else ""
+        return f"Run({str(self.path)!r}, {self.status}, {ranks}{also}{damaged}, {self.history!r})"
 
     _repr_html_ = drawn_by("records", "draw_run")
 
@@ -142,8 +148,7 @@ class Run:
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
         ranks = dict(sorted(ranks.items()))
         placements = name_stages({rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history})
-        self._open_parts(ranks, placements)
-        self._read_events(ranks, placements)
+        self.damaged = [*self._open_parts(ranks, placements), *self._read_events(ranks, placements)]
         shards = {rank: folder / TENSORS for rank, folder in ranks.items()}
         tensors = StoredTensors(shards, placements, lambda: self.history.few_events)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
@@ -174,23 +179,36 @@ class Run:
             for rank, parts in sorted(self._event_parts.items())
         }
 
-    def _open_parts(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> None:
-        """Open part files that are new, and let go of those that are gone."""
+    def _open_parts(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> list[DamagedPart]:
+        """Open part files that are new, and let go of those that are gone; returns those that cannot be read."""
         for name in self.manifest.get("sites", ()) if 0 in placements else ():
             self._names.code_of.setdefault(placements[0].rename(name), len(self._names))
         listed = [(_key_of(path, placements[rank]), rank, path) for rank, path in self.list_statistics(ranks)]
-        new = (partial(PartFile, path) for key, _, path in listed if key not in self._parts)
-        files = read_each(new, is_far=is_remote(self.path))
+        damages = self._damages
+        new = {key: path for key, _, path in listed if key not in self._parts and key not in damages}
+        calls = (partial(damages.try_to, key, partial(PartFile, path)) for key, path in new.items())
+        files = read_each(calls, is_far=is_remote(self.path))
         opened = {}
         for key, rank, path in listed:
             renaming = Placements() if self.is_compacted else placements[rank]  # names are those of the history already
-            known = self._parts.get(key)
-            opened[key] = known or StoredRows(path, next(files), self._lists, rank, renaming.rename, self._files)
+            part, file = self._parts.get(key), next(files) if key in new else None
+            if file is not None:
+                make = partial(StoredRows, path, file, self._lists, rank, renaming.rename, self._files)
+                part = damages.try_to(key, make)
+            if part is not None:
+                opened[key] = part
         self._parts = opened
         self._files.keep_only(opened.values())
+        return damages.list_parts(
+            [(key, path, opened[key].step_limits if key in opened else None) for key, _, path in listed]
+        )
 
-    def _read_events(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> None:
-        """Read part files of events that are new, by the names that sites have in the history."""
+    def _read_events(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> list[DamagedPart]:
+        """Read part files of events that are new, by the names that sites have in the history.
+
+        Returns:
+            Those that cannot be read.
+        """
         own = {
             rank: {_key_of(path, placements[rank]): (path, placements[rank]) for _, path in list_parts(folder / EVENTS)}
             for rank, folder in ranks.items()
@@ -200,7 +218,14 @@ class Run:
         }
         files = self._event_files
         files.load(listed, is_far=is_remote(self.path), is_growing=self.status == "running")
-        self._event_parts = {rank: [files.parts[key] for key in keys] for rank, keys in own.items()}
+        read = files.parts
+        self._event_parts = {rank: [read[key] for key in keys if key in read] for rank, keys in own.items()}
+        return files.damages.list_parts(
+            [
+                (key, path, read[key].steps() if key in read and read[key].count else None)
+                for key, (path, _) in listed.items()
+            ]
+        )
 
 
 def _key_of(path: Path, placements: Placements) -> PartKey:

@@ -271,7 +271,6 @@ class FollowedRun:
             if (series := _series_of(each, scope.sites))
         ]
         loss = Block("loss", LOSS_FACTS, "") if len(scope.history.loss.steps) else None
-        ranks = run.ranks
         return {
             **describe_run(run, scope),
             **describe_data(scope, places, Blocks(statistics, loss, None)),
@@ -279,7 +278,7 @@ class FollowedRun:
             "findings": {**describe_findings(self._findings, scope, places), **self._tell_pending()},
             "nonfinite": self._nonfinite,
             "recorded": describe_recorded(scope, places),
-            "troubles": list_troubles(manifest, scope.history.few_events, ranks, scope.unseen, places),
+            "troubles": list_troubles(manifest, scope.history.few_events, run.ranks, scope.unseen, places, run.damaged),
             "model": list_modules(manifest.get("model")),
             "inventory": None,
         }

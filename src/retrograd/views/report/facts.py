@@ -11,6 +11,7 @@ from typing import Any
 from retrograd.amounts import count_of
 from retrograd.history.history import History
 from retrograd.history.sink import Event
+from retrograd.runs.damage import DamagedPart
 from retrograd.runs.reader import Rank, Run
 from retrograd.sites.site import ROOT
 from retrograd.views.downsample import IntArray
@@ -231,6 +232,7 @@ def list_troubles(
     ranks: Sequence[Rank] = (),
     unseen: Sequence[str] = (),
     places: Sequence[ModelPlace] = (),
+    damaged: Sequence[DamagedPart] = (),
 ) -> list[dict[str, Any]]:
     """Tables of what went wrong or was left out: ``title``, ``note``, ``columns``, ``rows``, and how many ``more``.
 
@@ -254,6 +256,12 @@ def list_troubles(
             "Errors of the recording itself, caught where they happened; training went on.",
             ("site", "times", "first error"),
             _list_faults(manifest.get("faults"), by_kind["fault"]),
+        ),
+        _tabulate(
+            "Damaged files",
+            "They cannot be read; what they held is missing on this page.",
+            ("file", "where", "why"),
+            [("/".join(part.path.parts[-3:]), part.place, part.error.problem) for part in damaged],
         ),
         _tabulate("Lost", "Data that could not be written to the run folder.", ("rank", "what"), _list_lost(ranks)),
         _tabulate(

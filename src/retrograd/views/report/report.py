@@ -96,15 +96,14 @@ def build_page(
     reasons = tell_reasons(record, list_ungraded(history))
     told = tell_ungraded(history, reasons, is_running=status == "running")
     events, places = history.few_events, add_ungraded(group_places(scope.sites), told, history.manifest)
+    ranks, damaged = (run.ranks, run.damaged) if isinstance(run, Run) else ([], [])
     facts: dict[str, Any] = {
         **describe_run(run, scope),
         **describe_data(scope, places, blocks),
         "findings": describe_findings(explain_record(record), scope, places),
         "nonfinite": find_first_nonfinite(scope, places),
         "recorded": describe_recorded(scope, places),
-        "troubles": list_troubles(
-            history.manifest, events, run.ranks if isinstance(run, Run) else (), scope.unseen, places
-        ),
+        "troubles": list_troubles(history.manifest, events, ranks, scope.unseen, places, damaged),
         "model": list_modules(history.manifest.get("model")),
         "inventory": None,
         "live": None,

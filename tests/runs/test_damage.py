@@ -1,0 +1,168 @@
+"""Part files that a disk or a copy has damaged: the others are read, and nothing is removed."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import retrograd as rg
+from retrograd.cli import main
+from retrograd.errors import DamagedRunError, RetrogradWarning
+from retrograd.files import write_json
+from retrograd.foreign.text import read_json
+from retrograd.runs import event_parts
+from retrograd.runs.compaction import compact
+from retrograd.runs.listing import read_line
+from retrograd.runs.reader import Run, open_run
+from tests.history.made import make_steps
+from tests.runs.written import add_step, files, open_writer, write_run
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda whole: b"",
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "short": lambda whole: whole[:-1],
+    "rubbish": lambda whole: b"\xff\xfe rubbish",
+}
+STEPS = range(7)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Seven steps, each in a part of its own."""
+    return write_run(tmp_path / "run", STEPS)
+
+
+def tear(run: Path, kind: str, number: int, how: str = "cut") -> Path:
+    path = run / "rank00000" / kind / files(run, kind)[number]
+    path.write_bytes(DAMAGES[how](path.read_bytes()))
+    return path
+
+
+def open_torn(run: Path) -> Run:
+    with pytest.warns(RetrogradWarning, match="damaged-run"):
+        return open_run(run)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize(
+    ("number", "place"), [(0, "begins with step 1"), (3, "step 2,.*step 4"), (6, "ends with step 5")]
+)
+def test_what_other_parts_hold_is_read(run: Path, tmp_path: Path, how: str, number: int, place: str) -> None:
+    before = open_run(shutil.copytree(run, tmp_path / "whole")).history
+    torn = tear(run, "statistics", number, how)
+    with pytest.warns(RetrogradWarning, match=f"{torn.name}.*{place}"):
+        after = open_run(run)
+    left = [step for step in STEPS if step != number]
+    for site in before.sites:
+        series = after.history[site]
+        is_left = np.isin(before[site].steps, left)
+        assert series.steps.tolist() == before[site].steps[is_left].tolist()
+        np.testing.assert_array_equal(series.std, before[site].std[is_left])
+    assert [part.path for part in after.damaged] == [torn]
+    assert "1 damaged file left out" in repr(after)
+    assert after.history.loss.steps.tolist() == list(STEPS)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_events_of_other_parts_are_read(run: Path, how: str) -> None:
+    torn = tear(run, "events", 3, how)
+    opened = open_torn(run)
+    assert opened.history.loss.steps.tolist() == [0, 1, 2, 4, 5, 6]
+    assert opened.history["a:output"].steps.tolist() == list(STEPS)
+    assert [(part.path, part.after, part.before) for part in opened.damaged] == [(torn, 2, 4)]
+
+
+def test_a_part_is_told_of_once_and_read_once_it_is_whole(run: Path) -> None:
+    whole = {kind: (run / "rank00000" / kind / files(run, kind)[2]).read_bytes() for kind in ("statistics", "events")}
+    torn = {kind: tear(run, kind, 2) for kind in whole}
+    opened = open_torn(run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opened.refresh()
+        assert len(opened.damaged) == 2
+        for kind, path in torn.items():
+            path.write_bytes(whole[kind])
+        opened.refresh()
+    assert opened.damaged == []
+    assert opened.history["a:output"].steps.tolist() == list(STEPS)
+    assert opened.history.loss.steps.tolist() == list(STEPS)
+
+
+@pytest.mark.parametrize("most_events", [0, 1 << 16])
+def test_a_run_that_goes_on_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch, most_events: int) -> None:
+    monkeypatch.setattr(event_parts, "MOST_EVENTS", most_events)
+    writer = open_writer(run, resume=True, step=7)
+    tear(run, "events", 3)
+    opened = open_torn(run)
+    assert opened.status == "running"
+    for step in (7, 8):
+        add_step(writer, next(iter(make_steps([step]))))
+        writer.flush()
+        opened.refresh()
+        assert opened.history.loss.steps.tolist() == [0, 1, 2, 4, 5, 6, *range(7, step + 1)]
+    torn = tear(run, "events", 7)
+    with pytest.warns(RetrogradWarning, match=torn.name):
+        opened.refresh()
+    assert opened.history.loss.steps.tolist() == [0, 1, 2, 4, 5, 6, 8]
+    assert len(opened.damaged) == 2
+    writer.close()
+
+
+def test_of_a_run_without_a_readable_part_the_file_is_named(run: Path) -> None:
+    for number in STEPS:
+        torn = tear(run, "statistics", number)
+    with pytest.raises(DamagedRunError, match="part-00000000"):
+        open_run(run)
+    assert torn.exists()
+
+
+@pytest.mark.filterwarnings("ignore::retrograd.errors.RetrogradWarning")
+def test_views_of_a_damaged_run(run: Path, tmp_path: Path) -> None:
+    whole = shutil.copytree(run, tmp_path / "whole")
+    torn = tear(run, "statistics", 3)
+    page = rg.write_report(run, tmp_path / "report.html").read_text()
+    assert "Damaged files" in page
+    assert torn.name in page
+    assert list(rg.explain(run)) == list(rg.explain(whole))
+    assert str(rg.compare(run, whole))
+    rg.export(run, "csv", tmp_path / "run.csv")
+    with (tmp_path / "run.csv").open(newline="") as file:
+        steps = {int(row["step"]) for row in csv.DictReader(file)}
+    assert steps == set(STEPS) - {3}
+
+
+@pytest.mark.parametrize("kind", ["statistics", "events"])
+@pytest.mark.parametrize("keep_ranks", [False, True])
+@pytest.mark.filterwarnings("ignore::retrograd.errors.RetrogradWarning")
+def test_a_damaged_run_is_not_compacted(run: Path, kind: str, keep_ranks: bool) -> None:
+    torn = tear(run, kind, 3)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(DamagedRunError, match=f"is not compacted(.|\n)*{torn.name}"):
+        compact(run, keep_ranks=keep_ranks)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("kind", ["statistics", "events"])
+def test_a_list_says_that_a_run_is_damaged(run: Path, how: str, kind: str) -> None:
+    assert read_line(run).status == "finished"
+    tear(run, kind, 3, how)
+    line = read_line(run)
+    assert (line.status, line.last_step, line.loss) == ("damaged", 6, 6.0)
+
+
+def test_a_list_says_that_a_later_version_has_written_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = read_json(run / "manifest.json")
+    write_json(run / "manifest.json", {**content, "format": 99})
+    assert read_line(run).status == "newer format"
+    assert main(["ls", str(run.parent)]) == 0
+    assert "newer format" in capsys.readouterr().out
+    for told in ("1", None, -1, 99.0):
+        write_json(run / "manifest.json", {**content, "format": told})
+        assert read_line(run).status == "damaged"
