@@ -24,8 +24,28 @@ def test_steps_are_those_of_the_most_busy_optimizer_or_a_few_less(updates: list[
 
 @pytest.mark.parametrize(
     ("updates", "ends"),
-    [("aaa", "111"), ("abab", "1010"), ("aabaab", "110110"), ("abb", "101"), ("abcabc", "100100"), ("abbbb", "10111")],
+    [
+        ("aaa", "111"),
+        ("abab", "1010"),
+        ("aabaab", "110110"),
+        ("abb", "101"),
+        ("abcabc", "100100"),
+        ("abbbb", "10111"),
+        ("ab" * 6, "101001010101"),
+        ("abc" * 5, "100100001001001"),
+        ("abaaaabaaaabaaaa", "1011110111101111"),
+        ("ababaaa", "1010011"),
+    ],
 )
 def test_who_leads(updates: str, ends: str) -> None:
     leader = Leader()
     assert "".join(str(int(leader.ends_step(ord(update)))) for update in updates) == ends
+
+
+@pytest.mark.parametrize("rounds", [3, 4, 40])
+@pytest.mark.parametrize("one_round", ["ab", "abc", "cab"])
+def test_of_those_that_update_in_turn_a_round_is_a_step(one_round: str, rounds: int) -> None:
+    leader = Leader()
+    ends = [leader.ends_step(ord(update)) for update in one_round * rounds]
+    assert sum(ends) == rounds
+    assert ends[-1]

@@ -106,3 +106,19 @@ def test_rules_are_told_the_steps_that_are_recorded(program: Train) -> None:
     recorded = [event.moment.step for event in recording.history.events if event.kind == "loss"]
     assert spy.steps == STEPS[program]
     assert recorded == STEPS[program]
+
+
+def test_of_two_that_take_turns_each_turn_is_a_step() -> None:
+    """As in a GAN, where the critic is updated before the generator whose values it sees."""
+    generator, critic, spy = nn.Linear(4, 4), nn.Linear(4, 4), Spy()
+    of_generator, of_critic = SGD(generator.parameters(), lr=0.1), SGD(critic.parameters(), lr=0.1)
+    models = {"generator": generator, "critic": critic}
+    with rg.record(models) as recording, rg.rewrite(models, {"critic:output.grad": spy}):
+        for _ in range(6):
+            fake = generator(X)
+            critic(fake.detach()).sum().backward()
+            of_critic.step()
+            critic(fake).mean().backward()
+            of_generator.step()
+    told = [event.moment.step for event in recording.history.events if event.kind == "update"]
+    assert spy.steps == told == [0, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 5]

@@ -25,11 +25,14 @@ class Leader:
     """Listens to updates by the numbers of their optimizers.
 
     An optimizer takes over that updates twice while the leader does not at all, or once while what the leader trains
-    does not even run: then another model is trained after the leader's, or apart from it.
+    does not even run: then another model is trained after the leader's, or apart from it. Where several have updated in
+    turn for two rounds, as in a GAN, the last of them takes over: a step holds what a turn of the program's loop does.
     """
 
     def __init__(self) -> None:
-        self._followers: set[int] = set()
+        self._followers: list[int] = []
+        self._round: list[int] | None = []
+        """Those that followed the leader before its last update; None once the last of a round leads."""
         self.number: int | None = None
 
     @property
@@ -49,21 +52,26 @@ class Leader:
             number: that of the optimizer.
             rests: asked whether what the leader trains has not run in this step, while something else has.
         """
+        if number == self.number and self._followers and self._followers == self._round:
+            self.number, self._followers, self._round = self._followers[-1], [number], None
+            return False  # that one is still to come
         if self.number in (None, number) or number in self._followers or rests():
-            self.number = number
-            self._followers.clear()
+            if self._round is not None:
+                self._round = self._followers if number == self.number else []
+            self.number, self._followers = number, []
             return True
-        self._followers.add(number)
+        self._followers.append(number)
         return False
 
 
 class Steps:
     """Finds the optimizer that makes the steps of some models, and says of each update whether it ends one.
 
-    With several optimizers it is the one that updates most often. One that replaces another, by holding parameters of
-    the models that the other held, goes on in its place. One that holds none of them makes steps where no other does:
-    it may hold copies of them, or train what the models are only a part of. Models that do not run together share no
-    step: each update of one that is trained after another, or apart from it, ends a step of its own.
+    With several optimizers it is the one that updates most often, of several that take turns the last. One that
+    replaces another, by holding parameters of the models that the other held, goes on in its place. One that holds none
+    of them makes steps where no other does: it may hold copies of them, or train what the models are only a part of.
+    Models that do not run together share no step: each update of one that is trained after another, or apart from it,
+    ends a step of its own.
     """
 
     def __init__(self) -> None:

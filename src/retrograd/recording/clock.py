@@ -6,10 +6,11 @@
 
 A step is over once its update has been made, and the next one begins with the next forward; so whatever comes in
 between (the update of a second optimizer, another backward over the same graph) still belongs to it. With several
-optimizers the one that updates most often makes the steps. Models that do not run together share no step: each update
-of a model that is trained after another, or apart from it, is a step of its own, and they are counted on in one row.
-Where no optimizer of torch is seen, a step has been made when a forward follows a backward and parameters have been
-changed in between. Where somebody says which step begins (a trainer that counts), nothing else begins one.
+optimizers the one that updates most often makes the steps, of those that take turns the last. Models that do not run
+together share no step: each update of a model that is trained after another, or apart from it, is a step of its own,
+and they are counted on in one row. Where no optimizer of torch is seen, a step has been made when a forward follows a
+backward and parameters have been changed in between. Where somebody says which step begins (a trainer that counts),
+nothing else begins one.
 
 A stage of a pipeline has several micro-batches in flight at once: as calls of one.
 
