@@ -7,7 +7,9 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +17,15 @@ from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
+from retrograd.budget import op_log
 from retrograd.budget import planned as planned_module
+from retrograd.budget.measuring import PassNotes
 from retrograd.budget.op_log import Contents, OpLog
 from retrograd.budget.plan import Plan
 from retrograd.budget.planned import Planned
 from retrograd.budget.planned_pass import Item, KnownPlans, PlannedPass
 from retrograd.budget.recipe import Recipe
+from retrograd.budget.simulation import MeasuredPass
 from retrograd.errors import BudgetError, SavedPolicyError
 from retrograd.policies.disk import Disk
 from retrograd.policies.policy import Saved
@@ -53,7 +58,8 @@ def run(name: str, make_policy: Callable[[], Planned] | None) -> tuple[list[tupl
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_every_bit_is_the_same_under_every_budget(name: str, tmp_path: Path) -> None:
+def test_every_bit_is_the_same_under_every_budget(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_log, "_NOTING_SECONDS", 0.0)  # else nothing in nets so small is worth recomputing
     expected, _ = run(name, None)
     seen, policies = run(name, lambda: planned(tmp_path))
     assert seen == expected
@@ -455,6 +461,34 @@ def test_policy_and_budget_exclude_each_other() -> None:
         keep_saved(model)
     with pytest.raises(SavedPolicyError, match="not a valid budget"):
         keep_saved(model, budget="much")
+
+
+@pytest.mark.parametrize(("noting_seconds", "is_seen"), [(0.0, True), (1e6, False)])
+def test_operations_are_seen_in_later_passes_only_where_the_plan_recomputes(
+    noting_seconds: float, is_seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recompute_is_free(notes: PassNotes, noting_seconds: float = 0.0) -> MeasuredPass:
+        found = make_recording(notes, noting_seconds)
+        return replace(found, ranges=tuple(replace(one, recompute_seconds=0.0) for one in found.ranges))
+
+    seen = list[bool]()
+    make_recording, carry_out = PassNotes.make_recording, OpLog.carry_out
+    monkeypatch.setattr(PassNotes, "make_recording", recompute_is_free)
+    monkeypatch.setattr(op_log, "_NOTING_SECONDS", noting_seconds)
+
+    def look(log: OpLog, *given: Any) -> Any:
+        seen.append(True)
+        return carry_out(log, *given)
+
+    monkeypatch.setattr(OpLog, "carry_out", look)
+    model, loss = make_mlp()
+    policy = planned(tmp_path, 0.5)
+    with keep_saved(model, policy):
+        for _ in range(3):
+            assert not policy.plans or ("recompute" in policy.plans[-1].choices) == is_seen
+            seen.clear()
+            loss().backward()
+        assert bool(seen) == is_seen
 
 
 def test_a_plan_can_be_asked_for_after_the_end(tmp_path: Path) -> None:

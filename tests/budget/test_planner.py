@@ -80,6 +80,26 @@ def test_never_over_the_budget_and_nearly_as_fast_as_the_best(recording: Measure
     assert found.seconds <= FACTOR * best.seconds
 
 
+@settings(max_examples=120, deadline=None)
+@given(recordings(), st.floats(0.2, 1.0), st.floats(0.1, 20.0))
+def test_what_is_recomputed_is_worth_noting_operations_for(
+    recording: MeasuredPass, share: float, noting_seconds: float
+) -> None:
+    budget = max(1, int(share * keep_all(recording).peak))
+    noted = replace(recording, noting_seconds=noting_seconds)
+    found, unnoted = find_solution(noted, LINK, budget), find_solution(noted.without_recomputing(), LINK, budget)
+    free = find_solution(recording, LINK, budget)
+    assert (found is None) == (free is None)
+    if found is None or free is None:
+        return
+    assert found.peak <= budget
+    assert unnoted is None or found.seconds <= unnoted.seconds
+    by_hand = evaluate(recording, found.decisions.choices, LINK, budget)
+    assert by_hand is not None
+    is_noted = "recompute" in found.decisions.choices
+    assert found.seconds == pytest.approx(by_hand.seconds + (noting_seconds if is_noted else 0.0))
+
+
 @settings(max_examples=60, deadline=None)
 @given(recordings())
 def test_the_smallest_budget_can_be_met(recording: MeasuredPass) -> None:

@@ -88,6 +88,15 @@ def test_what_is_recomputed_is_away_in_between_and_takes_what_it_needs_beside() 
     assert predict_seconds(recording, decisions, {}, LINK) == pytest.approx(9.25)
 
 
+def test_operations_are_noted_once_for_all_that_is_recomputed_and_not_for_nothing() -> None:
+    recording = replace(again(chain([3, 5, 7, 9]), (), (0,), (0,), ()), noting_seconds=100.0)
+    times = []
+    for count in range(3):
+        choices: list[Choice] = ["keep", *["recompute" if number < count else "keep" for number in range(2)], "keep"]
+        times.append(predict_seconds(recording, Decisions(choices, 0), {}, LINK))
+    assert times == pytest.approx([12.0, 112.25, 112.5])
+
+
 def test_what_others_are_made_of_is_made_before_them_and_stays() -> None:
     """The third is asked for before the second, of which it is made, and that of the first."""
     events: tuple[Event, ...] = (

@@ -39,7 +39,7 @@ from retrograd.policies.spill_file import (
     open_spill_file,
     whole_blocks,
 )
-from retrograd.policies.spill_threads import FileRead
+from retrograd.policies.spill_threads import FileRange, FileRead, SpillReader
 from retrograd.policies.transfers import AskOrder
 from retrograd.saved.keeping import keep_saved
 from tests import warm
@@ -271,21 +271,45 @@ def test_memory_to_read_into_is_never_given_out_twice_while_a_tensor_lies_in_it(
             del slab, tensor
         else:
             held.pop(which % len(held))
-        if which == 7:
-            slabs.clear()
         assert all(torch.all(tensor == mark) for mark, tensor in held)
 
 
-def test_memory_to_read_into_is_used_again_and_none_is_held_for_later() -> None:
+def test_memory_to_read_into_is_used_again_and_no_more_than_a_few_pieces_are_held_for_later() -> None:
     slabs = ReadBuffers()
-    held = [torch.frombuffer(slabs.take(BLOCK), dtype=torch.uint8) for _ in range(9)]
-    addresses = {one.data_ptr() for one in held}
+    held = [torch.frombuffer(slabs.take(8 << 20), dtype=torch.uint8).fill_(1) for _ in range(9)]
+    addresses, before = {one.data_ptr() for one in held}, resident_bytes()
     del held
-    again = [torch.frombuffer(slabs.take(BLOCK), dtype=torch.uint8) for _ in range(4)]
+    assert resident_bytes() - before < -4 * (8 << 20)
+    again = [torch.frombuffer(slabs.take(8 << 20), dtype=torch.uint8) for _ in range(4)]
     assert {one.data_ptr() for one in again} <= addresses
-    del again
-    slabs.clear()
-    assert not slabs._free
+
+
+def test_a_later_step_reads_into_the_memory_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = list[int]()
+
+    def count(nbytes: int) -> memoryview:
+        mapped.append(nbytes)
+        return map_pages(nbytes)
+
+    monkeypatch.setattr(spill_file, "map_pages", count)
+    reader = SpillReader(file := SpillFile(tmp_path))
+    ranges = [FileRange() for _ in range(4)]
+    for each in ranges:
+        each.nbytes, each.values, each.coming, each.is_wanted = BLOCK, None, None, False
+        each.extent = file.take(BLOCK)
+        file.write([torch.full((BLOCK,), 7, dtype=torch.uint8)], each.extent)
+    written_from = len(mapped)
+    for _ in range(3):
+        reader.begin(ranges, 2 * BLOCK)
+        for each in ranges:
+            reading, place = each.coming or pytest.fail("it is not read")
+            reading.wait()
+            assert reading.memory is not None
+            assert reading.memory[place] == 7
+            each.coming = None
+        del reading
+    reader.stop()
+    assert len(mapped) - written_from == 2
 
 
 def test_memory_of_a_slab_comes_back_whatever_thread_deletes_it_and_whatever_it_has_locked() -> None:

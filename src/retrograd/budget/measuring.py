@@ -185,8 +185,12 @@ class PassNotes:
             if saved_range.left < len(self.events):
                 self.left[number] = saved_range.left
 
-    def make_recording(self) -> MeasuredPass:
-        """The pass as plain data. A device is waited for."""
+    def make_recording(self, noting_seconds: float = 0.0) -> MeasuredPass:
+        """The pass as plain data. A device is waited for.
+
+        Args:
+            noting_seconds: as in :class:`MeasuredPass`.
+        """
         events: list[Event] = [(kind, number) for kind, number, _, _ in self.events]
         at: dict[Event, int] = {}
         for position, event in enumerate(events):
@@ -201,7 +205,7 @@ class PassNotes:
                 saved_range = self.earlier[number].at_positions_of(saved_range)
             tried = self.tried.get(number)
             ranges.append(saved_range if tried is None else tried.describe(saved_range))
-        return MeasuredPass(tuple(ranges), tuple(events), self._seconds(events), self.background)
+        return MeasuredPass(tuple(ranges), tuple(events), self._seconds(events), self.background, noting_seconds)
 
     def time_again(self, recording: MeasuredPass) -> MeasuredPass | None:
         """An earlier pass with the times of this one; None where not the same happened. A device is waited for."""

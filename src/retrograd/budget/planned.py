@@ -212,7 +212,9 @@ class Planned(UsedPolicy):
                 self._make_plan(log)
 
     def _make_plan(self, log: PassNotes) -> None:
-        recording = log.make_recording()
+        is_beside = self._offloader.device is not None and self._offloader.device.type == "cuda"
+        # a device computes while a program notes what it has it do
+        recording = log.make_recording(0.0 if is_beside else self._op_log.noting_seconds)
         if self._bytes is None:
             assert self._share is not None
             self._bytes = max(1, int(self._share * keep_all(recording).peak))

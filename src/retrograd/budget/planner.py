@@ -202,7 +202,8 @@ def find_solution(recording: MeasuredPass, link: Link, budget: int, trials: int 
     """Find a fast way to hold no more than the budget at any position.
 
     Ranges are moved in several orders, in each as few as suffice; then, in the fastest of these, single
-    choices are taken back or changed as long as that saves time.
+    choices are taken back or changed as long as that saves time. What is recomputed has to be worth what it takes to
+    note operations in every pass, however few are recomputed: so it is looked for once more without.
 
     Args:
         recording: the pass.
@@ -216,6 +217,14 @@ def find_solution(recording: MeasuredPass, link: Link, budget: int, trials: int 
     everything = keep_all(recording)
     if everything.peak <= budget:
         return everything
+    found = _search(recording, link, budget, trials)
+    if found is None or not recording.noting_seconds or "recompute" not in found.decisions.choices:
+        return found
+    unnoted = _search(recording.without_recomputing(), link, budget, trials)
+    return unnoted if unnoted is not None and unnoted.seconds < found.seconds else found
+
+
+def _search(recording: MeasuredPass, link: Link, budget: int, trials: int) -> Solution | None:
     starts = [
         found
         for order in list_orders(recording, link)

@@ -77,12 +77,18 @@ class MeasuredPass:
         events: what happened, in order.
         seconds: computing time between each event and the one before it.
         background: bytes held by earlier passes while it began.
+        noting_seconds: how much longer a pass takes in which operations are noted, so that any range can be recomputed.
     """
 
     ranges: tuple[SavedRange, ...]
     events: tuple[Event, ...]
     seconds: tuple[float, ...]
     background: int = 0
+    noting_seconds: float = 0.0
+
+    def without_recomputing(self) -> MeasuredPass:
+        """The same pass, of which nothing can be recomputed."""
+        return replace(self, ranges=tuple(replace(saved_range, recompute="") for saved_range in self.ranges))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +207,7 @@ def count_residency(
 def predict_seconds(recording: MeasuredPass, decisions: Decisions, departures: Mapping[int, int], link: Link) -> float:
     """Predict how long the pass takes. Copies cost nothing as long as something is computed beside them."""
     clock = _PassClock(recording.ranges, decisions, departures, link)
+    clock.now = recording.noting_seconds if "recompute" in decisions.choices else 0.0
     wanted: dict[int, list[int]] = {}
     for number, position in enumerate(find_spans(recording, decisions.choices).needed):
         wanted.setdefault(position, []).append(number)

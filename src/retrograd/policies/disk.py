@@ -143,8 +143,6 @@ class Spill:
         """Take over a storage range; waits while too much is to be written."""
         with self._adding:
             spilled = Spilled(values, self)
-        if not spilled.position.number:  # a forward pass begins
-            self._reader.rest()
         self._writer.add(spilled)
         return spilled
 

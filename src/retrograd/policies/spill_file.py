@@ -67,7 +67,8 @@ def _aligned(memory: np.ndarray[tuple[int], np.dtype[np.uint8]], alignment: int,
 
 
 _MOST_FREE = 4
-"""So many are given back, at most, before one is taken again while a backward pass goes on."""
+"""So many are held for later. A backward pass takes a new one no more than once or twice: to have the system find and
+clear large pages takes longer than to read them full."""
 
 
 class ReadBuffers:
@@ -91,10 +92,6 @@ class ReadBuffers:
         lease = pages[:]  # lives as long as a storage that is made of it
         weakref.finalize(lease, self._free.append, pages).atexit = False
         return lease
-
-    def clear(self) -> None:
-        """Hold none for later."""
-        self._free.clear()
 
 
 def mark_ready(values: Tensor) -> torch.cuda.Event | None:

@@ -235,10 +235,6 @@ class SpillReader:
             if group:
                 self._begin(group)
 
-    def rest(self) -> None:
-        """Hold no memory until the next request."""
-        self._slabs.clear()
-
     def stop(self) -> None:
         """End the thread, when what was asked for is read."""
         with self._asking:
