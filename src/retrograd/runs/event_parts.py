@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from retrograd.addresses import is_remote
 from retrograd.history.ahead import read_each
 from retrograd.history.arrays import read_numbers, to_coded_texts
 from retrograd.history.events import (
@@ -35,6 +36,7 @@ from retrograd.history.table import (
     pick_losses,
 )
 from retrograd.runs.damage import Damages
+from retrograd.runs.layout import list_parts, parse_span
 from retrograd.runs.parts import PartFile, explain_damage, explain_vanished
 from retrograd.runs.placements import Placements
 
@@ -107,6 +109,24 @@ class EventPart:
     def pieces(self, names: Sequence[str], first: int | None = None, last: int | None = None) -> Iterator[pa.Table]:
         """Columns of all of its events; row groups that have none between two steps may be left out."""
         return self._read(names, first, last) if self.held is None else iter([self.held.select(list(names))])
+
+    def read_again(self, names: Sequence[str], merged: Path, start: int) -> Iterator[pa.Table]:
+        """Columns of its events from another file, which holds them from a row on.
+
+        Raises:
+            DamagedRunError: that file does not hold so many.
+        """
+        file, stop = PartFile(merged), start + self.count
+        with explain_damage(merged):
+            if file.metadata.num_rows < stop:
+                raise ValueError(f"it should hold at least {stop:,} rows")
+            reader, end = file.open(), 0
+            for number in range(file.metadata.num_row_groups):
+                begin, end = end, end + file.metadata.row_group(number).num_rows
+                low, high = max(start, begin), min(stop, end)
+                if low < high:
+                    piece = reader.read_row_group(number, columns=list(names), use_threads=False)
+                    yield self._check(piece.slice(low - begin, high - low), names)
 
     def _note(self, piece: pa.Table) -> None:
         """Note what there is to tell of a row group."""
@@ -232,10 +252,10 @@ class LongEvents(Events):
     def last(self, n: int) -> pa.Table:
         """As of events that are held."""
         found: list[pa.Table] = []
-        for part in reversed(self._parts):
+        for number in reversed(range(len(self._parts))):
             if sum(piece.num_rows for piece in found) >= n:
                 break
-            found = [*_reading(part, EVENT_SCHEMA.names), *found]
+            found = [*self._read_part(number, EVENT_SCHEMA.names), *found]
         return Events(join_events(found)).last(n)
 
     def since(self, step: int) -> Events:
@@ -247,10 +267,40 @@ class LongEvents(Events):
         return join_events(Events(piece).since(step).table for piece in self._read(EVENT_SCHEMA.names, step))
 
     def _read(self, names: Sequence[str], first: int | None = None, last: int | None = None) -> Iterator[pa.Table]:
-        for part in self._parts:
+        for number, part in enumerate(self._parts):
             low, high = part.steps()
             if (first is None or high >= first) and (last is None or low <= last):
-                yield from _reading(part, names, first, last)
+                yield from self._read_part(number, names, first, last)
+
+    def _read_part(self, number: int, names: Sequence[str], *steps: int | None) -> Iterator[pa.Table]:
+        """Columns of a part, also of one that its writer has merged into a larger file since the run was opened.
+
+        Raises:
+            DamagedRunError: it is gone.
+        """
+        part = self._parts[number]
+        pieces = part.pieces(names, *steps)
+        try:
+            first = next(pieces, None)
+        except FileNotFoundError as error:
+            first, pieces = None, self._read_merged(number, names, error)
+        if first is not None:
+            yield first
+        yield from pieces
+
+    def _read_merged(self, number: int, names: Sequence[str], error: FileNotFoundError) -> Iterator[pa.Table]:
+        part = self._parts[number]
+        folder, own = part.path.parent, parse_span(part.path.name)
+        found = [] if is_remote(folder) else [each for each in list_parts(folder) if each[0].contains(own)]
+        if not found:
+            raise explain_vanished(part.path) from error
+        [(span, path)] = found
+        others = (each for each in self._parts[:number] if each.path.parent == folder)
+        start = sum(each.count for each in others if span.contains(parse_span(each.path.name)))
+        try:
+            yield from part.read_again(names, path, start)
+        except FileNotFoundError as again:
+            raise explain_vanished(path) from again
 
 
 class _LaterEvents(Events):
@@ -260,18 +310,6 @@ class _LaterEvents(Events):
     @cached_property
     def table(self) -> pa.Table:  # it is read once, when it is asked for
         return self._events.read_since(self._step)
-
-
-def _reading(part: EventPart, *what: Any) -> Iterator[pa.Table]:
-    """Pieces of a part that is read after the run was opened.
-
-    Raises:
-        DamagedRunError: its file is gone.
-    """
-    try:
-        yield from part.pieces(*what)
-    except FileNotFoundError as error:
-        raise explain_vanished(part.path) from error
 
 
 # ---- those of a run that grows ----

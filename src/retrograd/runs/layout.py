@@ -96,6 +96,18 @@ def list_parts(folder: Path) -> list[tuple[Span, Path]]:
     return listed
 
 
+def parse_span(name: str) -> Span:
+    """The flushes that the file name of a part speaks of.
+
+    Raises:
+        ValueError: it is the name of something else.
+    """
+    match = _PART.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is no part file")
+    return Span(int(match["first"]), int(match["last"]))
+
+
 def list_merged_parts(folder: Path) -> list[Path]:
     """Part files that a larger one has replaced already."""
     listed = {path for _, path in list_parts(folder)}
@@ -142,8 +154,7 @@ def list_rank_folders(run: Path) -> list[Path]:
 
 
 def _find_parts(folder: Path) -> list[tuple[Span, Path]]:
-    matches = ((_PART.fullmatch(path.name), path) for path in _list(folder))
-    return [(Span(int(match["first"]), int(match["last"])), path) for match, path in matches if match]
+    return [(parse_span(path.name), path) for path in _list(folder) if _PART.fullmatch(path.name)]
 
 
 def _list(folder: Path) -> list[Path]:
