@@ -237,7 +237,7 @@ def explain_damage(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, KeyError, UnicodeDecodeError) as error:
         raise DamagedRunError(
             f"{str(path)!r} cannot be read: {error}",
-            repair="remove that file to read the rest of the run.",
+            repair="move that file out of the folder to read the rest of the run.",
         ) from error
 
 
