@@ -47,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if not asked.runs or asked.reads:
             asked.check()
         if words is None and asked.reads:
-            _keep_pandas_out()
+            _load_lean_arrow()
         code = asked.carry_out()
         sys.stdout.flush()
     except RetrogradError as error:
@@ -70,10 +70,10 @@ def load_commands() -> Sequence[type[Command]]:
     return COMMANDS
 
 
-def _keep_pandas_out() -> None:
-    from retrograd.launch.lean import keep_pandas_out
+def _load_lean_arrow() -> None:
+    from retrograd.launch.lean import load_lean_arrow
 
-    keep_pandas_out()
+    load_lean_arrow()
 
 
 def _tell(error: RetrogradError) -> None:

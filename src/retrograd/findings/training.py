@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from retrograd.amounts import count_of
 from retrograd.findings.record import CannotTell, Record
 from retrograd.history.arrays import read_numbers
+from retrograd.history.cells import locate
 from retrograd.history.facts import OptimizerMade
 from retrograd.history.rows import Rows, encode_phase
 from retrograd.history.steps import number_steps
@@ -20,6 +21,8 @@ from retrograd.statistics.row import finite_count
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+T = TypeVar("T", bound=np.generic)
 
 MOVED = 0.9
 """A loss that is above this share of what it was at first has not fallen."""
@@ -197,12 +200,23 @@ def _lay_out_updates(record: Record, sites: list[Site]) -> UpdateNorms:
     codes = [code_of[str(site)] for site in sites]
     line_of = np.full(len(names) + 1, -1)
     line_of[codes] = np.arange(len(sites))
-    pieces = [
-        _lay_out_some(rows, line_of, len(sites)) for rows in record.history.rows.merged("train", codes, _OF_NORMS)
-    ]
-    steps, delta, weight = (np.concatenate(several, axis=-1) for several in zip(*(p[:3] for p in pieces), strict=True))
-    first = next((count for *_, count in pieces if count.shape[1]), np.full((len(sites), 1), np.nan))
-    return UpdateNorms(tuple(sites), steps, delta, weight, first[:, 0].copy())
+    elements = np.full(len(sites), np.nan)
+    steps, delta, weight = list[IntArray](), list[FloatArray](), list[FloatArray]()
+    for rows in record.history.rows.merged("train", codes, _OF_NORMS):
+        found, changes, weights, counts = _lay_out_some(rows, line_of, len(sites))
+        if counts.shape[1] and not any(map(len, steps)):
+            elements = counts[:, 0].copy()
+        steps.append(found)
+        delta.append(changes)
+        weight.append(weights)
+    return UpdateNorms(tuple(sites), _join(steps), _join(delta), _join(weight), elements)
+
+
+def _join(pieces: list[npt.NDArray[T]]) -> npt.NDArray[T]:
+    """Arrays one behind the other, of steps or of parameters and steps; the list is emptied: they may be long."""
+    joined = np.concatenate(pieces, axis=-1)
+    pieces.clear()
+    return joined
 
 
 _FINITE = ("count", "nan", "pos_inf", "neg_inf", "sum", "m2")
@@ -305,15 +319,17 @@ class Stillness:
         self.names = [str(site.value) for site, is_known in zip(updates.sites, known, strict=True) if is_known]
         shared, expected = [np.empty(0, np.int64)], [np.empty((len(self.names), 0), np.bool_)]
         for [norms] in record.history.matrices(["l2"], [each for each in gradients if each in record.history]):
-            _, at, of = np.intersect1d(updates.steps, norms.steps, assume_unique=True, return_indices=True)
+            place = locate(updates.steps, norms.steps)
+            of = np.flatnonzero(updates.steps[place] == norms.steps)
+            at = place[of]
             delta, weight = updates.delta[known][:, at], updates.weight[known][:, at]
             shared.append(at)
             expected.append(np.isfinite(delta) & (_expect(delta, norms.values[:, of]) > TOLD * weight))
-        at = np.concatenate(shared)
-        is_same = known.all() and len(at) == len(updates.steps)
-        self.steps = updates.steps[at]
-        self.delta = updates.delta if is_same else updates.delta[known][:, at]
-        self.is_expected: BoolArray = np.concatenate(expected, axis=1)
+        at = _join(shared)
+        is_whole = len(at) == len(updates.steps)
+        self.steps = updates.steps if is_whole else updates.steps[at]
+        self.delta = updates.delta if is_whole and known.all() else updates.delta[known][:, at]
+        self.is_expected: BoolArray = _join(expected)
 
     def find_still(self, fewest: int) -> dict[str, int]:
         """Parameters that no update has changed, each with the number of updates that should have."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,8 @@ from retrograd.history.table import NO_EVENTS, OF_LOSSES, filter_rows, find_kind
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+
+T = TypeVar("T", bound=np.generic)
 
 OF_EACH_STEP = ("loss", "update")
 """Kinds of which a step has at least one."""
@@ -119,53 +120,62 @@ def read_losses(table: pa.Table) -> Losses:
     return Losses(read_numbers(losses["step"]), read_numbers(losses["value"]), weigh_losses(losses["text"]))
 
 
-@dataclass(slots=True)
-class _Columns:
-    """For each step of a rising list the sum of its losses and of their weights."""
-
-    steps: IntArray
-    totals: FloatArray
-    weights: FloatArray
-
-
 class LossSums:
-    """Losses of each step, added up in the order in which they are given."""
+    """Losses of each step, added up in the order in which they are given: 24 bytes a step."""
 
     def __init__(self) -> None:
-        self._known = _Columns(np.empty(0, np.int64), np.empty(0), np.empty(0))
+        self._count = 0
+        self._steps, self._totals, self._weights = np.empty(0, np.int64), np.empty(0), np.empty(0)
+        """Of a rising list of steps; behind the first so many there is room for more of them."""
 
     def add(self, losses: Losses) -> None:
         """Add losses."""
         if not len(losses.steps):
             return
         self._reach(losses.steps)
-        known = self._known
-        place = locate(known.steps, losses.steps)
+        place = locate(self._steps[: self._count], losses.steps)
         weights = 1.0 if losses.weights is None else losses.weights
         with np.errstate(invalid="ignore", over="ignore"):  # losses may be infinite
-            np.add.at(known.totals, place, losses.values if losses.weights is None else weights * losses.values)
-        np.add.at(known.weights, place, weights)
+            np.add.at(self._totals, place, losses.values if losses.weights is None else weights * losses.values)
+        np.add.at(self._weights, place, weights)
 
     def cut(self, step: int) -> None:
         """Forget this step and later ones."""
-        end = int(np.searchsorted(self._known.steps, step))
-        known = self._known
-        self._known = _Columns(known.steps[:end].copy(), known.totals[:end].copy(), known.weights[:end].copy())
+        self._count = int(np.searchsorted(self._steps[: self._count], step))
 
     @property
     def curve(self) -> Curve:
         """The mean of each step."""
-        return Curve(self._known.steps, self._known.totals / self._known.weights)
+        n = self._count
+        return Curve(self._steps[:n].copy(), self._totals[:n] / self._weights[:n])
 
     def _reach(self, steps: IntArray) -> None:
         """Have a place for these steps."""
-        known = self._known
-        if len(known.steps):
-            steps = steps[known.steps[locate(known.steps, steps)] != steps]
-            if not len(steps):
-                return
-        merged, _ = number_steps(np.concatenate((known.steps, steps)))
-        place = locate(merged, known.steps)
-        totals, weights = np.zeros(len(merged)), np.zeros(len(merged))
-        totals[place], weights[place] = known.totals, known.weights
-        self._known = _Columns(merged, totals, weights)
+        known = self._steps[: self._count]
+        if len(known):
+            steps = steps[known[locate(known, steps)] != steps]
+        if not len(steps):
+            return
+        new, _ = number_steps(steps)
+        start, self._count = self._count, self._count + len(new)
+        if not start or new[0] > known[-1]:  # they mostly come in their order
+            self._make_room()
+            self._steps[start : self._count], self._totals[start : self._count] = new, 0.0
+            self._weights[start : self._count] = 0.0
+        else:
+            before = np.searchsorted(known, new)
+            self._steps = np.insert(known, before, new)
+            self._totals = np.insert(self._totals[:start], before, 0.0)
+            self._weights = np.insert(self._weights[:start], before, 0.0)
+
+    def _make_room(self) -> None:
+        """Have place for all steps; what is not written to yet takes no memory."""
+        if self._count > len(self._steps):
+            self._steps = _grow(self._steps, 2 * self._count)
+            self._totals, self._weights = _grow(self._totals, 2 * self._count), _grow(self._weights, 2 * self._count)
+
+
+def _grow(column: npt.NDArray[T], size: int) -> npt.NDArray[T]:
+    larger = np.empty(size, column.dtype)
+    larger[: len(column)] = column
+    return larger

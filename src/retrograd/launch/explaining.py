@@ -24,7 +24,7 @@ from retrograd.findings.explain import MOST_ROWS, explain
 from retrograd.findings.finding import Findings, store_findings
 from retrograd.foreign.text import show_plainly
 from retrograd.launch.interpreter import find_obstacle
-from retrograd.launch.lean import keep_pandas_out
+from retrograd.launch.lean import load_lean_arrow
 from retrograd.launch.requests import ExplainOptions, RunRequest
 from retrograd.launch.start import make_environment, resolve_command
 from retrograd.notices import say
@@ -191,5 +191,5 @@ def tell_verdict(findings: Findings | None, shown: str) -> str:
 
 
 if __name__ == "__main__":
-    keep_pandas_out()
+    load_lean_arrow()
     sys.stdout.buffer.write(to_utf8(find_verdict(open_folder(sys.argv[1]), sys.argv[2])))

@@ -32,7 +32,7 @@ from retrograd.history.windows import LongRows, read_once
 from retrograd.randomness import random_kept
 from retrograd.runs.layout import LOCK, MANIFEST, MERGED, STATISTICS, Span, list_merged_parts, list_parts
 from retrograd.runs.lock import Lock
-from retrograd.runs.parts import count_rows, read_part, write_part
+from retrograd.runs.parts import count_rows, read_part, write_groups
 from retrograd.runs.reader import Given, Run, open_run, read_run
 
 T = TypeVar("T")
@@ -309,10 +309,8 @@ def _group_neighbours(parts: Sequence[tuple[Span, Path]]) -> Iterator[list[tuple
 def _rewrite(neighbours: Sequence[tuple[Span, Path]]) -> None:
     if len(neighbours) < 2:
         return
-    tables = [read_part(path) for _, path in neighbours]
-    table = pa.concat_tables(tables, promote_options="default").unify_dictionaries()
     span = Span(neighbours[0][0].first, neighbours[-1][0].last)
-    _write(neighbours[0][1].parent / span.file_name, table)
+    _write(neighbours[0][1].parent / span.file_name, _join([read_part(path) for _, path in neighbours]))
     for _, path in neighbours:
         path.unlink(missing_ok=True)
 
@@ -323,10 +321,16 @@ def _collect(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     for table in tables:
         waiting.append(table)
         if sum(each.num_rows for each in waiting) >= ROWS_OF_A_PART:
-            yield pa.concat_tables(waiting).unify_dictionaries()
-            waiting = []
+            yield _join(waiting)
     if waiting:
-        yield pa.concat_tables(waiting).unify_dictionaries()
+        yield _join(waiting)
+
+
+def _join(waiting: list[pa.Table]) -> pa.Table:
+    """Tables one after the other; the list is emptied, so that they are not held besides."""
+    joined = pa.concat_tables(waiting, promote_options="default").unify_dictionaries()
+    waiting.clear()
+    return joined.combine_chunks()
 
 
 def _write(path: Path, table: pa.Table) -> None:
@@ -334,8 +338,9 @@ def _write(path: Path, table: pa.Table) -> None:
     column = table["site"].combine_chunks()
     column = column if isinstance(column, pa.DictionaryArray) else column.chunk(0)
     order = np.lexsort((read_numbers(table["step"]), view_numbers(column.indices)))
-    ordered = table.take(to_numbers(order)).combine_chunks()
-    write_part(path, ordered, ROWS_OF_A_GROUP)
+    starts = range(0, max(len(order), 1), ROWS_OF_A_GROUP)
+    groups = (table.take(to_numbers(order[start : start + ROWS_OF_A_GROUP])).combine_chunks() for start in starts)
+    write_groups(path, table.schema, groups, table.schema.metadata or {})
 
 
 def _show(

@@ -127,11 +127,9 @@ class PartFolder:
         return self.folder / span.file_name
 
 
-def write_part(path: Path, table: pa.Table, rows_a_group: int | None = None) -> None:
-    """Write a table as one Parquet file, of one row group if nothing else is said, with the metadata of the table."""
-    n = max(table.num_rows, 1) if rows_a_group is None else rows_a_group
-    groups = (table.slice(start, n) for start in range(0, max(table.num_rows, 1), n))
-    write_groups(path, table.schema, groups, table.schema.metadata or {})
+def write_part(path: Path, table: pa.Table) -> None:
+    """Write a table as one Parquet file of one row group, with the metadata of the table."""
+    write_groups(path, table.schema, [table], table.schema.metadata or {})
 
 
 def write_groups(path: Path, schema: pa.Schema, groups: Iterable[pa.Table], told: Mapping[bytes, bytes]) -> None:
