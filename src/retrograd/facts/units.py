@@ -59,13 +59,11 @@ class _Reduced:
 
     Attributes:
         samples: elements of each unit.
-        highest: the largest of each unit.
-        bounded: how many of each unit are at the bounds of a bounded function.
+        reduced: of each unit how many are at the bounds, of a bounded function; of others the largest.
     """
 
     samples: int
-    highest: Tensor
-    bounded: Tensor | None = None
+    reduced: Tensor
 
 
 @dataclass(slots=True)
@@ -183,6 +181,7 @@ class UnitLooks(FactSource):
         self._embeddings: WeakKeyDictionary[nn.Module, _RowTap] = WeakKeyDictionary()
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         self._channels_first: set[str] = set()
+        self._bounded: set[str] = set()
         self._held: dict[str, list[_Reduced]] = {}
         self._streaks: dict[str, _Streaks] = {}
         self._rows: dict[str, _LookedUpRows] = {}
@@ -216,6 +215,8 @@ class UnitLooks(FactSource):
             self._watch_units(source.module, None)
 
     def _watch_units(self, path: str, bounds: tuple[float, float] | None) -> None:
+        if bounds is not None:
+            self._bounded.add(path)
         if sum(watch.switch is self._looking for watch in self._watches.values()) < _MOST_WATCHED:
             self._watch(path, _UnitTap(self._looking, partial(self._see, path, bounds)))
 
@@ -275,16 +276,19 @@ class UnitLooks(FactSource):
                 self._tell(Units(name=_name(path), value=float(rows.rows), samples=samples, used=used, since=-1))
         self._moment = NOW
 
-    def _note(self, path: str, reduced: list[_Reduced]) -> None:
-        units = len(reduced[0].highest)
-        reduced = [each for each in reduced if len(each.highest) == units]
-        highest = _find_highest(reduced)
-        samples = sum(each.samples for each in reduced)
-        is_zero = highest <= 0
-        always, since = self._streaks.setdefault(path, _Streaks()).add(is_zero, self._moment.step)
-        bounded = [each.bounded.cpu().numpy() for each in reduced if each.bounded is not None]
-        saturated = int(np.count_nonzero(np.sum(bounded, axis=0) > 0.5 * samples)) if bounded else 0
-        zero = 0 if bounded else int(is_zero.sum())
+    def _note(self, path: str, seen: list[_Reduced]) -> None:
+        units = len(seen[0].reduced)
+        alike = [each for each in seen if len(each.reduced) == units]
+        reduced = [_read(each.reduced) for each in alike]
+        samples = sum(each.samples for each in alike)
+        zero = saturated = always = 0
+        since = self._moment.step
+        if path in self._bounded:
+            saturated = int(np.count_nonzero(sum(reduced) > 0.5 * samples))
+        else:
+            is_zero = np.maximum.reduce(reduced) <= 0
+            zero = int(np.count_nonzero(is_zero))
+            always, since = self._streaks.setdefault(path, _Streaks()).add(is_zero, since)
         if not zero and not saturated:
             if path in self._well:
                 return
@@ -298,7 +302,7 @@ class UnitLooks(FactSource):
                 samples=samples,
                 zero=zero,
                 saturated=saturated,
-                always=0 if bounded else always,
+                always=always,
                 since=since,
             )
         )
@@ -317,9 +321,8 @@ class UnitLooks(FactSource):
         self._modules.clear()
 
 
-def _find_highest(reduced: list[_Reduced]) -> npt.NDArray[Any]:
-    each: list[npt.NDArray[Any]] = [one.highest.float().cpu().numpy() for one in reduced]
-    return each[0] if len(each) == 1 else np.max(each, axis=0)
+def _read(reduced: Tensor) -> npt.NDArray[Any]:
+    return (reduced.float() if reduced.is_floating_point() else reduced).cpu().numpy()
 
 
 def _is_readable(output: Any) -> bool:
@@ -333,13 +336,11 @@ def _name(path: str) -> str:
 
 def _reduce(tensor: Tensor, unit: int, bounds: tuple[float, float] | None) -> _Reduced:
     others = [each for each in range(tensor.ndim) if each != unit]
-    samples = tensor.numel() // tensor.shape[unit]
 
-    def find_highest() -> Tensor:
-        return tensor.amax(others)
+    def reduce() -> Tensor:
+        if bounds is None:
+            return tensor.amax(others)
+        low, high = bounds
+        return ((tensor < low) | (tensor > high)).sum(others)
 
-    if bounds is None:
-        return _Reduced(samples, carry_out_unseen(find_highest))
-    low, high = bounds
-    bounded = carry_out_unseen(lambda: ((tensor < low) | (tensor > high)).sum(others))
-    return _Reduced(samples, carry_out_unseen(find_highest), bounded)
+    return _Reduced(tensor.numel() // tensor.shape[unit], carry_out_unseen(reduce))
