@@ -400,5 +400,6 @@ def _explain_damage(path: Path) -> Iterator[None]:
         raise
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DamagedRunError(
-            f"{str(path)!r} cannot be read: {error}", repair="move that file out of the folder to read the rest of the run."
+            f"{str(path)!r} cannot be read: {error}",
+            repair="move that file out of the folder to read the rest of the run.",
         ) from error
