@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import errno
 import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import retrograd as rg
@@ -16,7 +18,7 @@ from retrograd.cli import main
 from retrograd.errors import DamagedRunError, RetrogradWarning
 from retrograd.files import write_json
 from retrograd.foreign.text import read_json
-from retrograd.runs import event_parts
+from retrograd.runs import event_parts, parts
 from retrograd.runs.compaction import compact
 from retrograd.runs.listing import read_line
 from retrograd.runs.reader import Run, open_run
@@ -120,6 +122,25 @@ def test_of_a_run_without_a_readable_part_the_file_is_named(run: Path) -> None:
     with pytest.raises(DamagedRunError, match="part-00000000"):
         open_run(run)
     assert torn.exists()
+
+
+@pytest.mark.parametrize("kind", ["statistics", "events"])
+def test_what_the_system_cannot_read_now_is_not_left_out(run: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    opened = open_run(run)
+    refused = run / "rank00000" / kind / files(run, kind)[3]
+    os_file = pa.OSFile
+    with monkeypatch.context() as patch:
+
+        def open_file(path: str) -> pa.OSFile:
+            if path == str(refused):
+                raise OSError(errno.EMFILE, "Too many open files")
+            return os_file(path)
+
+        patch.setattr(parts.pa, "OSFile", open_file)
+        with pytest.raises(DamagedRunError, match="Too many open files"):
+            open_run(run)
+    opened.refresh()
+    assert opened.damaged == open_run(run).damaged == []
 
 
 @pytest.mark.filterwarnings("ignore::retrograd.errors.RetrogradWarning")

@@ -58,10 +58,16 @@ class Damages:
         return key in self._errors
 
     def try_to(self, key: Hashable, read: Callable[[], T]) -> T | None:
-        """What a call returns that reads a file, or None where the file is damaged."""
+        """What a call returns that reads a file, or None where the file is damaged.
+
+        Raises:
+            DamagedRunError: the system cannot read it now, which says nothing of what is in it.
+        """
         try:
             return read()
         except DamagedRunError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:
+                raise
             self._errors[key] = error
             return None
 
