@@ -22,6 +22,7 @@ from retrograd.runs import event_parts, parts
 from retrograd.runs.compaction import compact
 from retrograd.runs.listing import read_line
 from retrograd.runs.reader import Run, open_run
+from retrograd.runs.writer import RunWriter
 from tests.history.made import make_steps
 from tests.runs.written import add_step, files, open_writer, write_run
 
@@ -114,6 +115,25 @@ def test_a_run_that_goes_on_is_followed(run: Path, monkeypatch: pytest.MonkeyPat
     assert opened.history.loss.steps.tolist() == [0, 1, 2, 4, 5, 6, 8]
     assert len(opened.damaged) == 2
     writer.close()
+
+
+@pytest.mark.parametrize("kind", ["statistics", "events"])
+def test_what_a_torn_file_was_merged_from_is_read_and_kept(run: Path, kind: str) -> None:
+    """As a power cut leaves them: the merged file is empty, and of those before it the removal was not written."""
+    folder = run / "rank00000" / kind
+    torn = folder / "part-00000002-00000004.parquet"
+    torn.write_bytes(b"")
+    before = {path: path.read_bytes() for path in run.rglob("*.parquet")}
+    opened = open_torn(run)
+    assert [part.path for part in opened.damaged] == [torn]
+    assert opened.history["a:output"].steps.tolist() == opened.history.loss.steps.tolist() == list(STEPS)
+    assert read_line(run).status == "damaged"
+    with pytest.raises(DamagedRunError, match=torn.name):
+        RunWriter(run, resume=True, step=7)
+    assert {path: path.read_bytes() for path in run.rglob("*.parquet")} == before
+    (folder / "part-00000003-00000003.parquet").unlink()
+    shutil.copy(folder / "part-00000004-00000004.parquet", torn)
+    assert open_run(run).history.loss.steps.tolist() == ([0, 1, 4, 5, 6] if kind == "events" else list(STEPS))
 
 
 def test_of_a_run_without_a_readable_part_the_file_is_named(run: Path) -> None:

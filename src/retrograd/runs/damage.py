@@ -42,7 +42,7 @@ class DamagedPart:
     def __str__(self) -> str:
         place = f": {self.place}" if self.place else ""
         return (
-            f"{self.error.problem.removesuffix('.')}; what it held is left out{place}. [{self.error.slug}]\n"
+            f"{self.error.problem.removesuffix('.')}; what it alone held is left out{place}. [{self.error.slug}]\n"
             "  Repair: copy that file anew from where the run was recorded."
         )
 

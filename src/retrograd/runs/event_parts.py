@@ -293,7 +293,7 @@ class LongEvents(Events):
         found = [] if is_remote(folder) else [each for each in list_parts(folder) if each[0].contains(own)]
         if not found:
             raise explain_vanished(part.path) from error
-        [(span, path)] = found
+        span, path = found[-1]
         others = (each for each in self._parts[:number] if each.path.parent == folder)
         start = sum(each.count for each in others if span.contains(parse_span(each.path.name)))
         try:

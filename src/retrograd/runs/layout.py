@@ -7,6 +7,7 @@ made from the two.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ PARENT = Path("runs")
 
 PAUSE = 2.0
 """Seconds between two parts that are written, and between two looks at them."""
+
+_MAGIC = b"PAR1"
+"""The last bytes of a Parquet file, behind the length of its footer."""
 
 _PART = re.compile(r"part-(?P<first>\d{8,})-(?P<last>\d{8,})\.parquet")
 _SHARD = re.compile(r"shard-(?P<number>\d{8,})\.safetensors")
@@ -87,13 +91,33 @@ class Span:
 
 
 def list_parts(folder: Path) -> list[tuple[Span, Path]]:
-    """Part files in order. One whose span lies inside another's was merged into that one, and is left out."""
+    """Part files in order. One whose span lies inside another's was merged into that one, and is left out.
+
+    A torn one, as a power cut leaves it, stands for no others: those that are still there are listed behind it.
+    """
     found = sorted(_find_parts(folder), key=lambda part: (part[0].first, -part[0].last))
     listed: list[tuple[Span, Path]] = []
-    for span, path in found:
-        if not (listed and listed[-1][0].contains(span)):
+    whole: Span | None = None
+    for number, (span, path) in enumerate(found):
+        if whole is None or not whole.contains(span):
             listed.append((span, path))
+            holds_others = number + 1 < len(found) and span.contains(found[number + 1][0])
+            whole = None if holds_others and is_torn(path) else span
     return listed
+
+
+def is_torn(path: Path) -> bool:
+    """Tell whether a part file on a disk ends otherwise than a Parquet file does."""
+    if is_remote(path):
+        return False
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 8, 0))
+            end = file.read(8)
+    except FileNotFoundError:  # it was merged into a larger one meanwhile
+        return False
+    return end[4:] != _MAGIC or int.from_bytes(end[:4], "little") + 12 > size
 
 
 def parse_span(name: str) -> Span:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from retrograd.runs.layout import (
     find_rank_folders,
     is_extra,
     is_run,
+    is_torn,
     last_written,
     list_parts,
 )
@@ -34,9 +34,6 @@ RunOrder = Literal["when", "name", "steps", "status", "loss", "findings"]
 
 _STATUSES = ("failed", "running", "stopped")
 """What is told of several processes, the first of these that one of them has."""
-
-_MAGIC = b"PAR1"
-"""The last bytes of a Parquet file, behind the length of its footer."""
 
 _LARGEST_FINDINGS = 1 << 24
 
@@ -123,18 +120,7 @@ def read_line(run: Path) -> RunLine:
 
 def _has_torn_parts(folder: Path) -> bool:
     """Tell whether a part file of a rank ends otherwise than a Parquet file does."""
-    return any(_is_torn(path) for kind in (STATISTICS, MERGED, EVENTS) for _, path in list_parts(folder / kind))
-
-
-def _is_torn(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 8, 0))
-            end = file.read(8)
-    except FileNotFoundError:  # it was merged into a larger one meanwhile
-        return False
-    return end[4:] != _MAGIC or int.from_bytes(end[:4], "little") + 12 > size
+    return any(is_torn(path) for kind in (STATISTICS, MERGED, EVENTS) for _, path in list_parts(folder / kind))
 
 
 def _is_step(told: object) -> bool:

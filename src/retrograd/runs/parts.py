@@ -55,7 +55,7 @@ class PartFolder:
             merged.unlink(missing_ok=True)
         remove_unfinished(folder)
         self.spans = [span for span, _ in list_parts(folder)]
-        self._next = self.spans[-1].last + 1 if self.spans else 0
+        self._next = max((span.last for span in self.spans), default=-1) + 1
 
     def settle(self, folder: Path) -> bool:
         """Write to this folder from now on; it is made again, and True returned, where somebody has removed it.
