@@ -285,3 +285,42 @@ def test_exponents_are_counted_in_blocks_of_all_kinds(native: Slab, spread: int)
     native.observe(torch.from_numpy(x), 0)
     _, bins = drain(native)
     np.testing.assert_array_equal(bins[0], expected_bins(x[np.isfinite(x)]))
+
+
+def assert_bins(native: Slab, x: np.ndarray) -> None:
+    native.grow(1)
+    native.observe(torch.from_numpy(x), 0)
+    rows, bins = drain(native)
+    np.testing.assert_array_equal(bins[0], expected_bins(x[np.isfinite(x)]))
+    assert rows[0]["zeros"] == (x == 0).sum()
+
+
+@pytest.mark.parametrize("top", [*range(-149, 128, 13), 125, 126, 127], ids=str)
+@pytest.mark.parametrize("apart", [0, 1, 23, 24, 25, 26, 27, 29, 30, 31, 59, 61, 127, 254], ids=str)
+def test_exponents_at_the_edges_of_what_is_counted_at_once(native: Slab, top: int, apart: int) -> None:
+    """The first elements say which exponents are counted at once; later ones lie any distance below or above."""
+    generator = np.random.default_rng([top + 149, apart])
+    first = np.ldexp(generator.uniform(1, 2, 700), top)
+    for other in (max(top - apart, -149), min(top + apart, 127)):
+        second = np.ldexp(generator.uniform(1, 2, 700), other)
+        mixed = np.where(generator.random(700) < 0.5, first, second)
+        x = np.concatenate([first, second, mixed, first]).astype(np.float32)
+        assert_bins(native, x)
+        x[generator.integers(0, len(x), 5)] = [np.nan, -np.inf, 0, 1e-45, -1e-39]
+        assert_bins(native, x)
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 255, 256, 257, 319, 320, 511, 513, 575, 7935, 7937, 16385, 300_001])
+def test_counters_are_read_out_before_they_overflow(native: Slab, size: int) -> None:
+    x = np.full(size, 0.75, np.float32)
+    assert_bins(native, x)
+    x[::3] = -5e-7
+    assert_bins(native, x)
+    assert_bins(native, np.concatenate([np.zeros(600, np.float32), x, x * np.float32(1e20), x[:77]]))
+
+
+def test_exponents_of_a_tensor_with_all_of_them(native: Slab) -> None:
+    generator = np.random.default_rng(1)
+    x = generator.integers(0, 1 << 32, 40_000, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    for size in (30, 1000, 40_000):
+        assert_bins(native, x[:size])
