@@ -209,8 +209,8 @@ def make_parser(text: str, nets: Collection[str]) -> argparse.ArgumentParser:
 def keep_freed_memory() -> None:
     """Have the C library keep what is freed, where it is glibc.
 
-    It gives memory back whenever the top of its heap is free. Whether a step takes it anew, page by page, is then decided
-    by what happens to lie at the top: of one bare step of 9.4 ms, 0 to 2,700 page faults were seen, and up to 12.6 ms.
+    It gives memory back whenever the top of its heap is free. Whether a step takes it anew, page by page, is then
+    decided by what happens to lie at the top: one bare step had 0 to 2,700 page faults, and took 9.4 to 12.6 ms.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt
