@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from functools import partial, wraps
 from pathlib import Path, PurePath
 from types import MethodType
-from typing import Any, BinaryIO, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from retrograd.errors import RetrogradError, RunUnreachableError, RunWriteError
@@ -267,11 +267,67 @@ def fetch(path: Path, start: int | None = None, end: int | None = None) -> bytes
 
 
 @bounded
-def open_remote(path: Path) -> BinaryIO:
+def open_remote(path: Path) -> io.BytesIO | RemoteFile:
     """A remote object as a file to read; one of moderate size is fetched at once, and can be removed then."""
-    if path.stat().st_size <= _WHOLE_BYTES:
-        return io.BytesIO(fetch(path))
-    return path.open("rb")
+    size = path.stat().st_size
+    return io.BytesIO(fetch(path)) if size <= _WHOLE_BYTES else RemoteFile(path, size)
+
+
+class RemoteFile(io.RawIOBase):
+    """A large remote object as a file, of which each reading fetches what it asks for, and nothing besides.
+
+    Args:
+        path: of the object.
+        size: its bytes.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path, self._size, self._at = path, size, 0
+        self._start, self._held = 0, b""
+
+    def holding(self, start: int, end: int) -> RemoteFile:
+        """The same file, with the bytes between two places fetched ahead in one request.
+
+        Raises:
+            FileNotFoundError: it is not there any more.
+            RunUnreachableError: its store does not answer.
+        """
+        other = RemoteFile(self._path, self._size)
+        other._start, other._held = start, fetch(self._path, start, end)
+        return other
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """It can be read from anywhere."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Read from there next."""
+        self._at = max(offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence], 0)
+        return self._at
+
+    def tell(self) -> int:
+        """Where it is read from next."""
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """So many bytes, or what is left, in one request.
+
+        Raises:
+            FileNotFoundError: it is not there any more.
+            RunUnreachableError: its store does not answer.
+        """
+        end = self._size if size is None or size < 0 else min(self._at + size, self._size)
+        first, last = self._at - self._start, end - self._start
+        if first >= 0 and last <= len(self._held):
+            data = self._held[first : max(first, last)]
+        else:
+            data = fetch(self._path, self._at, end) if self._at < end else b""
+        self._at += len(data)
+        return data
 
 
 @bounded
