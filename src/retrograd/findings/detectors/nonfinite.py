@@ -96,6 +96,8 @@ class _Born(Detector):
         reason = f": {birth.reason}" if birth.reason else ""
         growth = ", after numbers had grown" if births.growth >= 1 else ""
         guess = "" if birth.is_seen or birth.reason or not birth.operation else self.guess.format(birth.operation)
+        if birth.noted not in (None, birth.step):
+            guess += f", as operations were at step {birth.noted}"
         return self.find(
             "critical" if lost is not None or not self._recovers(record) else "warning",
             f"{said}{guess}{reason}{growth}",
@@ -196,7 +198,7 @@ class NanBackward(_Born):
     words = _make_words(
         says="The loss is finite, and a derivative is not.",
         example="The gradient becomes NaN in head, step 5: the derivative of sqrt is infinite at 0 (train.py:48)",
-        repair="Look at sqrt, pow, norm, log and division by small numbers between this place and the loss: add eps.",
+        repair="Look at sqrt, pow, log and division by small numbers between this place and the loss: add eps.",
         threshold="One element that reaches a weight.",
     )
 
