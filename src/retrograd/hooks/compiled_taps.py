@@ -342,5 +342,5 @@ torch.library.register_fake(_TICKET_AT._schema.name, new_ticket, lib=library)
 torch.library.register_fake(_SEE_GRADIENT._schema.name, lambda *_: None, lib=library)
 has_side_effect(_TAP)
 
-call_plainly(_SEE, see, numbers_calls=True)
-call_plainly(_SEE_GRADIENT, see_gradient)
+call_plainly(_SEE, see, numbers_calls=True, returns=torch.uint32)
+call_plainly(_SEE_GRADIENT, see_gradient, returns=None)

@@ -78,7 +78,8 @@ class OpenFiles:
         """The open file of a part.
 
         Raises:
-            DamagedRunError: it cannot be read (any more).
+            DamagedRunError: it cannot be read.
+            FileNotFoundError: it is not there any more.
         """
         with part.opening:  # another thread may be fetching it
             with self._lock:
@@ -86,15 +87,9 @@ class OpenFiles:
                 if file is not None:
                     self._files[part] = file
                     return file
-            file = self._open(part)
+            file = PartFile(part.path)
             self.put(part, file)
             return file
-
-    def _open(self, part: StoredRows) -> PartFile:
-        try:
-            return PartFile(part.path)
-        except FileNotFoundError as error:
-            raise explain_vanished(part.path) from error
 
     def put(self, part: StoredRows, file: PartFile) -> None:
         """Keep the file of a part open, of which there was none."""
@@ -153,8 +148,7 @@ class StoredRows(StoredPart):
         self._held: PartFile | None = None
         self._lists, self._rename = lists, rename
         self._files.put(self, file)
-        reader = file.open()
-        found = reader.schema_arrow.names
+        found = file.open().schema_arrow.names
         self._names = [*FIXED_TYPES, *(name for name in found if name not in STATISTICS_NAMES)]
         self._has_order = "order" in found
         with explain_damage(path):
@@ -165,7 +159,7 @@ class StoredRows(StoredPart):
             self._groups = [_describe_group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
             lows, highs = zip(*(group.steps for group in self._groups), strict=True) if self._groups else ((0,), (0,))
             self.step_limits = min(lows), max(highs)
-            self.step_runs, sites = self._outline(file.metadata.metadata or {}, reader)
+            self.step_runs, sites = self._outline(file)
             self.codes, self.orders, self._codes_of_groups = sites.codes, sites.orders, sites.of_groups
 
     def hold(self, file: PartFile) -> None:
@@ -219,11 +213,12 @@ class StoredRows(StoredPart):
                 continue
             own = self._codes_of_groups.get(number)
             if codes is None or own is None or len(np.intersect1d(own, codes, assume_unique=True)):
-                yield partial(self._read_group, number, tuple(names))
+                yield partial(self._read_still, number, tuple(names))
 
-    def _outline(self, told: Mapping[bytes, bytes], reader: pq.ParquetFile) -> tuple[dict[int, IntArray], PartSites]:
+    def _outline(self, file: PartFile) -> tuple[dict[int, IntArray], PartSites]:
         """Steps by phase, and sites: as the footer tells, else as the rows do, read group by group."""
         groups = [group.count for group in self._groups]
+        told = file.metadata.metadata or {}
         if STEPS in told and SITES in told:
             runs = read_runs(told[STEPS], groups, self.step_limits)
             if runs is not None:
@@ -231,12 +226,19 @@ class StoredRows(StoredPart):
         outline = PartOutline()
         for number in range(len(groups)):
             columns = [name for name in OUTLINED if name != "order" or self._has_order]
-            outline.add(reader.read_row_group(number, columns=columns, use_threads=False))
+            outline.add(file.read_group(number, columns))
         names = [self._rename(name) for name in outline.code_of]
         return outline.list_runs(), renumber(names, outline.list_sites(), self._lists.code_of)
 
     def _read_sites(self, column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
         return read_codes(column, self._lists.code_of, self._rename)
+
+    def _read_still(self, number: int, names: Sequence[str]) -> Columns:
+        """Columns of a row group, if the file is still there."""
+        try:
+            return self._read_group(number, names)
+        except FileNotFoundError as error:
+            raise explain_vanished(self.path) from error
 
     def _read_group(self, number: int, names: Sequence[str]) -> Columns:
         group = self._groups[number]
@@ -245,7 +247,7 @@ class StoredRows(StoredPart):
         stored = list(dict.fromkeys(name for name in stored if name != "order" or self._has_order))
         with explain_damage(self.path):
             plain = [name for name in stored if name != "bins"]
-            reader = (self._held or self._files.take(self)).open() if stored else None
+            reader = (self._held or self._files.take(self)).open_group(number, stored) if stored else None
             table = reader.read_row_group(number, columns=plain, use_threads=False) if reader and plain else None
             columns: Columns = {}
             for name in names:
