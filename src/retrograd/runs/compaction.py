@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -96,8 +96,8 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
         RunWriteError: it is still being recorded, is no run on disk, or cannot be written.
         NotARunError, DamagedRunError: the folder, or a part of it, cannot be read; nothing has changed then.
     """
-    if isinstance(run, str | os.PathLike) and is_address(run):
-        _expect_disk(open_folder(run))  # before any of it is fetched
+    if is_remote(run) or (isinstance(run, str | os.PathLike) and is_address(run)):
+        _expect_disk(open_folder(cast("str | os.PathLike[str]", run)))  # before any of it is fetched
     opened = read_run(run)
     if not isinstance(opened, Run):
         raise RunWriteError("A history in memory has no files.", repair="give the folder of a run.")
