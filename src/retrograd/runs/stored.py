@@ -24,9 +24,10 @@ from retrograd.history.arrays import read_codes, read_numbers, view_numbers
 from retrograd.history.kept import Kept, unscale
 from retrograd.history.outline import IntArray
 from retrograd.history.rows import FIXED_TYPES, Columns, Part, StoredPart
-from retrograd.history.sink import Event
+from retrograd.history.sink import Event, Moment
 from retrograd.history.table import STATISTICS_NAMES
-from retrograd.runs.layout import list_shards
+from retrograd.runs.damage import DamagedPart, Damages, Listed
+from retrograd.runs.layout import list_shards, number_file
 from retrograd.runs.part_outline import (
     OUTLINED,
     PHASE_CODES,
@@ -340,6 +341,8 @@ class StoredTensors:
         folders: where the shards are, by rank.
         placements: by rank, what it holds, and so the names of its sites in the history.
         list_events: events; those that report an overwritten tensor stand for it.
+        damages: shards that could not be read, which are passed over.
+        tell: is told of them.
     """
 
     def __init__(
@@ -347,24 +350,30 @@ class StoredTensors:
         folders: Mapping[int, Path],
         placements: Mapping[int, Placements],
         list_events: Callable[[], Sequence[Event]],
+        damages: Damages,
+        tell: Callable[[Sequence[DamagedPart]], None],
     ) -> None:
         self._placements = placements
+        self._damages, self._tell = damages, tell
         self._folders = folders
         self._list_events = list_events
         self._of_site: dict[str, list[Kept]] | None = None
 
     def find(self, site: str) -> list[Kept]:
-        """The kept tensors of a site, by rising step.
+        """The kept tensors of a site, by rising step; those of damaged shards are left out, with a warning.
 
         Raises:
-            DamagedRunError: a shard cannot be read.
+            DamagedRunError: the system cannot read a shard now.
+            RunUnreachableError: the store that they lie in does not answer.
         """
         if self._of_site is None:
             self._of_site = self._index()
         return self._of_site.get(site, [])
 
     def _index(self) -> dict[str, list[Kept]]:
-        listed = [kept for rank, folder in self._folders.items() for kept in self._list_folder(folder, rank)]
+        shards: list[Listed] = []
+        listed = [kept for rank, folder in self._folders.items() for kept in self._list_folder(folder, rank, shards)]
+        self._tell(self._damages.list_parts(shards, may_be_all=True))
         overwritten = (event for event in self._list_events() if event.kind == "overwritten")
         listed += [Kept(event.moment, event.name, lambda: None) for event in overwritten]
         index: dict[str, list[Kept]] = {}
@@ -372,18 +381,24 @@ class StoredTensors:
             index.setdefault(kept.site, []).append(kept)
         return index
 
-    def _list_folder(self, folder: Path, rank: int) -> Iterator[Kept]:
+    def _list_folder(self, folder: Path, rank: int, shards: list[Listed]) -> Iterator[Kept]:
+        """Tensors of a rank; ``shards`` takes its files."""
         rename = self._placements[rank].rename
-        shards = list_shards(folder)
-        if not shards:
-            return
-        from retrograd.runs.shards import list_tensors, parse_name
-
-        for _, path in shards:
-            with _explain_damage(path):
-                named = [(parse_name(name), name, note) for name, note in list_tensors(path).items()]
-            for (moment, site), name, note in named:
+        for _, path in list_shards(folder):
+            key = path, number_file(path)
+            named = self._damages.try_to(key, partial(_list_shard, path))
+            steps = [moment.step for (moment, _), _, _ in named or ()]
+            shards.append((key, path, (min(steps), max(steps)) if steps else None))
+            for (moment, site), name, note in named or ():
                 yield Kept(moment, rename(site), partial(_load, path, name, note), rank)
+
+
+def _list_shard(path: Path) -> list[tuple[tuple[Moment, str], str, dict[str, Any]]]:
+    """Of each tensor of a shard the moment and the site, its name and its note."""
+    from retrograd.runs.shards import list_tensors, parse_name  # with torch, which takes seconds
+
+    with _explain_damage(path):
+        return [(parse_name(name), name, note) for name, note in list_tensors(path).items()]
 
 
 def _load(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:
