@@ -30,7 +30,7 @@ PlainCall = tuple[Any, ...]
 
 _CALL = """
 def call(self, *args, **kwargs):
-    part = part_computed_again() if current_graph_task() != OUTSIDE else None  # torch.compile breaks its graph here
+    part = part_computed_again() if current_graph_task() != {outside} else None  # torch.compile breaks its graph here
     if kwargs or len(args) != {count}:
         args = bind(args, kwargs, self, self._held)[0]
     {values}= args{each_argument}
@@ -84,11 +84,12 @@ def backward(ctx, grad_output, *others):
         whole(call).note(error, "backward")
         raise
     if type(returned) is dict:
-        get = returned.get
-        {gradients}= {by_name}
-        if len(returned) != {count} or {is_none}:
-            if not names.issuperset(returned):
-                return arrange(call, returned)
+        if len(returned) != {count}:
+            return arrange(call, returned)
+        try:
+            {gradients}= {by_name}
+        except KeyError:
+            return arrange(call, returned)
     elif type(returned) is tuple and len(returned) == {count}:
         {gradients}= returned
     else:
@@ -111,12 +112,12 @@ class PlainCode:
         self._arguments = arguments
         self._file = f"{Path(__file__).parent}/<{owner}>"  # which tools tell for ours, and nobody finds
         self._texts = {
+            "outside": str(OUTSIDE),
             "count": str(len(arguments.names)),
             "values": self._each("value{i}, "),
             "shapes": self._each("shape{i}, "),
             "gradients": self._each("gradient{i}, "),
-            "by_name": self._each("get({name}), "),
-            "is_none": self._each("gradient{i} is None", " or "),
+            "by_name": self._each("returned[{name}], "),
             "fits": self._each(
                 "(isinstance(gradient{i}, Tensor) and gradient{i}.shape == shape{i} or gradient{i} is None)", " and "
             ),
@@ -133,7 +134,6 @@ class PlainCode:
         each = _ARGUMENT.replace("{unwrap}", "" if inner is None else _UNWRAP)
         return self._make(
             source.replace("{each_argument}", self._each(each)),
-            OUTSIDE=OUTSIDE,
             apply=function.apply,
             bind=self._arguments.bind,
             current_graph_task=current_graph_task,
@@ -158,7 +158,6 @@ class PlainCode:
             _BACKWARD,
             arrange=self._arrange,
             method=method,
-            names=frozenset(self._arguments.names),
             whole=self._whole,
             without_hidden=self._without_hidden,
         )
