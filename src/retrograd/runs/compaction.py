@@ -33,7 +33,7 @@ from retrograd.history.windows import LongRows, read_once
 from retrograd.randomness import random_kept
 from retrograd.runs.layout import LOCK, MANIFEST, MERGED, STATISTICS, Span, list_merged_parts, list_parts
 from retrograd.runs.lock import Lock
-from retrograd.runs.parts import count_rows, read_part, write_groups
+from retrograd.runs.parts import SORTED, count_rows, read_part, write_groups
 from retrograd.runs.reader import Given, Run, open_run, read_run
 
 T = TypeVar("T")
@@ -352,7 +352,7 @@ def _write(path: Path, table: pa.Table) -> None:
     order = np.lexsort((read_numbers(table["step"]), view_numbers(column.indices)))
     starts = range(0, max(len(order), 1), ROWS_OF_A_GROUP)
     groups = (table.take(to_numbers(order[start : start + ROWS_OF_A_GROUP])).combine_chunks() for start in starts)
-    write_groups(path, table.schema, groups, table.schema.metadata or {})
+    write_groups(path, table.schema, groups, {**(table.schema.metadata or {}), SORTED: b"site, step"})
 
 
 def _show(

@@ -34,13 +34,14 @@ from retrograd.runs.layout import (
     list_parts,
     number_file,
     parse_rank,
+    parse_span,
 )
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
 from retrograd.runs.part_outline import SiteLists
 from retrograd.runs.parts import PartFile
 from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
-from retrograd.runs.stored import OpenFiles, StoredRows, StoredTensors
+from retrograd.runs.stored import OpenFiles, Session, StoredRows, StoredTensors
 
 _ATTEMPTS = 20
 
@@ -207,6 +208,10 @@ class Run:
                 part = damages.try_to(key, make)
             if part is not None:
                 opened[key] = part
+        sessions = {rank.folder: Session(rank.facts.get("began"), {}) for rank in self.ranks}
+        for part in opened.values():
+            part.session = sessions[part.path.parent.parent]
+            part.session.counts[parse_span(part.path.name)] = part.count
         self._parts = opened
         self._files.keep_only(opened.values())
         return damages.list_parts(
