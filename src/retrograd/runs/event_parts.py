@@ -115,17 +115,10 @@ class EventPart:
         Raises:
             DamagedRunError: that file does not hold so many.
         """
-        file, stop = PartFile(merged), start + self.count
+        file = PartFile(merged)
         with explain_damage(merged):
-            if file.metadata.num_rows < stop:
-                raise ValueError(f"it should hold at least {stop:,} rows")
-            end = 0
-            for number in range(file.metadata.num_row_groups):
-                begin, end = end, end + file.metadata.row_group(number).num_rows
-                low, high = max(start, begin), min(stop, end)
-                if low < high:
-                    piece = file.read_group(number, names)
-                    yield self._check(piece.slice(low - begin, high - low), names)
+            for piece in file.read_rows(start, start + self.count, names):
+                yield self._check(piece, names)
 
     def _note(self, piece: pa.Table) -> None:
         """Note what there is to tell of a row group."""

@@ -144,6 +144,12 @@ def list_shards(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match["number"]), path) for match, path in matches if match)
 
 
+def number_file(path: Path) -> tuple[int, int]:
+    """The number of a file on its disk, or when it was written, and its size: a later one of that name has others."""
+    found = path.stat()
+    return found.st_ino or found.st_mtime_ns, found.st_size  # stores, and some file systems, number no files
+
+
 def shard_name(number: int) -> str:
     """File name of a tensor file."""
     return f"shard-{number:08d}.safetensors"

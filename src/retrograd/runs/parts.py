@@ -34,6 +34,9 @@ from retrograd.runs.part_outline import PartOutline
 _CODED = frozenset({"phase", "site", "kind", "name"})
 _REPETITIVE = frozenset({"scale", "reference"})
 
+SORTED = b"retrograd.sorted"
+"""Key of the metadata of a part whose rows are not in the order in which they were written."""
+
 FAN_IN = 32
 MAX_ROWS = 1_000_000
 """Parts larger than this are let be, so that no merge takes long."""
@@ -216,6 +219,21 @@ class PartFile:
         """Some columns of one row group, or all of them."""
         names = self.metadata.schema.to_arrow_schema().names if columns is None else list(columns)
         return self.open_group(number, names).read_row_group(number, columns=names, use_threads=False)
+
+    def read_rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Some columns of the rows from one on up to another, row group by row group.
+
+        Raises:
+            ValueError: there are not so many.
+        """
+        if self.metadata.num_rows < stop:
+            raise ValueError(f"it should hold at least {stop:,} rows")
+        end = 0
+        for number in range(self.metadata.num_row_groups):
+            begin, end = end, end + self.metadata.row_group(number).num_rows
+            low, high = max(start, begin), min(stop, end)
+            if low < high:
+                yield self.read_group(number, columns).slice(low - begin, high - low)
 
     def _read(self, source: pa.NativeFile | RemoteFile) -> pq.ParquetFile:
         return pq.ParquetFile(

@@ -32,14 +32,16 @@ from retrograd.runs.layout import (
     find_rank_folders,
     is_extra,
     list_parts,
+    number_file,
     parse_rank,
+    parse_span,
 )
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
 from retrograd.runs.part_outline import SiteLists
 from retrograd.runs.parts import PartFile
 from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
-from retrograd.runs.stored import OpenFiles, StoredRows, StoredTensors
+from retrograd.runs.stored import OpenFiles, Session, StoredRows, StoredTensors
 
 _ATTEMPTS = 20
 
@@ -90,7 +92,7 @@ class Run:
         manifest: what was run.
         ranks: its processes.
         history: what was recorded, the ranks merged.
-        damaged: part files that cannot be read, and are left out of it.
+        damaged: part files that cannot be read, and are left out of it; of those of tensors, once any were asked for.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,6 +101,7 @@ class Run:
         self.damaged: list[DamagedPart] = []
         self._parts: dict[PartKey, StoredRows] = {}
         self._damages = Damages()
+        self._shards = Damages()
         self._event_files = EventFiles()
         self._event_parts: dict[int, list[EventPart]] = {}
         self._names = SiteNames()
@@ -152,11 +155,15 @@ class Run:
         placements = name_stages({rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history})
         self.damaged = [*self._open_parts(ranks, placements), *self._read_events(ranks, placements)]
         shards = {rank: folder / TENSORS for rank, folder in ranks.items()}
-        tensors = StoredTensors(shards, placements, lambda: self.history.few_events)
+        tensors = StoredTensors(shards, placements, lambda: self.history.few_events, self._shards, self._note)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
         lasts = LastMicroBatches(self._event_parts)
         copies = find_copies(placements, self._names.code_of, lasts)
         self.history.load(self._names, list(self._parts.values()), self._event_files.events, tensors.find, copies)
+
+    def _note(self, found: Sequence[DamagedPart]) -> None:
+        """Note shards that turned out to be damaged when tensors were asked for."""
+        self.damaged += [part for part in found if part not in self.damaged]
 
     @property
     def is_compacted(self) -> bool:
@@ -201,6 +208,10 @@ class Run:
                 part = damages.try_to(key, make)
             if part is not None:
                 opened[key] = part
+        sessions = {rank.folder: Session(rank.facts.get("began"), {}) for rank in self.ranks}
+        for part in opened.values():
+            part.session = sessions[part.path.parent.parent]
+            part.session.counts[parse_span(part.path.name)] = part.count
         self._parts = opened
         self._files.keep_only(opened.values())
         return damages.list_parts(
@@ -239,9 +250,7 @@ def _make_keys(_run: Path, files: Sequence[tuple[Path, Placements]]) -> list[Par
 
 
 def _key_of(path: Path, placements: Placements) -> PartKey:
-    found = path.stat()
-    number = found.st_ino or found.st_mtime_ns  # stores, and some file systems, number no files
-    return path, number, found.st_size, len(placements.stages), placements.shared
+    return path, *number_file(path), len(placements.stages), placements.shared
 
 
 @bounded
