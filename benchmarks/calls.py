@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import retrograd as rg
 from retrograd.rules.rule import SiteState
-from timing import make_plain_parser, say
+from timing import keep_freed_memory, make_plain_parser, say
 
 LAST = 8
 MANY = 200
@@ -212,6 +212,7 @@ def measure(row: Row, rounds: int) -> float:
 
 def main() -> None:
     parser = make_plain_parser(__doc__ or "", [])
+    keep_freed_memory()
     parser.set_defaults(rounds=100)
     arguments = parser.parse_args()
     print("| | |\n|---|---:|")

@@ -25,7 +25,7 @@ from torch._dynamo.utils import counters
 import retrograd as rg
 from contenders import OUTPUTS
 from nets import Net, make_gpt2, make_mlp
-from timing import interleave, make_plain_parser, say
+from timing import interleave, keep_freed_memory, make_plain_parser, say
 
 NETS: dict[str, Callable[[], Net]] = {
     "gpt2": partial(make_gpt2, layers=2, vocabulary=2048),
@@ -289,6 +289,7 @@ def measure_net(name: str, backend: str, options: Any) -> None:
 def main() -> None:
     """Measure."""
     parser = make_plain_parser(__doc__ or "", NETS)
+    keep_freed_memory()
     parser.set_defaults(rounds=7)
     parser.add_argument("--backends", nargs="+", default=["inductor", "aot_eager"])
     parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement")

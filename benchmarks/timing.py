@@ -8,6 +8,7 @@ neighbours'. The tables show the medians of these ratios. ``time.process_time`` 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import math
@@ -198,10 +199,26 @@ def make_plain_parser(text: str, nets: Collection[str]) -> argparse.ArgumentPars
 def make_parser(text: str, nets: Collection[str]) -> argparse.ArgumentParser:
     """The same for one that measures by :func:`measure_all`."""
     parser = make_plain_parser(text, nets)
+    keep_freed_memory()
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
     parser.add_argument("--steps", type=int, default=0, help="measure so many steps each, however long they take")
     parser.add_argument("--json", action="store_true", help="print the measures as JSON")
     return parser
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed, where it is glibc.
+
+    It gives memory back whenever the top of its heap is free. Whether a step takes it anew, page by page, is then
+    decided by what happens to lie at the top: one bare step had 0 to 2,700 page faults, and took 9.4 to 12.6 ms.
+    """
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library; on Windows there is no name for it
+        return
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3
+    for option, value in ((trim_threshold, 2**31 - 1), (top_pad, 2**28), (mmap_threshold, 2**31 - 1)):
+        set_option(option, value)
 
 
 # ---- what is printed ----

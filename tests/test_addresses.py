@@ -88,6 +88,23 @@ def test_the_views_of_a_run_at_an_address(memory: Any, capsys: pytest.CaptureFix
     assert "is an address" in capsys.readouterr().err
 
 
+def test_a_run_at_an_address_is_not_compacted(
+    memory: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("memory://runs/a")
+    before = {name: memory.cat_file(name) for name in memory.find("/")}
+    run = rg.open_run("memory://runs/a")
+    with pytest.raises(RunWriteError, match="might see half of it") as raised:
+        rg.compact(run)
+    assert "[run-not-writable]" in str(raised.value)
+    assert "copy the run to a disk" in str(raised.value)
+    monkeypatch.setattr(type(memory), "cat_file", None)  # nothing is fetched for it
+    assert main(["compact", "memory://runs/a"]) == 2
+    assert "is no folder on a disk" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert {name: memory.cat_file(name) for name in memory.find("/")} == before
+
+
 def test_a_run_at_an_address_is_resumed_and_its_small_parts_are_merged(memory: Any) -> None:
     for begin in range(FAN_IN + 2):
         train("memory://runs/a", steps=1, resume=begin > 0)

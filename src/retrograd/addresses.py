@@ -7,7 +7,9 @@ Such a path is a ``UPath`` of universal-pathlib, above the file systems of fsspe
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
+import contextvars
 import importlib
 import importlib.util
 import io
@@ -16,9 +18,11 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial, wraps
 from pathlib import Path, PurePath
 from types import MethodType
-from typing import Any, BinaryIO, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from retrograd.errors import RetrogradError, RunUnreachableError, RunWriteError
@@ -28,6 +32,12 @@ _OF_THIS_MACHINE = frozenset({"file", "local"})
 _READ_ONLY = frozenset({"http", "https", "data", "github", "git"})
 _WHOLE_BYTES = 16 << 20
 """A file up to this size is fetched in one request."""
+
+LONGEST_SILENCE = 60.0
+"""Seconds after which a store that has answered nothing at all is not waited for any longer."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _COPY = "give a folder on a local or mounted disk; copy it when the program has ended, if it is to be kept."
 
@@ -162,6 +172,61 @@ def _has_fsspec() -> bool:
     return importlib.util.find_spec("fsspec") is not None
 
 
+# ---- stores that do not answer ----
+
+
+def bounded(read: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
+    """Make a function, whose first argument is a path, raise where the store of that path answers nothing at all.
+
+    A client may wait for half an hour, or for ever. So another thread asks, and is left to itself when it has waited
+    for too long and the store does not answer a small question either: what is merely slow, since it is large, is
+    waited for. The function must change nothing of ours, since it may end long after it was given up.
+    """
+
+    @wraps(read)
+    def read_or_raise(path: Path, /, *args: P.args, **named: P.kwargs) -> T:
+        if not is_remote(path):
+            return read(path, *args, **named)
+        answer = _ask(partial(read, path, *args, **named))
+        while not _is_there(answer):
+            sign = _ask(partial(_touch, path))
+            if not _is_there(answer) and not sign.done():
+                raise RunUnreachableError(
+                    f"{str(path)!r} cannot be reached: its store has not answered for {LONGEST_SILENCE:g} seconds.",
+                    repair="check the address, the endpoint, the network and its proxies, and try again.",
+                    reason="a connection was taken up, or waited for, and then nothing came.",
+                )
+        return answer.result()
+
+    return read_or_raise
+
+
+def _ask(call: Callable[[], T]) -> Future[T]:
+    """What a call will return, which another thread makes; the end of the program does not wait for it."""
+    future: Future[T] = Future()
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(_settle, call, future), name="retrograd-store", daemon=True).start()
+    return future
+
+
+def _settle(call: Callable[[], T], future: Future[T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)
+        del future  # which holds the error, which holds this frame
+
+
+def _is_there(answer: Future[Any]) -> bool:
+    return bool(concurrent.futures.wait([answer], LONGEST_SILENCE / 2).done)
+
+
+def _touch(path: Path) -> None:
+    """Ask for the first byte of an object, whether it is there or not."""
+    store, name = store_of(path)
+    store.cat_file(name, start=0, end=1)
+
+
 # ---- what differs from files ----
 
 
@@ -190,6 +255,7 @@ def put(path: Path, data: bytes, *, is_new: bool = False) -> None:
         store.pipe_file(name, data)
 
 
+@bounded
 def fetch(path: Path, start: int | None = None, end: int | None = None) -> bytes:
     """All of a remote object, or its bytes from ``start`` to ``end``, in one request.
 
@@ -200,13 +266,71 @@ def fetch(path: Path, start: int | None = None, end: int | None = None) -> bytes
     return bytes(store.cat_file(name, start=start, end=end))
 
 
-def open_remote(path: Path) -> BinaryIO:
+@bounded
+def open_remote(path: Path) -> io.BytesIO | RemoteFile:
     """A remote object as a file to read; one of moderate size is fetched at once, and can be removed then."""
-    if path.stat().st_size <= _WHOLE_BYTES:
-        return io.BytesIO(fetch(path))
-    return path.open("rb")
+    size = path.stat().st_size
+    return io.BytesIO(fetch(path)) if size <= _WHOLE_BYTES else RemoteFile(path, size)
 
 
+class RemoteFile(io.RawIOBase):
+    """A large remote object as a file, of which each reading fetches what it asks for, and nothing besides.
+
+    Args:
+        path: of the object.
+        size: its bytes.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path, self._size, self._at = path, size, 0
+        self._start, self._held = 0, b""
+
+    def holding(self, start: int, end: int) -> RemoteFile:
+        """The same file, with the bytes between two places fetched ahead in one request.
+
+        Raises:
+            FileNotFoundError: it is not there any more.
+            RunUnreachableError: its store does not answer.
+        """
+        other = RemoteFile(self._path, self._size)
+        other._start, other._held = start, fetch(self._path, start, end)
+        return other
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """It can be read from anywhere."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Read from there next."""
+        self._at = max(offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence], 0)
+        return self._at
+
+    def tell(self) -> int:
+        """Where it is read from next."""
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """So many bytes, or what is left, in one request.
+
+        Raises:
+            FileNotFoundError: it is not there any more.
+            RunUnreachableError: its store does not answer.
+        """
+        end = self._size if size is None or size < 0 else min(self._at + size, self._size)
+        first, last = self._at - self._start, end - self._start
+        if first >= 0 and last <= len(self._held):
+            data = self._held[first : max(first, last)]
+        else:
+            data = fetch(self._path, self._at, end) if self._at < end else b""
+        self._at += len(data)
+        return data
+
+
+@bounded
 def list_names(folder: Path) -> dict[str, bool]:
     """The names in a remote folder, and whether each is a folder; empty where nothing is there."""
     store, name = store_of(folder)
@@ -223,6 +347,7 @@ def remembering(folder: Path) -> Path:
     return _with_listings(folder, are_kept=True) if is_remote(folder) else folder
 
 
+@bounded
 def list_anew(folder: Path) -> None:
     """List all that is below a remote folder at once, if its store keeps listings: a request for a thousand names."""
     if is_remote(folder):

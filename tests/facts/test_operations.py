@@ -95,6 +95,34 @@ def test_each_operation_has_its_line_its_module_and_what_made_its_operands() -> 
     assert names[fact.loss] == "nll_loss"
 
 
+class SquareFunction(rg.Function):
+    def forward(self, ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    def backward(self, ctx: Any, grad: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"x": 2 * grad * ctx.saved_tensors[0]}
+
+
+class NetOfFunctions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.square = SquareFunction()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.square(x.exp()).sum()
+
+
+def test_a_function_as_an_object_is_told_from_what_it_does() -> None:
+    net = NetOfFunctions()
+    [(_, listed)] = operations_of(lambda: net(torch.ones(3, requires_grad=True)).backward(), net)
+    assert [each.name for each in listed] == ["exp", "mul", "SquareFunction", "sum"]
+    _, inner, call, after = listed
+    assert (inner.line, inner.module, inner.mode) == (line_of("return x * x", SquareFunction), "square", "function")
+    assert (call.line, call.module) == (line_of("self.square(x.exp())", NetOfFunctions), "square")
+    assert after.operands == (2,)
+
+
 def test_operands_from_before_that_have_a_graph() -> None:
     net = nn.Linear(4, 4)
     leaf, made = torch.ones(4, requires_grad=True), {}

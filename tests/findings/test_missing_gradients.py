@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,33 @@ def test_a_layer_that_is_never_called() -> None:
     (finding,) = train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1)))
     assert finding.severity == "warning"
     assert "spare is never called" in finding.message
+
+
+@pytest.mark.parametrize("is_master", [False, True])
+def test_the_optimizer_holds_a_copy(is_master: bool) -> None:
+    """Master weights are a copy, too: their gradients are written by hand, and their values copied back."""
+    net = Net(fine)
+    copy = deepcopy(net).double()
+    optimizer = torch.optim.SGD(copy.parameters(), lr=0.1)
+    with record({"net": net, "copy": copy}) as recording:
+        for _ in range(30):
+            net.zero_grad()
+            net(torch.randn(4, 8)).square().mean().backward()
+            for parameter, master in zip(net.parameters(), copy.parameters(), strict=True):
+                if is_master and parameter.grad is not None:
+                    master.grad = parameter.grad.double()
+            optimizer.step()
+            if is_master:
+                net.load_state_dict(copy.state_dict())
+    found = list(explain(recording.history))
+    if is_master:
+        assert found == []
+    else:
+        (finding,) = found
+        assert (
+            "copy is never called, and net, whose parameters have the same names, is in no optimizer" in finding.message
+        )
+        assert "net" in finding.repair
 
 
 def test_experts_that_were_not_used_are_a_note() -> None:

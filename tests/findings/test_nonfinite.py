@@ -12,13 +12,14 @@ from torch import nn
 
 from retrograd.facts.facts import SOURCES
 from retrograd.findings.detectors.nonfinite import NanForward, NanUpdate
-from retrograd.findings.explain import explain_record
+from retrograd.findings.explain import explain, explain_record
 from retrograd.findings.finding import Finding
 from retrograd.findings.record import Record
 from retrograd.history.facts import NonFinite
 from retrograd.history.history import History
 from retrograd.history.sink import Moment
 from retrograd.launch.live_findings import LiveFindings
+from retrograd.recording.record import record
 from retrograd.recording.recorder import Recorder
 from tests.facts.births import (
     BAD_STEP,
@@ -223,5 +224,28 @@ def test_a_gradient_that_a_hand_spoils_behind_backward_is_one_fault_at_one_step(
         recorder.close()
     [found] = explain_record(Record(history))
     assert [(each.detector, each.site, each.step) for each in (*told, found)] == [("nan-update", "self:weight", 2)] * 2
-    assert "by `SGD#1.step` it seems" in found.message
+    assert "by `SGD#1.step`, or by what is written by hand" in found.message
     assert ".grad behind backward" in found.repair
+
+
+@pytest.mark.parametrize("beside", ["norm", "std", "log"])
+def test_a_root_that_is_taken_between_two_looks_is_laid_to_nothing_else(beside: str) -> None:
+    """``norm`` and ``std`` have a derivative of 0 where they are 0; what was noted before may not be what runs now."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    take = {"norm": lambda y: y.norm(dim=-1), "std": lambda y: y.std(-1), "log": lambda y: (y + 10).log()}[beside]
+    with record(net) as recording:
+        for step in range(90):
+            y = net(torch.randn(8, 4))
+            loss = y.square().mean() + 0.01 * take(y).mean()
+            if step == 80:
+                loss = loss + (y * 0).square().sum(-1).sqrt().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    [found] = explain(recording.history)
+    assert (found.detector, found.step) == ("nan-backward", 80)
+    assert "norm" not in found.message
+    assert "std" not in found.message
+    assert ("by `log` it seems, as operations were at step 0" in found.message) == (beside == "log")

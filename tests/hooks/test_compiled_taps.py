@@ -19,7 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import RetrogradWarning
-from retrograd.hooks import inductor
+from retrograd.hooks import compiled_taps, inductor
 from retrograd.hooks.compiled_taps import NOBODY, Numbered, make_handle, make_ticket, see, see_gradient
 from retrograd.hooks.module import unwatch_forward, watch_forward
 
@@ -87,7 +87,7 @@ def test_calls_wait_for_what_ends_a_kernel_and_for_those_who_need_them() -> None
     ]
     found = [node.name for node in inductor._put_late(nodes, Call, lowering.MultiOutput)]
     assert found == [
-        "a", "b", "c", "see a", "ticket", "see b", "mm", "other", "see mm", "writes mm", "see other",
+        "a", "b", "c", "see a", "ticket", "see b", "mm", "see mm", "other", "writes mm", "see other",
     ]  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def test_an_inductor_that_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyP
     scheduler = importlib.import_module("torch._inductor.scheduler").Scheduler
     monkeypatch.setattr(lowering, "lowerings", {})
     monkeypatch.setattr(inductor, "_unknown", [])
-    inductor._plain_call.cache_clear()
+    inductor._plain_calls.cache_clear()
     path, order = f"torch._inductor.{room}", scheduler.compute_last_usage
     monkeypatch.setitem(sys.modules, path, Lacking(sys.modules[path], name))  # type: ignore[arg-type]
     with pytest.warns(RetrogradWarning, match=f"another Inductor .*{name}"):
@@ -196,6 +196,50 @@ def test_the_graph_has_one_call_for_each_value_and_gradient(saved: bool) -> None
     assert len(model.first._forward_hooks) == 1, "without it the graph would be compiled anew"
 
 
+def describe(node: Any) -> tuple[Any, ...]:
+    """What a node of a graph is, with the same words for a like one of another graph."""
+    value = node.meta.get("val")
+    shown = sorted(
+        f"{key} {found if key in ('recompute', 'partitioner_tag', 'original_aten') else ''}"
+        for key, found in node.meta.items()
+    )
+    made = (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else value
+    return node.op, str(node.target), str(node.args), node.name, made, shown, tuple(map(str, node.users))
+
+
+def test_what_is_written_into_a_graph_is_what_torch_notes_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = compiled_taps.write_call
+    graphs: list[list[Any]] = []
+    calls: list[bool] = []
+
+    def note(graph: Any, inputs: Any) -> Any:
+        graphs.append([describe(node) for node in graph.graph.nodes])
+        return make_boxed_func(graph.forward)
+
+    def try_to_write(*args: Any) -> Any:
+        made = write(*args)
+        calls.append(made is not None)
+        return made
+
+    def trace(change: Any) -> list[list[Any]]:
+        torch._dynamo.reset()
+        graphs.clear()
+        monkeypatch.setattr(compiled_taps, "write_call", change)
+        model, watcher = Net(), Watcher()
+        modules = [model.first, model.second]
+        for module in modules:
+            watch_forward(module, watcher)
+        torch.compile(model, backend=aot_autograd(fw_compiler=note), fullgraph=True)(torch.randn(2, 3)).sum().backward()
+        for module in modules:
+            unwatch_forward(module, watcher)
+        return list(graphs)
+
+    written, called = trace(try_to_write), trace(lambda *args: None)
+    assert calls == [True] * 4
+    assert len(written) == 2
+    assert written == called
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
 def test_cuda_graphs_are_cut_at_each_call_and_nowhere_else_and_kernels_at_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,5 +269,8 @@ def test_cuda_graphs_are_cut_at_each_call_and_nowhere_else_and_kernels_at_none(m
     assert found.count((True, True)) == 4, "two values and two gradients"
     assert {ours == unsafe for ours, unsafe in found} == {True}
     assert (False, False) in found
-    for before, after in (pair for nodes in orders for pair in pairwise(nodes)):
-        assert after.is_extern() or "Plain" not in type(before.node).__name__, "a call ends a kernel that would go on"
+    for nodes in orders:
+        others = [place for place, node in enumerate(nodes) if "Plain" not in type(node.node).__name__]
+        for before, after in pairwise(others):
+            ends = nodes[before].is_extern() or nodes[after].is_extern()
+            assert ends or after == before + 1, "a call ends a kernel that would go on"

@@ -147,6 +147,20 @@ def test_an_exit_that_stands_for_an_exception_tells_of_that() -> None:
     assert (error["kind"], error["node"], error["module"]) == ("ArithmeticError", "FragileBackward", "head")
 
 
+def test_the_node_of_an_rg_function_is_named() -> None:
+    class FragileToo(rg.Function):
+        def forward(self, ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        def backward(self, ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise ArithmeticError("as planned")
+
+    net = nn.Sequential(nn.Linear(3, 4), FragileToo())
+    with pytest.raises(ArithmeticError), rg.record(net) as recording:
+        net(torch.randn(5, 3)).sum().backward()
+    assert recording.history.manifest["error"]["node"] == "FragileTooBackward"
+
+
 def test_what_is_to_be_called_at_the_end_is_called_once_whenever_it_comes() -> None:
     recording, called = rg.record(nn.Linear(2, 2)), []
     recording.call_when_closed(lambda: called.append("before"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import retrograd as rg
@@ -207,3 +208,44 @@ def test_a_list_says_that_a_later_version_has_written_a_run(run: Path, capsys: p
     for told in ("1", None, -1, 99.0):
         write_json(run / "manifest.json", {**content, "format": told})
         assert read_line(run).status == "damaged"
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_tensors_of_other_shards_are_read(run: Path, how: str) -> None:
+    torn = tear(run, "tensors", 3, how)
+    opened = open_run(run)
+    with pytest.warns(RetrogradWarning, match=rf"{torn.name}.*ends with step 2.*begins with step 4"):
+        kept = opened.history["a:output"].tensors
+    assert [each.step for each in kept] == [0, 1, 2, 4, 5, 6]
+    assert [each.load().tolist() for each in kept] == [[step] * 2 for step in (0, 1, 2, 4, 5, 6)]  # type: ignore[union-attr]
+    assert [part.path for part in opened.damaged] == [torn]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is told once
+        opened.refresh()
+        assert len(opened.history["a:output"].tensors) == 6
+    assert [part.path for part in opened.damaged] == [torn]
+
+
+def test_a_run_whose_tensors_are_all_damaged_is_read(run: Path) -> None:
+    for number in range(len(STEPS)):
+        tear(run, "tensors", number)
+    opened = open_run(run)
+    with pytest.warns(RetrogradWarning, match="shard-"):
+        assert opened.history["a:output"].tensors == []
+    assert len(opened.damaged) == len(STEPS)
+    assert opened.history["a:output"].steps.tolist() == list(STEPS)
+
+
+def test_pages_that_are_damaged_under_a_whole_footer_are_told_of_when_they_are_read(run: Path) -> None:
+    path = run / "rank00000" / "statistics" / files(run, "statistics")[3]
+    column = pq.read_metadata(path).row_group(0).column(pq.read_schema(path).names.index("sum"))
+    whole = bytearray(path.read_bytes())
+    whole[column.data_page_offset + column.total_compressed_size - 1] ^= 0xFF
+    path.write_bytes(whole)
+    opened = open_run(run)
+    with pytest.raises(DamagedRunError, match=rf"{path.name}.*cannot be read(.|\n)*Repair: move that file out"):
+        opened.history["a:output"].statistic("mean")
+    path.rename(run / path.name)
+    opened.refresh()
+    assert opened.history["a:output"].steps.tolist() == [0, 1, 2, 4, 5, 6]
+    assert np.isfinite(opened.history["a:output"].statistic("mean")).all()

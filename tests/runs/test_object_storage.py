@@ -19,6 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import retrograd as rg
+from retrograd import addresses
+from retrograd.cli import main
 from retrograd.errors import RetrogradWarning, RunExistsError, RunUnreachableError, RunWriteError
 from retrograd.runs.claim import read_holder
 from retrograd.runs.writer import RunWriter
@@ -35,6 +37,7 @@ from tests.recording.spread import (
     slope_of,
     train_whole,
 )
+from tests.runs.test_silent_stores import join_askers
 from tests.runs.written import open_writer
 
 s3fs = pytest.importorskip("s3fs")
@@ -87,6 +90,15 @@ class Server:
                     break
             time.sleep(0.1)
         s3fs.S3FileSystem(skip_instance_cache=True).mkdir("bucket")
+
+    def halt(self) -> None:
+        """Let it take up connections, and answer none."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         assert self.process is not None
@@ -271,6 +283,25 @@ def test_an_unmodified_script(script: Path, run: str) -> None:
     told = warm.run(words, capture_output=True, text=True, timeout=250, check=True)
     assert "recorded 1 step" in told.stderr
     assert rg.open_run(run).status == "finished"
+
+
+def test_a_store_that_hangs_while_a_run_is_read(server: Server, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = open_writer(run)
+    writer.add_rows(make_steps([0])[0])
+    writer.close()
+    opened = rg.open_run(run)
+    monkeypatch.setattr(addresses, "LONGEST_SILENCE", 2.0)
+    server.halt()
+    try:
+        with pytest.raises(RunUnreachableError, match="not answered"):
+            opened.refresh()
+        assert main(["report", run]) == 2
+        assert opened.history["a:output"].steps.tolist() == [0]
+    finally:
+        server.go_on()
+        join_askers()
+    opened.refresh()
+    assert opened.status == "finished"
 
 
 def test_training_goes_on_while_the_store_is_away(server: Server, run: str) -> None:

@@ -34,10 +34,10 @@ _MAKING = frozenset(
 """Operations that make what is not finite of what is, without large numbers."""
 
 _PARTING = frozenset(
-    {"sqrt", "rsqrt", "pow", "norm", "acos", "asin", "atanh", "log", "log2", "log10", "reciprocal", "div", "std", "exp",
-     "true_divide", "atan2"}
+    {"sqrt", "rsqrt", "pow", "acos", "asin", "atanh", "log", "log2", "log10", "reciprocal", "div", "exp", "true_divide",
+     "atan2"}
 )  # fmt: skip
-"""Operations whose derivative may not be finite where they are."""
+"""Operations whose derivative may not be finite where they are; that of ``norm`` and ``std`` is made 0 by torch."""
 
 
 def _is_spread_of_one(operation: Operation) -> bool:
@@ -63,6 +63,7 @@ class Birth:
         seen_at: the first site at which it shows in the rows; empty where there is none.
         rank: in which process; None where that is not told apart.
         is_beside: it came in, and not with the model's inputs, for they are finite at that step.
+        noted: the step whose operations tell the operation; None where a recording saw it made.
     """
 
     born: str
@@ -76,14 +77,15 @@ class Birth:
     seen_at: str = ""
     rank: int | None = None
     is_beside: bool = False
+    noted: int | None = None
 
 
 def _is_seen_late(fact: NonFinite, shown: Birth) -> bool:
     """Tell whether it was seen in the weights alone, behind an update that the rows show."""
     if "update" not in (fact.born, shown.born):
         return False
-    is_same = shown.born == fact.born and shown.step == fact.step
-    return shown.step < fact.step or (is_same and not fact.operation)
+    is_behind = shown.step == fact.step and fact.born == "update" and not fact.operation
+    return shown.step < fact.step or (is_behind and shown.born in ("backward", "update"))
 
 
 class Births:
@@ -251,17 +253,18 @@ class Births:
 
     def _conclude(self, birth: Birth) -> Birth:
         """Name the operation, where one alone can have made it."""
-        listed = list(self._list_candidates(birth))
+        chain = self._chain_of(birth.step)
+        if chain is None or birth.born not in ("forward", "backward"):
+            return birth
+        listed = list(self._list_candidates(birth, chain))
         lines = {(operation.name, operation.line) for operation in listed}
         if len(lines) != 1:
             return birth
         operation = listed[0]
-        return replace(birth, operation=operation.name, line=operation.line, site=operation.module or birth.site)
+        site = operation.module or birth.site
+        return replace(birth, operation=operation.name, line=operation.line, site=site, noted=chain.step)
 
-    def _list_candidates(self, birth: Birth) -> Iterator[Any]:
-        chain = self._chain_of(birth.step)
-        if chain is None or birth.born not in ("forward", "backward"):
-            return
+    def _list_candidates(self, birth: Birth, chain: Chain) -> Iterator[Operation]:
         names = _MAKING if birth.born == "forward" else _PARTING
         for number in sorted(chain.of_loss):
             operation = chain.listed[number]

@@ -59,6 +59,12 @@ class ParameterGradients:
         """Tell whether it had a gradient that was not all zeros."""
         return self.steps.get(name, (0, 0))[1] > 0
 
+    def has_hidden_one(self, name: str) -> bool:
+        """Tell whether an update changed it though backward gave it nothing: something has written its ``.grad``."""
+        update = str(parse_leniently(name).update)
+        is_recorded = update in self._record.history.site_names
+        return name not in self.steps and is_recorded and bool((self._record.series(update).abs_max > 0).any())
+
     @cached_property
     def held(self) -> frozenset[str]:
         """Parameters that an optimizer holds."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from retrograd.addresses import bounded
 from retrograd.findings.finding import Finding, Findings
 from retrograd.foreign.text import parse_object
 from retrograd.history.history import History
@@ -14,8 +17,13 @@ def read_findings(record: Run | History) -> Findings:
     file = record.path / FINDINGS if isinstance(record, Run) else None
     history = record.history if isinstance(record, Run) else record
     try:
-        lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.is_file() else []
+        lines = [] if file is None else _read_lines(file)
         told = lines or [event.text for event in history.few_events if event.kind == "finding"]
         return Findings([Finding.of_dict(parse_object(line)) for line in told], about="the record so far")
     except (OSError, ValueError, TypeError):
         return Findings(about="the record so far")
+
+
+@bounded
+def _read_lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []

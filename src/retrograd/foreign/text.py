@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from retrograd.addresses import fetch, is_remote
+from retrograd.addresses import fetch, is_remote, reaching
 
 LARGEST = 1 << 28
 """Bytes of the largest text that is read: what is parsed takes ten times as much memory."""
@@ -39,10 +39,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: it cannot be read.
+        RunUnreachableError: the store that it lies in cannot be asked.
         ValueError: it holds something else.
     """
     if is_remote(path):
-        return expect_object(parse_json(fetch(path, 0, LARGEST + 1)))
+        with reaching(path):
+            text = fetch(path, 0, LARGEST + 1)
+        return expect_object(parse_json(text))
     with expect_file(path).open("rb") as file:
         return expect_object(parse_json(file.read(LARGEST + 1)))
 

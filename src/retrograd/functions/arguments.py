@@ -34,7 +34,7 @@ class Arguments:
     Attributes:
         signature: as ``inspect`` gives it.
         names: those of all arguments, in order.
-        takes_as_given: whether a call with all of them by position needs no :meth:`bind`.
+        are_plain: whether all may be given by position and none is auxiliary, so that they are as many in each call.
 
     Raises:
         FunctionError: there is no ``ctx``, or an auxiliary argument that ``forward`` does not take.
@@ -57,8 +57,8 @@ class Arguments:
             (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), ""
         )
         self._defaults = [(parameter.name, parameter.default) for parameter in parameters]
-        self._are_plain = all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
-        self.takes_as_given = self._are_plain and not self._auxiliary
+        self._are_fixed = all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+        self.are_plain = self._are_fixed and not self._auxiliary
         if unknown := self._auxiliary - set(self.names):
             raise FunctionError(
                 f"{owner} declares {', '.join(map(repr, sorted(unknown)))} auxiliary, which forward does not take.",
@@ -78,7 +78,7 @@ class Arguments:
             TypeError: the call does not fit, as for any Python function.
         """
         names, positions = self.names, len(self.names)
-        if not self._are_plain:
+        if not self._are_fixed:
             values, names, positions = self._fill_any(args, kwargs, holder, held)
         elif len(args) == positions and not kwargs:
             values = args
@@ -99,8 +99,8 @@ class Arguments:
             if isinstance(value, Tensor):
                 shapes.append(value.shape)
                 continue
-            if isinstance(value, _CONTAINERS):
-                self._check_container(names[len(shapes)], value)
+            if value is not None:
+                self.check_other(names[len(shapes)], value)
             shapes.append(None)
         if not self._auxiliary:
             return shapes
@@ -146,7 +146,12 @@ class Arguments:
             value.detach() if isinstance(value, Tensor) and value.requires_grad and self._is_auxiliary(name) else value
         )
 
-    def _check_container(self, name: str, value: Any) -> None:
+    def check_other(self, name: str, value: Any) -> None:
+        """Refuse what is not a tensor, where that loses gradients.
+
+        Raises:
+            FunctionError: a tensor that requires grad hides in a container.
+        """
         if _hides_gradient(value) and not self._is_auxiliary(name):
             raise FunctionError(
                 f"The argument {name!r} of {self._owner} is a {type(value).__name__} with tensors that require grad.",

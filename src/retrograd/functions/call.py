@@ -31,6 +31,9 @@ class Auxiliary:
         return f"Auxiliary({self.value!r})"
 
 
+NO_GRADIENT = (None,)
+"""That of the call itself, which ``apply`` is given last."""
+
 Shape = torch.Size | None
 """Of an argument; None where no gradient belongs to it."""
 
@@ -90,10 +93,15 @@ class FunctionCall:
         plain = tuple([each.value if isinstance(each, Auxiliary) else each for each in outputs])
         return plain if isinstance(output, tuple) else plain[0]
 
-    def auxiliary_tensors(self, output: Any) -> list[Tensor]:
-        """The outputs that are never to require grad."""
+    def mark_auxiliary(self, ctx: Any, output: Any) -> None:
+        """Have autograd never ask for gradients of outputs that are auxiliary."""
         outputs = output if isinstance(output, tuple) else (output,)
-        return [each for each, hidden in zip(outputs, self.hidden, strict=True) if hidden and isinstance(each, Tensor)]
+        found = [each for each, hidden in zip(outputs, self.hidden, strict=True) if hidden and isinstance(each, Tensor)]
+        ctx.mark_non_differentiable(*(ctx.non_differentiable or ()), *found)
+
+    def note(self, error: Exception, method: str) -> None:
+        """Add to an error in which method it was raised."""
+        error.add_note(f"in {method} of the Function {self.owner}")
 
     def of_outputs(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Pick, of one thing for each output, those of the outputs that have a gradient."""

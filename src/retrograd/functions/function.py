@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -13,9 +13,11 @@ from retrograd.errors import FunctionError
 from retrograd.functions.arguments import Arguments
 from retrograd.functions.call import FunctionCall
 from retrograd.functions.remembering import Remembering, note_memory, recalling
-from retrograd.functions.torch_function import MAKERS, make_torch_function
+from retrograd.functions.torch_function import MAKERS, make_torch_function, undecorate
+from retrograd.functions.written_out import Method, PlainCode
 from retrograd.hooks.checkpoints import part_computed_again
 from retrograd.hooks.engine import current_graph_task, grad_enabled, uncompiled
+from retrograd.hooks.functions import FunctionClass
 from retrograd.hooks.saved import read_top_pair
 
 _TORCH_SETTINGS = ("generate_vmap_rule", "clear_saved_tensors_on_access")
@@ -158,28 +160,11 @@ def _make_called(cls: type[Function]) -> type[Function]:
     has_ctx = "setup_context" not in methods
     arguments = Arguments(name, cls.forward, has_ctx=has_ctx, auxiliary=cls.auxiliary)
     settings = {setting: getattr(cls, setting) for setting in _TORCH_SETTINGS}
-    apply: Any = make_torch_function(name, methods, {"__module__": cls.__module__, **settings}).apply
-
-    count = len(arguments.names)
-
-    @uncompiled
-    def forward(self: Function, *args: Any, **kwargs: Any) -> Any:
-        inside = current_graph_task() != -1  # torch.compile breaks its graph at this question
-        part = part_computed_again() if inside else None
-        if arguments.takes_as_given and len(args) == count and not kwargs:
-            values, names, positions = args, arguments.names, count
-        else:
-            values, names, positions = arguments.bind(args, kwargs, self, self._held)
-        call = FunctionCall(self, names, arguments.shapes_of(names, values), positions)
-        if part is not None:
-            with recalling(self, self._memory, part):
-                return apply(*values, call)
-        if read_top_pair(True) is not None or not grad_enabled():  # else it is in no part that is computed again later
-            note_memory(self, self._memory)
-        return apply(*values, call)
-
+    code = PlainCode(name, arguments) if _is_plain(arguments, methods) else None
+    function = make_torch_function(name, methods, {"__module__": cls.__module__, **settings}, code)
+    forward: Any = _make_call(arguments, function) if code is None else code.make_call(function)
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    forward.__signature__ = arguments.signature.replace(parameters=[itself, *arguments.signature.parameters.values()])  # type: ignore[attr-defined]
+    forward.__signature__ = arguments.signature.replace(parameters=[itself, *arguments.signature.parameters.values()])
     body = {
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
@@ -189,6 +174,33 @@ def _make_called(cls: type[Function]) -> type[Function]:
         "forward": forward,
     }
     return types.new_class(name, (cls,), exec_body=lambda namespace: namespace.update(body))
+
+
+def _is_plain(arguments: Arguments, methods: Mapping[str, Method]) -> bool:
+    """Tell whether the code is written out: not under torch's decorators, which look into what ``forward`` is given."""
+    decorators = undecorate("", methods["forward"])[1]
+    has_others = bool(decorators) or not methods.keys() <= {"forward", "backward"}
+    return arguments.are_plain and bool(arguments.names) and not has_others
+
+
+def _make_call(arguments: Arguments, function: FunctionClass) -> Method:
+    """What calls an instance: the ``forward`` of a module."""
+    apply = function.apply
+
+    @uncompiled
+    def forward(self: Function, *args: Any, **kwargs: Any) -> Any:
+        inside = current_graph_task() != -1  # torch.compile breaks its graph at this question
+        part = part_computed_again() if inside else None
+        values, names, positions = arguments.bind(args, kwargs, self, self._held)
+        call = FunctionCall(self, names, arguments.shapes_of(names, values), positions)
+        if part is not None:
+            with recalling(self, self._memory, part):
+                return apply(*values, call)
+        if read_top_pair(True) is not None or not grad_enabled():  # else it is in no part that is computed again later
+            note_memory(self, self._memory)
+        return apply(*values, call)
+
+    return forward
 
 
 def _written_methods(cls: type[Function]) -> dict[str, Callable[..., Any]]:

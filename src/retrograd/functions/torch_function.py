@@ -14,10 +14,11 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
 from retrograd.errors import FunctionError
-from retrograd.functions.call import FunctionCall
+from retrograd.functions.call import NO_GRADIENT, FunctionCall
+from retrograd.functions.written_out import Method, PlainCode
 from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.functions import needs_without_last, refine_node
 
-Method = Callable[..., Any]
 Decorator = Callable[[Method], Method]
 
 _KNOWN: tuple[Callable[..., Any], ...] = (once_differentiable, custom_fwd, custom_bwd)
@@ -65,16 +66,12 @@ def _decorator_of(method: Method) -> Decorator | None:
     return None
 
 
-_NO_GRADIENT = (None,)
-"""That of the call itself."""
-
-
 def make_torch_function(
-    owner: str, methods: Mapping[str, Method], settings: Mapping[str, Any]
+    owner: str, methods: Mapping[str, Method], settings: Mapping[str, Any], code: PlainCode | None = None
 ) -> type[torch.autograd.Function]:
     """A class whose static methods call those of the user, with the instance in front.
 
-    Its ``apply`` takes the values of all arguments and then the :class:`Call`, so that positions are the user's own.
+    Its ``apply`` takes the values of all arguments and then the call, so that positions are the user's own.
     The methods find the call in ``ctx``, which is the node of the graph: no instance refers to a node.
 
     Args:
@@ -82,14 +79,23 @@ def make_torch_function(
         methods: those of ``MAKERS`` that the user wrote, by name. ``forward`` has no ``ctx`` beside a
             ``setup_context``.
         settings: class attributes that torch reads.
+        code: makes the methods, if the Function is plain; a call of it is a :data:`PlainCall`, and else a
+            :class:`FunctionCall`.
     """
+    makers: dict[str, Callable[[Method], Method]] = dict(MAKERS)
+    if code is not None:
+        makers.update(forward=code.make_forward, backward=code.make_backward)
+    elif "setup_context" in methods:
+        makers["forward"] = _make_forward_without_ctx
     body: dict[str, Any] = dict(settings)
     for name, method in methods.items():
         inner, decorators = undecorate(owner, method)
-        make = _make_forward_without_ctx if name == "forward" and "setup_context" in methods else MAKERS[name]
-        body[name] = staticmethod(redecorate(make(inner), decorators))
+        body[name] = staticmethod(redecorate(makers[name](inner), decorators))
     made: Any = types.new_class(owner, (torch.autograd.Function,), exec_body=lambda namespace: namespace.update(body))
-    made._backward_cls.needs_grad = property(_needs_by_name)  # made when it is asked for
+    if code is None:
+        refine_node(made, {"needs_grad": property(_needs_by_name)})  # made when it is asked for
+    else:
+        refine_node(made, {"needs_grad": property(code.needs_by_name), "needs_input_grad": needs_without_last})
     return made  # type: ignore[no-any-return]
 
 
@@ -108,13 +114,13 @@ def _make_forward(method: Method) -> Method:
                 args, kwargs = call.split(values[:-1])
                 output = method(call.function, ctx, *args, **kwargs)
         except Exception as error:
-            _note(error, "forward", call)
+            call.note(error, "forward")
             raise
         if isinstance(output, Tensor):
             return output
         plain = call.uncover(output)
         if call.hidden:
-            _mark_auxiliary(ctx, call, plain)
+            call.mark_auxiliary(ctx, plain)
         return plain
 
     return forward
@@ -128,7 +134,7 @@ def _make_forward_without_ctx(method: Method) -> Method:
         try:
             output = method(call.function, *args, **kwargs)
         except Exception as error:
-            _note(error, "forward", call)
+            call.note(error, "forward")
             raise
         return call.uncover(output)
 
@@ -143,10 +149,10 @@ def _make_setup_context(method: Method) -> Method:
         try:
             method(call.function, ctx, inputs[:-1], output)
         except Exception as error:
-            _note(error, "setup_context", call)
+            call.note(error, "setup_context")
             raise
         if call.hidden:
-            _mark_auxiliary(ctx, call, output)
+            call.mark_auxiliary(ctx, output)
 
     return setup_context
 
@@ -158,9 +164,9 @@ def _make_backward(method: Method) -> Method:
         try:
             returned = method(call.function, ctx, *(call.of_outputs(grad_outputs) if call.hidden else grad_outputs))
         except Exception as error:
-            _note(error, "backward", call)
+            call.note(error, "backward")
             raise
-        return call.arrange_gradients(returned) + _NO_GRADIENT
+        return call.arrange_gradients(returned) + NO_GRADIENT
 
     return backward
 
@@ -172,7 +178,7 @@ def _make_jvp(method: Method) -> Method:
         try:
             returned = method(call.function, ctx, *call.of_inputs(tangents[:-1]))
         except Exception as error:
-            _note(error, "jvp", call)
+            call.note(error, "jvp")
             raise
         return call.for_outputs(returned)
 
@@ -209,11 +215,3 @@ def _begin(ctx: Any, call: FunctionCall) -> None:
 
 def _needs_by_name(ctx: Any) -> dict[str, bool]:
     return dict(zip(ctx.retrograd_call.names, ctx.needs_input_grad))  # noqa: B905  # both are of every call
-
-
-def _mark_auxiliary(ctx: Any, call: FunctionCall, output: Any) -> None:
-    ctx.mark_non_differentiable(*(ctx.non_differentiable or ()), *call.auxiliary_tensors(output))
-
-
-def _note(error: Exception, method: str, call: FunctionCall) -> None:
-    error.add_note(f"in {method} of the Function {call.owner}")

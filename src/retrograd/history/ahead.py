@@ -19,7 +19,8 @@ FAR_READERS = 16
 
 def read_ahead(calls: Iterable[Callable[[], T]], readers: int) -> Iterator[T]:
     """What some calls return, in order; the next ones are made by other threads meanwhile, as many as there are."""
-    with ThreadPoolExecutor(readers, "retrograd-reader") as pool:
+    pool = ThreadPoolExecutor(readers, "retrograd-reader")
+    try:
         waiting: deque[Future[T]] = deque()
         for call in calls:
             waiting.append(pool.submit(call))
@@ -27,6 +28,8 @@ def read_ahead(calls: Iterable[Callable[[], T]], readers: int) -> Iterator[T]:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # nobody waits for what is behind a call that has raised
 
 
 def read_each(calls: Iterable[Callable[[], T]], *, is_far: bool) -> Iterator[T]:

@@ -2,8 +2,8 @@
 
 Inductor puts loops that follow each other into one function of C++, and whatever is called between them ends it. A net
 with a call behind each of its layers had half as many functions again, each of which takes a compiler a second, and
-loops that find nothing in the cache. So a call waits until a function ends anyhow, or somebody needs what it gives. The
-tensors that it is given live until then.
+loops that find nothing in the cache. So a call is made where no function has begun, and waits otherwise until one ends
+anyhow, or somebody needs what it gives. The tensors that it is given live until then.
 
 None of the names that are asked for here is public. Where one of them is missing, or means something else, torch's own
 form of a call is left, and its order: both are right, and slower.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,21 +23,35 @@ from torch.fx.node import has_side_effect
 from retrograd.notices import warn
 
 _plain: dict[Any, Callable[..., Any]] = {}
+_results: dict[Any, torch.dtype | None] = {}
 _numbering: set[Any] = set()
 _unknown: list[str] = []
 """What an inductor of another torch lacks: it is taught nothing."""
 
 
-def call_plainly(operation: Any, function: Callable[..., Any], *, numbers_calls: bool = False) -> None:
+UNKNOWN: Any = object()
+"""What an operation returns is to be asked."""
+
+
+def call_plainly(
+    operation: Any,
+    function: Callable[..., Any],
+    *,
+    numbers_calls: bool = False,
+    returns: torch.dtype | None = UNKNOWN,
+) -> None:
     """Have inductor write a call of a function of ours for an operation.
 
     Args:
         operation: the operation.
         function: with the same arguments.
         numbers_calls: it counts calls, so it must not be put before or behind others that do.
+        returns: nothing (None), or one tensor of a single element on the CPU, of this dtype.
     """
     has_side_effect(operation)
     _plain[operation] = function
+    if returns is not UNKNOWN:
+        _results[operation] = returns
     if numbers_calls:
         _numbering.add(operation)
 
@@ -64,12 +79,15 @@ def _teach(lowering: Any) -> None:
     new = [operation for operation in _plain if operation not in lowering.lowerings]
     if not new:
         return
-    register, kind = lowering.register_lowering, _plain_call(lowering)
+    register, (plain, short) = lowering.register_lowering, _plain_calls(lowering)
 
     def lower(operation: Any) -> Callable[..., Any]:
         def make(*args: Any) -> Any:
             box = lowering.ir.TensorBox.create
-            return torch.utils._pytree.tree_map_only(lowering.ir.IRNode, box, kind.create(operation, *args))
+            made = short.make(operation, args) if operation in _results else None
+            if made is None:
+                made = plain.create(operation, *args)
+            return torch.utils._pytree.tree_map_only(lowering.ir.IRNode, box, made)
 
         return make
 
@@ -78,11 +96,18 @@ def _teach(lowering: Any) -> None:
 
 
 @functools.cache
-def _plain_call(lowering: Any) -> Any:
-    """The class of these calls, which wait from now on."""
+def _plain_calls(lowering: Any) -> tuple[Any, Any]:
+    """The classes of these calls, which wait from now on: for any operation, and for those whose result is known."""
+    kind = _make_call(lowering)
+    found = _make_plain_call(lowering, kind), _make_short_call(lowering, kind)
+    _have_calls_wait(kind)
+    return found
+
+
+def _make_call(lowering: Any) -> Any:
     ir, graph_of, star = lowering.ir, lowering.V, lowering.ir.dependencies.StarDep
 
-    class PlainCall(ir.FallbackKernel):  # type: ignore[name-defined, misc]
+    class Call(ir.ExternKernelAlloc):  # type: ignore[name-defined, misc]
         """One call of a function of ours. Those that number calls are made in the order of the trace."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -109,8 +134,99 @@ def _plain_call(lowering: Any) -> Any:
                 read_writes.reads.add(star(self.before.get_name()))
             return read_writes
 
-    _have_calls_wait(PlainCall)
+    return Call
+
+
+def _make_plain_call(lowering: Any, kind: Any) -> Any:
+    class PlainCall(kind, lowering.ir.FallbackKernel):  # type: ignore[misc]
+        """A call for any operation: torch runs that without values, to learn what it returns."""
+
     return PlainCall
+
+
+def _make_short_call(lowering: Any, kind: Any) -> Any:
+    ir, graph_of, on_cpu = lowering.ir, lowering.V, torch.device("cpu")
+    no_layout, fixed_layout, node, freeze = ir.NoneLayout, ir.FixedLayout, ir.IRNode, _freezing(ir)
+
+    class ShortPlainCall(kind):  # type: ignore[misc]
+        """A call for an operation whose result is known: torch has much less to do for each.
+
+        Attributes:
+            arguments: of the function, with places in ``inputs`` instead of tensors.
+        """
+
+        @classmethod
+        def make(cls, operation: Any, args: Sequence[Any]) -> Any:
+            """Put a call into the graph that is lowered; None where torch has to do it."""
+            inputs: list[Any] = []
+
+            def take(tensor: Any) -> _Place:
+                inputs.append(freeze(cls.realize_input(tensor)))
+                return _Place(len(inputs) - 1)
+
+            arguments = _change_each(args, node, take)
+            result, devices = _results[operation], {each.get_device() for each in inputs}
+            if graph_of.graph.cpp_wrapper or (result is not None and devices != {on_cpu}):
+                return None  # torch would leave the device for the time of a call that belongs to the CPU
+            if result is None:
+                layout = no_layout(device=next((each for each in devices if each != on_cpu), on_cpu))
+            else:
+                layout = fixed_layout(on_cpu, result, [1], [1])
+            call = cls(layout, inputs, op_overload=operation)
+            call.arguments = arguments
+            return call
+
+        def codegen_args(self) -> list[str]:
+            """What is written between the parentheses."""
+
+            def write(place: _Place) -> _Text:
+                return _Text(self.inputs[place.index].codegen_reference())
+
+            return [repr(each) for each in _change_each(self.arguments, _Place, write)]
+
+        def has_side_effects(self) -> bool:
+            """It is made, whether or not its result is used."""
+            return True
+
+    return ShortPlainCall
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One of the tensors that a call is given."""
+
+    index: int
+
+
+class _Text(str):
+    """What is written as it is."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _change_each(arguments: Sequence[Any], kind: type, change: Callable[[Any], Any]) -> list[Any]:
+    """The same arguments, and lists of them, with those of a kind changed."""
+    return [
+        _change_each(each, kind, change)
+        if isinstance(each, (list, tuple))
+        else change(each)
+        if isinstance(each, kind)
+        else each
+        for each in arguments
+    ]
+
+
+def _freezing(ir: Any) -> Callable[[Any], Any]:
+    """What has an input keep its layout from now on, and returns it."""
+    has_layout, ask_for_layout = ir.is_storage_and_layout, ir.as_storage_and_layout
+
+    def freeze(tensor: Any) -> Any:
+        if has_layout(tensor):
+            ask_for_layout(tensor, freeze=True)
+        return tensor
+
+    return freeze
 
 
 def _have_calls_wait(kind: Any) -> None:
@@ -131,7 +247,7 @@ def _have_calls_wait(kind: Any) -> None:
 
 
 def _put_late(nodes: Sequence[Any], kind: Any, result: Any) -> list[Any]:
-    """The same nodes, with each call as late as it can be before the next node that ends a function of C++.
+    """The same nodes, with each call behind a node that ends a function of C++, or just before the next one.
 
     Args:
         nodes: in torch's order.
@@ -140,14 +256,17 @@ def _put_late(nodes: Sequence[Any], kind: Any, result: Any) -> list[Any]:
     """
     found: list[Any] = []
     waiting: list[Any] = []
+    has_loops = False  # since the last function has ended
     for node in nodes:
-        needs_call = _needs(node, waiting)
-        if isinstance(node.node, kind) or (needs_call and isinstance(node.node, result)):
+        needs_call, is_call = _needs(node, waiting), isinstance(node.node, kind)
+        if (is_call and (has_loops or needs_call)) or (needs_call and isinstance(node.node, result)):
             waiting.append(node)
             continue
-        if needs_call or node.is_extern() or node.is_template():
+        ends = node.is_extern() or node.is_template()
+        if needs_call or (ends and not is_call):
             found += waiting
             waiting = []
+        has_loops = not ends
         found.append(node)
     return found + waiting
 

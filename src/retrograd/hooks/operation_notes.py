@@ -27,6 +27,7 @@ from retrograd.hooks.engine import (
     without_functions,
 )
 from retrograd.hooks.function_mode import ForwardListener
+from retrograd.hooks.functions import APPLY
 from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
 from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.torch_calls import (
@@ -46,16 +47,16 @@ MADE_BEFORE = -1
 GRAPH_BEFORE = -2
 """The same, where the tensor has a graph: it is not a parameter, and no data."""
 
-_APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
-"""Code of the call of a Python Function, in whose forward no graph is made; from torch 2.15 on it has no frame."""
-
 
 @lru_cache(maxsize=4096)
 def _begins_function(code: CodeType) -> bool:
-    """Tell whether a frame of this code is the outermost of a call of a Python Function."""
-    if _APPLY is not None:
-        return code is _APPLY
-    return any(_code_of(vars(each).get("forward")) is code for each in _subclasses(torch.autograd.Function))
+    """Tell whether a frame of this code is the outermost of a call of a Python Function, in which no graph is made.
+
+    That is its ``forward`` where ``apply`` has no frame.
+    """
+    return code is APPLY or any(
+        _code_of(vars(each).get("forward")) is code for each in _subclasses(torch.autograd.Function)
+    )
 
 
 def _code_of(method: Any) -> CodeType | None:

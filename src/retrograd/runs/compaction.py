@@ -8,17 +8,18 @@ in a folder that nobody reads until the manifest says so, by one renaming; only 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from retrograd.addresses import is_remote
+from retrograd.addresses import is_address, is_remote, open_folder
 from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import DamagedRunError, RunWriteError
 from retrograd.files import remove_unfinished, write_json
@@ -32,7 +33,7 @@ from retrograd.history.windows import LongRows, read_once
 from retrograd.randomness import random_kept
 from retrograd.runs.layout import LOCK, MANIFEST, MERGED, STATISTICS, Span, list_merged_parts, list_parts
 from retrograd.runs.lock import Lock
-from retrograd.runs.parts import count_rows, read_part, write_groups
+from retrograd.runs.parts import SORTED, count_rows, read_part, write_groups
 from retrograd.runs.reader import Given, Run, open_run, read_run
 
 T = TypeVar("T")
@@ -95,15 +96,12 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
         RunWriteError: it is still being recorded, is no run on disk, or cannot be written.
         NotARunError, DamagedRunError: the folder, or a part of it, cannot be read; nothing has changed then.
     """
+    if is_remote(run) or (isinstance(run, str | os.PathLike) and is_address(run)):
+        _expect_disk(open_folder(cast("str | os.PathLike[str]", run)))  # before any of it is fetched
     opened = read_run(run)
     if not isinstance(opened, Run):
         raise RunWriteError("A history in memory has no files.", repair="give the folder of a run.")
-    if is_remote(opened.path):
-        raise RunWriteError(
-            f"{str(opened.path)!r} is no folder on a disk.",
-            repair="copy the run to a disk, compact it there, and copy it back to another place.",
-            reason="where files cannot be renamed, a reader might see half of it.",
-        )
+    _expect_disk(opened.path)
     opened = open_run(opened.path) if opened is run else opened  # the user's own goes on as it is
     with _hold_still(opened):
         opened.refresh()
@@ -129,6 +127,20 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
             ) from error
         after = _measure(opened)
     return Compacted(before[0], after[0], before[1], after[1], before[2], after[2], tuple(ranks))
+
+
+def _expect_disk(path: Path) -> None:
+    """Refuse a run in a store.
+
+    Raises:
+        RunWriteError: it is in one.
+    """
+    if is_remote(path):
+        raise RunWriteError(
+            f"{str(path)!r} is no folder on a disk.",
+            repair="copy the run to a disk, compact it there, and copy it back to another place.",
+            reason="where files cannot be renamed, a reader might see half of it.",
+        )
 
 
 class _Stored(NamedTuple):
@@ -340,7 +352,7 @@ def _write(path: Path, table: pa.Table) -> None:
     order = np.lexsort((read_numbers(table["step"]), view_numbers(column.indices)))
     starts = range(0, max(len(order), 1), ROWS_OF_A_GROUP)
     groups = (table.take(to_numbers(order[start : start + ROWS_OF_A_GROUP])).combine_chunks() for start in starts)
-    write_groups(path, table.schema, groups, table.schema.metadata or {})
+    write_groups(path, table.schema, groups, {**(table.schema.metadata or {}), SORTED: b"site, step"})
 
 
 def _show(

@@ -1,4 +1,4 @@
-"""Part files that cannot be read: they are passed over and told of, and the rest of the run is read."""
+"""Files of a run that cannot be read: they are passed over and told of, and the rest of the run is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Listed = tuple[Hashable, Path, tuple[int, int] | None]
 
 @dataclass(frozen=True, slots=True)
 class DamagedPart:
-    """A part file of which nothing was read.
+    """A part file, or one of tensors, of which nothing was read.
 
     Attributes:
         path: of the file.
@@ -48,7 +48,7 @@ class DamagedPart:
 
 
 class Damages:
-    """The part files of one table that could not be read, each by a key that it has as long as it is the same file."""
+    """The files of one kind that could not be read, each by a key that it has as long as it is the same file."""
 
     def __init__(self) -> None:
         self._errors: dict[Hashable, DamagedRunError] = {}
@@ -71,18 +71,19 @@ class Damages:
             self._errors[key] = error
             return None
 
-    def list_parts(self, listed: Sequence[Listed]) -> list[DamagedPart]:
+    def list_parts(self, listed: Sequence[Listed], *, may_be_all: bool = False) -> list[DamagedPart]:
         """Those among the files of a table, and warn once of each.
 
         Args:
             listed: all files of the table, those of a rank in their order.
+            may_be_all: there is something to read of the run without any of them.
 
         Raises:
             DamagedRunError: none of them can be read.
         """
         keys = {key for key, _, _ in listed}
         self._errors = {key: error for key, error in self._errors.items() if key in keys}
-        if self._errors and len(self._errors) == len(listed):
+        if self._errors and len(self._errors) == len(listed) and not may_be_all:
             raise next(iter(self._errors.values()))
         found = []
         for at, (key, path, _) in enumerate(listed):

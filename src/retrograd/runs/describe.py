@@ -202,8 +202,11 @@ What lies there is the same, file by file. What differs:
 - Where a process learns its rank only after it has begun to write, its objects are copied to the new name.
 - Python closes what network clients need before it calls `atexit` functions, so a recording that nobody closes ends
   when the main thread does: threads that go on training behind it are not recorded.
-- Reading asks for a part of the statistics at once, up to 16 MB, and otherwise for ranges; of a shard for its header,
+- Reading asks for a part file at once, up to 16 MB; of a larger one for its footer, and then for what it needs of each
+  row group, in one request and without holding it, so that the next reading asks again; of a shard for its header,
   and then for single tensors. Each rank takes some ten requests, and each part three.
+- A reader waits a minute for a store that answers nothing at all, and then raises `run-unreachable`. What is slow is
+  waited for: it is asked for one byte besides, and goes on as long as it answers that.
 - Of this machine alone are: rings of `rg.watch_hangs`, traces, bundles, features, spill files of saved tensors.
 
 Other tools read it where it lies: `duckdb.sql("FROM 's3://bucket/runs/a/rank*/statistics/*.parquet'")`,

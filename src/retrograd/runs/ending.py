@@ -21,6 +21,9 @@ MOST_LINES = 10
 _NOT_THE_PROGRAM = tuple(str(Path(str(file)).parent) + "/" for file in (torch.__file__, Path(__file__).parent))
 _ENGINE = "_engine_run_backward"
 _APPLY = ("apply", str(Path("autograd", "function.py")))
+_OWN = ("backward", str(Path(__file__).parents[1] / "functions") + "/")
+"""The frame in which an ``rg.Function`` begins its backward."""
+
 _NAMED = re.compile(r"\bFunction '?(\w+)'? returned\b")
 
 
@@ -106,6 +109,8 @@ def _find_function(frames: list[tuple[FrameType, int]]) -> str | None:
         code = frame.f_code
         if code.co_name == _APPLY[0] and code.co_filename.endswith(_APPLY[1]):
             return type(frame.f_locals.get("self")).__name__
+        if code.co_name == _OWN[0] and code.co_filename.startswith(_OWN[1]):
+            return type(frame.f_locals.get("ctx")).__name__
         if code.co_name == _ENGINE:
             return None
     return None

@@ -115,17 +115,10 @@ class EventPart:
         Raises:
             DamagedRunError: that file does not hold so many.
         """
-        file, stop = PartFile(merged), start + self.count
+        file = PartFile(merged)
         with explain_damage(merged):
-            if file.metadata.num_rows < stop:
-                raise ValueError(f"it should hold at least {stop:,} rows")
-            reader, end = file.open(), 0
-            for number in range(file.metadata.num_row_groups):
-                begin, end = end, end + file.metadata.row_group(number).num_rows
-                low, high = max(start, begin), min(stop, end)
-                if low < high:
-                    piece = reader.read_row_group(number, columns=list(names), use_threads=False)
-                    yield self._check(piece.slice(low - begin, high - low), names)
+            for piece in file.read_rows(start, start + self.count, names):
+                yield self._check(piece, names)
 
     def _note(self, piece: pa.Table) -> None:
         """Note what there is to tell of a row group."""
@@ -143,11 +136,10 @@ class EventPart:
     def _read(self, names: Sequence[str], first: int | None = None, last: int | None = None) -> Iterator[pa.Table]:
         file = PartFile(self.path)
         with explain_damage(self.path):
-            reader = file.open()
             for number in range(file.metadata.num_row_groups):
                 low, high = self.groups[number] if number < len(self.groups) else _ANY_STEP
                 if (first is None or high >= first) and (last is None or low <= last):
-                    yield self._check(reader.read_row_group(number, columns=list(names), use_threads=False), names)
+                    yield self._check(file.read_group(number, names), names)
 
     def _check(self, piece: pa.Table, names: Sequence[str]) -> pa.Table:
         schema = pa.schema([EVENT_SCHEMA.field(name) for name in names])

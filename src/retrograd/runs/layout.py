@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrograd.addresses import is_remote, list_names, reaching
+from retrograd.addresses import bounded, is_remote, list_names, reaching
 from retrograd.errors import NotARunError
 
 FORMAT = 1
@@ -144,6 +144,12 @@ def list_shards(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match["number"]), path) for match, path in matches if match)
 
 
+def number_file(path: Path) -> tuple[int, int]:
+    """The number of a file on its disk, or when it was written, and its size: a later one of that name has others."""
+    found = path.stat()
+    return found.st_ino or found.st_mtime_ns, found.st_size  # stores, and some file systems, number no files
+
+
 def shard_name(number: int) -> str:
     """File name of a tensor file."""
     return f"shard-{number:08d}.safetensors"
@@ -187,12 +193,14 @@ def _list(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
+@bounded
 def is_run(path: Path) -> bool:
     """Tell whether this is the folder of a run, or of one of its ranks."""
     with reaching(path):
         return any((path / name).is_file() for name in (MANIFEST, RANK_FILE)) or bool(list_rank_folders(path))
 
 
+@bounded
 def find_rank_folders(path: Path) -> list[Path]:
     """The rank folders of a run, or the folder itself where it is that of a rank.
 
@@ -227,6 +235,7 @@ def find_latest(parent: Path = PARENT) -> Path:
     return max(written, key=lambda path: (written[path], path.name))
 
 
+@bounded
 def last_written(run: Path) -> float:
     """When a run was written to last, in seconds since the epoch; 0 where that is not known."""
     found = [0.0]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from retrograd.errors import DamagedRunError
+from retrograd.errors import DamagedRunError, RunUnreachableError
 from retrograd.files import remove_abandoned, write_json
 from retrograd.foreign.text import check_kinds, read_json
 from retrograd.notices import warnings_kept
@@ -165,6 +165,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     try:
         content = read_json(path)
+    except RunUnreachableError:
+        raise
     except (OSError, ValueError) as error:
         raise _explain(path, error) from error
     return check_manifest(path, content)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from retrograd.addresses import is_remote, make_folder, open_remote, reaching
+from retrograd.addresses import RemoteFile, is_remote, make_folder, open_remote, reaching
 from retrograd.errors import DamagedRunError, RunError
 from retrograd.files import remove_unfinished, write_whole
 from retrograd.foreign.tables import check_table
@@ -33,6 +33,9 @@ from retrograd.runs.part_outline import PartOutline
 
 _CODED = frozenset({"phase", "site", "kind", "name"})
 _REPETITIVE = frozenset({"scale", "reference"})
+
+SORTED = b"retrograd.sorted"
+"""Key of the metadata of a part whose rows are not in the order in which they were written."""
 
 FAN_IN = 32
 MAX_ROWS = 1_000_000
@@ -200,19 +203,58 @@ class PartFile:
 
     def open(self) -> pq.ParquetFile:
         """A reader, with texts as dictionaries. Several may be used at a time, each by one thread."""
+        return self._read(self._source)
+
+    def open_group(self, number: int, columns: Collection[str]) -> pq.ParquetFile:
+        """A reader of some columns of one row group, which are fetched at once where a large file is in a store."""
+        if not isinstance(self._source, RemoteFile):
+            return self.open()
+        group = self.metadata.row_group(number)
+        chunks = [group.column(at) for at in range(group.num_columns)]
+        wanted = [_find_bytes(chunk) for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+        starts, ends = zip(*(wanted or [(0, 0)]), strict=True)
+        return self._read(self._source.holding(min(starts), max(ends)))
+
+    def read_group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Some columns of one row group, or all of them."""
+        names = self.metadata.schema.to_arrow_schema().names if columns is None else list(columns)
+        return self.open_group(number, names).read_row_group(number, columns=names, use_threads=False)
+
+    def read_rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Some columns of the rows from one on up to another, row group by row group.
+
+        Raises:
+            ValueError: there are not so many.
+        """
+        if self.metadata.num_rows < stop:
+            raise ValueError(f"it should hold at least {stop:,} rows")
+        end = 0
+        for number in range(self.metadata.num_row_groups):
+            begin, end = end, end + self.metadata.row_group(number).num_rows
+            low, high = max(start, begin), min(stop, end)
+            if low < high:
+                yield self.read_group(number, columns).slice(low - begin, high - low)
+
+    def _read(self, source: pa.NativeFile | RemoteFile) -> pq.ParquetFile:
         return pq.ParquetFile(
-            self._source, metadata=self.metadata, read_dictionary=self._coded, page_checksum_verification=True
+            source, metadata=self.metadata, read_dictionary=self._coded, page_checksum_verification=True
         )
 
 
-def _open_source(path: Path) -> tuple[pa.NativeFile, int]:
+def _open_source(path: Path) -> tuple[pa.NativeFile | RemoteFile, int]:
     """A file to read, and how much of it is held in memory."""
     if not is_remote(path):
         return pa.OSFile(str(expect_file(path))), 0
     found = open_remote(path)
     if isinstance(found, io.BytesIO):
         return pa.BufferReader(found.getvalue()), found.getbuffer().nbytes
-    return pa.PythonFile(found, mode="r"), 0
+    return found, 0
+
+
+def _find_bytes(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Where a column of a row group begins in its file, and where it ends."""
+    start = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))
+    return start, start + chunk.total_compressed_size
 
 
 def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -291,18 +333,18 @@ def _level(span: Span) -> int:
 
 
 def _merge_files(paths: Sequence[Path], merged: Path) -> None:
-    files = [PartFile(path).open() for path in paths]
-    schema = pa.unify_schemas([file.schema_arrow for file in files])
+    files = [PartFile(path) for path in paths]
+    schema = pa.unify_schemas([file.open().schema_arrow for file in files])
     told = files[-1].metadata.metadata or {}  # what the last part told holds for all
     write_groups(merged, schema, (group.cast(schema) for group in _regroup(files)), told)
 
 
-def _regroup(files: Sequence[pq.ParquetFile]) -> Iterator[pa.Table]:
+def _regroup(files: Sequence[PartFile]) -> Iterator[pa.Table]:
     """The row groups of all files, small ones joined."""
     waiting: list[pa.Table] = []
     for file in files:
-        for number in range(file.num_row_groups):
-            waiting.append(file.read_row_group(number, use_threads=False))
+        for number in range(file.metadata.num_row_groups):
+            waiting.append(file.read_group(number))
             if sum(table.num_rows for table in waiting) >= ROWS_A_GROUP:
                 yield _join(waiting)
                 waiting = []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.errors import DamagedRunError
+from retrograd.errors import DamagedRunError, RunUnreachableError
 from retrograd.files import write_json
 from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.copies import Copies, find_lags, join_groups
@@ -93,6 +93,8 @@ def read_placements(folder: Path) -> Placements:
         for fact in content["sites"].values():
             check_kinds({"holds": None, "ranks": None, **fact}, {"holds": str, "ranks": list[int]})
         return Placements(content["sites"], content["stages"])
+    except RunUnreachableError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise DamagedRunError(f"{str(path)!r} cannot be read: {error!r}.", repair="remove that file.") from error
 

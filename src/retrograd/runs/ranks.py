@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from retrograd.addresses import is_refusal, is_remote, make_folder, move_folder
+from retrograd.addresses import bounded, is_refusal, is_remote, make_folder, move_folder
 from retrograd.errors import RunExistsError, RunWriteError
 from retrograd.files import UNFINISHED
 from retrograd.runs.claim import STALE_SECONDS, Claim
@@ -158,6 +158,7 @@ def _admit(run: Path) -> Iterator[None]:
         lock.release()
 
 
+@bounded
 def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None:
     """Make sure that a run may be written to this folder.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from retrograd.addresses import is_remote, list_anew, open_folder, reaching, remembering
+from retrograd.addresses import bounded, is_remote, list_anew, open_folder, reaching, remembering
 from retrograd.amounts import count_of
 from retrograd.drawings import drawn_by
-from retrograd.errors import DamagedRunError, NotARunError, NothingRecordedError
+from retrograd.errors import DamagedRunError, NotARunError, NothingRecordedError, RunUnreachableError
 from retrograd.foreign.text import check_kinds, read_json
 from retrograd.history.ahead import read_each
 from retrograd.history.history import History
@@ -32,14 +32,16 @@ from retrograd.runs.layout import (
     find_rank_folders,
     is_extra,
     list_parts,
+    number_file,
     parse_rank,
+    parse_span,
 )
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
 from retrograd.runs.part_outline import SiteLists
 from retrograd.runs.parts import PartFile
 from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
-from retrograd.runs.stored import OpenFiles, StoredRows, StoredTensors
+from retrograd.runs.stored import OpenFiles, Session, StoredRows, StoredTensors
 
 _ATTEMPTS = 20
 
@@ -75,6 +77,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
     Raises:
         NotARunError: there is no run in it.
+        RunUnreachableError: the store that it lies in refuses to answer, or has not answered for a minute.
         DamagedRunError: a file of it cannot be read, which is more than one part of its statistics or events among
             others: these are left out with a warning. Reading the history may raise it too.
     """
@@ -89,7 +92,7 @@ class Run:
         manifest: what was run.
         ranks: its processes.
         history: what was recorded, the ranks merged.
-        damaged: part files that cannot be read, and are left out of it.
+        damaged: part files that cannot be read, and are left out of it; of those of tensors, once any were asked for.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,6 +101,7 @@ class Run:
         self.damaged: list[DamagedPart] = []
         self._parts: dict[PartKey, StoredRows] = {}
         self._damages = Damages()
+        self._shards = Damages()
         self._event_files = EventFiles()
         self._event_parts: dict[int, list[EventPart]] = {}
         self._names = SiteNames()
@@ -126,6 +130,7 @@ class Run:
 
         Raises:
             DamagedRunError: a file cannot be read.
+            RunUnreachableError: the store that it lies in refuses to answer, or has not answered for a minute.
         """
         for _ in range(_ATTEMPTS):
             try:
@@ -150,11 +155,15 @@ class Run:
         placements = name_stages({rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history})
         self.damaged = [*self._open_parts(ranks, placements), *self._read_events(ranks, placements)]
         shards = {rank: folder / TENSORS for rank, folder in ranks.items()}
-        tensors = StoredTensors(shards, placements, lambda: self.history.few_events)
+        tensors = StoredTensors(shards, placements, lambda: self.history.few_events, self._shards, self._note)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
         lasts = LastMicroBatches(self._event_parts)
         copies = find_copies(placements, self._names.code_of, lasts)
         self.history.load(self._names, list(self._parts.values()), self._event_files.events, tensors.find, copies)
+
+    def _note(self, found: Sequence[DamagedPart]) -> None:
+        """Note shards that turned out to be damaged when tensors were asked for."""
+        self.damaged += [part for part in found if part not in self.damaged]
 
     @property
     def is_compacted(self) -> bool:
@@ -183,7 +192,9 @@ class Run:
         """Open part files that are new, and let go of those that are gone; returns those that cannot be read."""
         for name in self.manifest.get("sites", ()) if 0 in placements else ():
             self._names.code_of.setdefault(placements[0].rename(name), len(self._names))
-        listed = [(_key_of(path, placements[rank]), rank, path) for rank, path in self.list_statistics(ranks)]
+        parts = self.list_statistics(ranks)
+        keys = _make_keys(self.path, [(path, placements[rank]) for rank, path in parts])
+        listed = [(key, rank, path) for key, (rank, path) in zip(keys, parts, strict=True)]
         damages = self._damages
         new = {key: path for key, _, path in listed if key not in self._parts and key not in damages}
         calls = (partial(damages.try_to, key, partial(PartFile, path)) for key, path in new.items())
@@ -197,6 +208,10 @@ class Run:
                 part = damages.try_to(key, make)
             if part is not None:
                 opened[key] = part
+        sessions = {rank.folder: Session(rank.facts.get("began"), {}) for rank in self.ranks}
+        for part in opened.values():
+            part.session = sessions[part.path.parent.parent]
+            part.session.counts[parse_span(part.path.name)] = part.count
         self._parts = opened
         self._files.keep_only(opened.values())
         return damages.list_parts(
@@ -209,10 +224,10 @@ class Run:
         Returns:
             Those that cannot be read.
         """
-        own = {
-            rank: {_key_of(path, placements[rank]): (path, placements[rank]) for _, path in list_parts(folder / EVENTS)}
-            for rank, folder in ranks.items()
-        }
+        own: dict[int, dict[PartKey, tuple[Path, Placements]]] = {}
+        for rank, folder in ranks.items():
+            files_of_rank = [(path, placements[rank]) for _, path in list_parts(folder / EVENTS)]
+            own[rank] = dict(zip(_make_keys(self.path, files_of_rank), files_of_rank, strict=True))
         listed: dict[Hashable, tuple[Path, Placements]] = {
             key: each for keys in own.values() for key, each in keys.items()
         }
@@ -228,25 +243,32 @@ class Run:
         )
 
 
+@bounded
+def _make_keys(_run: Path, files: Sequence[tuple[Path, Placements]]) -> list[PartKey]:
+    """For each part file of a run a key that is the same while the file is the one that was read before."""
+    return [_key_of(path, placements) for path, placements in files]
+
+
 def _key_of(path: Path, placements: Placements) -> PartKey:
-    """Make a key that is the same while a part file is the one that was read before."""
-    found = path.stat()
-    number = found.st_ino or found.st_mtime_ns  # stores, and some file systems, number no files
-    return path, number, found.st_size, len(placements.stages), placements.shared
+    return path, *number_file(path), len(placements.stages), placements.shared
 
 
+@bounded
 def _load_manifest(path: Path) -> dict[str, Any]:
     if parse_rank(path.name) is not None:
         path = path.parent
     return read_manifest(path / MANIFEST) if (path / MANIFEST).exists() else {}
 
 
+@bounded
 def _load_rank(folder: Path) -> Rank:
     facts: dict[str, Any] = {}
     if (folder / RANK_FILE).exists():
         try:
             facts = read_json(folder / RANK_FILE)
             check_kinds(facts, {"status": str, "began": float, "written": float, "lost": dict[str, float]})
+        except RunUnreachableError:
+            raise
         except (OSError, ValueError) as error:
             raise DamagedRunError(
                 f"{str(folder / RANK_FILE)!r} cannot be read: {error}.", repair="remove that file."

@@ -19,14 +19,15 @@ import safetensors
 
 from retrograd.addresses import is_remote, reaching
 from retrograd.errors import DamagedRunError, RunUnreachableError
-from retrograd.foreign.text import fits
+from retrograd.foreign.text import fits, read_json
 from retrograd.history.arrays import read_codes, read_numbers, view_numbers
 from retrograd.history.kept import Kept, unscale
 from retrograd.history.outline import IntArray
 from retrograd.history.rows import FIXED_TYPES, Columns, Part, StoredPart
-from retrograd.history.sink import Event
+from retrograd.history.sink import Event, Moment
 from retrograd.history.table import STATISTICS_NAMES
-from retrograd.runs.layout import list_shards
+from retrograd.runs.damage import DamagedPart, Damages, Listed
+from retrograd.runs.layout import RANK_FILE, Span, list_parts, list_shards, number_file, parse_span
 from retrograd.runs.part_outline import (
     OUTLINED,
     PHASE_CODES,
@@ -38,13 +39,14 @@ from retrograd.runs.part_outline import (
     read_runs,
     renumber,
 )
-from retrograd.runs.parts import PartFile, explain_damage, explain_vanished
+from retrograd.runs.parts import SORTED, PartFile, explain_damage, explain_vanished
 from retrograd.runs.placements import Placements
 
 if TYPE_CHECKING:
     import torch
 
 _LARGEST = np.iinfo(np.uint32).max
+_ANY_STEP = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _BINS = "bins.list.element"
 _LISTS_AT_ONCE = 1 << 13
 """Histograms that are unpacked at one time, which takes some hundred bytes of each besides what is kept."""
@@ -78,7 +80,8 @@ class OpenFiles:
         """The open file of a part.
 
         Raises:
-            DamagedRunError: it cannot be read (any more).
+            DamagedRunError: it cannot be read.
+            FileNotFoundError: it is not there any more.
         """
         with part.opening:  # another thread may be fetching it
             with self._lock:
@@ -86,15 +89,9 @@ class OpenFiles:
                 if file is not None:
                     self._files[part] = file
                     return file
-            file = self._open(part)
+            file = PartFile(part.path)
             self.put(part, file)
             return file
-
-    def _open(self, part: StoredRows) -> PartFile:
-        try:
-            return PartFile(part.path)
-        except FileNotFoundError as error:
-            raise explain_vanished(part.path) from error
 
     def put(self, part: StoredRows, file: PartFile) -> None:
         """Keep the file of a part open, of which there was none."""
@@ -118,11 +115,31 @@ def _weigh(file: PartFile) -> int:
     return int(file.metadata.num_row_groups) + _GROUPS_OF_A_FILE + file.held // _BYTES_OF_A_GROUP
 
 
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What was known of a rank when its parts were listed.
+
+    Attributes:
+        began: when its process began to write; None where that is not told.
+        counts: rows of its parts, by their flushes.
+    """
+
+    began: float | None
+    counts: dict[Span, int]
+
+    def is_of(self, folder: Path) -> bool:
+        """Tell whether the same process writes this folder of a rank: another one may have written steps anew."""
+        try:
+            return bool(read_json(folder / RANK_FILE).get("began") == self.began)
+        except (OSError, ValueError):
+            return False
+
+
 class StoredRows(StoredPart):
     """Columns of a part file, which are read when they are asked for.
 
-    The file stays open as long as not too many are, so that it can be read after the writer has merged it into a larger
-    one.
+    The file stays open as long as not too many are. One that the writer has merged into a larger one meanwhile is read
+    from that.
 
     Args:
         path: of the file.
@@ -131,6 +148,9 @@ class StoredRows(StoredPart):
         rank: the rank it is from.
         rename: the name in ``names`` of a site of this file.
         files: where it is opened.
+
+    Attributes:
+        session: who wrote it, and what is beside it, by which its rows are found in a file that it was merged into.
 
     Raises:
         DamagedRunError: it cannot be read; the columns themselves raise it too.
@@ -151,10 +171,10 @@ class StoredRows(StoredPart):
         self.rank = rank
         self._files = files
         self._held: PartFile | None = None
+        self.session = Session(None, {})
         self._lists, self._rename = lists, rename
         self._files.put(self, file)
-        reader = file.open()
-        found = reader.schema_arrow.names
+        found = file.open().schema_arrow.names
         self._names = [*FIXED_TYPES, *(name for name in found if name not in STATISTICS_NAMES)]
         self._has_order = "order" in found
         with explain_damage(path):
@@ -165,7 +185,7 @@ class StoredRows(StoredPart):
             self._groups = [_describe_group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
             lows, highs = zip(*(group.steps for group in self._groups), strict=True) if self._groups else ((0,), (0,))
             self.step_limits = min(lows), max(highs)
-            self.step_runs, sites = self._outline(file.metadata.metadata or {}, reader)
+            self.step_runs, sites = self._outline(file)
             self.codes, self.orders, self._codes_of_groups = sites.codes, sites.orders, sites.of_groups
 
     def hold(self, file: PartFile) -> None:
@@ -219,11 +239,12 @@ class StoredRows(StoredPart):
                 continue
             own = self._codes_of_groups.get(number)
             if codes is None or own is None or len(np.intersect1d(own, codes, assume_unique=True)):
-                yield partial(self._read_group, number, tuple(names))
+                yield partial(self._read_still, number, tuple(names))
 
-    def _outline(self, told: Mapping[bytes, bytes], reader: pq.ParquetFile) -> tuple[dict[int, IntArray], PartSites]:
+    def _outline(self, file: PartFile) -> tuple[dict[int, IntArray], PartSites]:
         """Steps by phase, and sites: as the footer tells, else as the rows do, read group by group."""
         groups = [group.count for group in self._groups]
+        told = file.metadata.metadata or {}
         if STEPS in told and SITES in told:
             runs = read_runs(told[STEPS], groups, self.step_limits)
             if runs is not None:
@@ -231,34 +252,88 @@ class StoredRows(StoredPart):
         outline = PartOutline()
         for number in range(len(groups)):
             columns = [name for name in OUTLINED if name != "order" or self._has_order]
-            outline.add(reader.read_row_group(number, columns=columns, use_threads=False))
+            outline.add(file.read_group(number, columns))
         names = [self._rename(name) for name in outline.code_of]
         return outline.list_runs(), renumber(names, outline.list_sites(), self._lists.code_of)
 
     def _read_sites(self, column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
         return read_codes(column, self._lists.code_of, self._rename)
 
+    def _read_still(self, number: int, names: Sequence[str]) -> Columns:
+        """Columns of a row group, also of a file that its writer has merged into a larger one since the run was opened.
+
+        Raises:
+            DamagedRunError: it is gone, or cannot be read.
+        """
+        try:
+            return self._read_group(number, names)
+        except FileNotFoundError as error:
+            merged = None
+            with contextlib.suppress(FileNotFoundError):  # it was merged once more
+                merged = self._read_merged(number, names)
+            if merged is None:
+                raise explain_vanished(self.path) from error
+            return merged
+
+    def _read_merged(self, number: int, names: Sequence[str]) -> Columns | None:
+        """Columns of a row group from the file that this one was merged into; None where that holds other rows."""
+        own, folder, group = parse_span(self.path.name), self.path.parent, self._groups[number]
+        found = [] if is_remote(folder) else [each for each in list_parts(folder) if each[0].contains(own)]
+        if not found or not self.session.is_of(folder.parent):
+            return None
+        span, path = found[-1]
+        start = sum(
+            count for each, count in self.session.counts.items() if span.contains(each) and each.last < own.first
+        )
+        start += sum(each.count for each in self._groups[:number])
+        with explain_damage(path):
+            file = PartFile(path)
+            if SORTED in (file.metadata.metadata or {}) or file.metadata.num_rows < start + group.count:
+                return None
+            stored = self._list_stored(group, names)
+            columns = [*dict.fromkeys(("step", *stored))]
+            table = pa.concat_tables(file.read_rows(start, start + group.count, columns)).unify_dictionaries()
+            if group.steps not in (_ANY_STEP, _find_limits(read_numbers(table["step"]))):
+                return None  # somebody has removed a part
+            bins = _unpack_bins([table["bins"]], group.are_bins_small) if "bins" in stored else None
+            return self._lay_out(number, names, table, bins)
+
     def _read_group(self, number: int, names: Sequence[str]) -> Columns:
         group = self._groups[number]
-        constant = {name: group.constants[name] for name in names if name in group.constants}
-        stored = ["bins" if name == "bin_count" else name for name in names if name not in constant and name != "rank"]
-        stored = list(dict.fromkeys(name for name in stored if name != "order" or self._has_order))
+        stored = self._list_stored(group, names)
         with explain_damage(self.path):
             plain = [name for name in stored if name != "bins"]
-            reader = (self._held or self._files.take(self)).open() if stored else None
+            reader = (self._held or self._files.take(self)).open_group(number, stored) if stored else None
             table = reader.read_row_group(number, columns=plain, use_threads=False) if reader and plain else None
-            columns: Columns = {}
-            for name in names:
-                if name in constant or name == "rank" or (name == "order" and not self._has_order):
-                    value = self.rank if name == "rank" else constant.get(name, -1)
-                    columns[name] = np.broadcast_to(np.array(value, FIXED_TYPES[name]), group.count)
-                elif name not in ("bins", "bin_count") and table is not None:
-                    columns[name] = self._convert(name, table[name])
-            if reader and "bins" in stored:
-                columns["bin_count"], columns["bins"] = _read_bins(reader, number, group.are_bins_small)
-            if any(len(column) != group.count for name, column in columns.items() if name != "bins"):
-                raise ValueError(f"columns of row group {number} differ in length")
-            return columns
+            bins = _read_bins(reader, number, group.are_bins_small) if reader and "bins" in stored else None
+            return self._lay_out(number, names, table, bins)
+
+    def _list_stored(self, group: _RowGroup, names: Sequence[str]) -> list[str]:
+        """Columns that have to be read for these; the others are the same in each row."""
+        stored = ["bins" if name == "bin_count" else name for name in names if name not in group.constants]
+        return list(dict.fromkeys(name for name in stored if name != "rank" and (name != "order" or self._has_order)))
+
+    def _lay_out(
+        self,
+        number: int,
+        names: Sequence[str],
+        table: pa.Table | None,
+        bins: tuple[npt.NDArray[np.int32], npt.NDArray[Any]] | None,
+    ) -> Columns:
+        group = self._groups[number]
+        constant = {name: group.constants[name] for name in names if name in group.constants}
+        columns: Columns = {}
+        for name in names:
+            if name in constant or name == "rank" or (name == "order" and not self._has_order):
+                value = self.rank if name == "rank" else constant.get(name, -1)
+                columns[name] = np.broadcast_to(np.array(value, FIXED_TYPES[name]), group.count)
+            elif name not in ("bins", "bin_count") and table is not None:
+                columns[name] = self._convert(name, table[name])
+        if bins is not None:
+            columns["bin_count"], columns["bins"] = bins
+        if any(len(column) != group.count for name, column in columns.items() if name != "bins"):
+            raise ValueError(f"columns of row group {number} differ in length")
+        return columns
 
     def _convert(self, name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
         if name == "site":
@@ -288,7 +363,7 @@ class _RowGroup:
 
 
 def _describe_group(group: pq.RowGroupMetaData) -> _RowGroup:
-    steps, constants, are_bins_small = (np.iinfo(np.int64).min, np.iinfo(np.int64).max), {}, False
+    steps, constants, are_bins_small = _ANY_STEP, {}, False
     for number in range(group.num_columns):
         column = group.column(number)
         name = column.path_in_schema
@@ -306,6 +381,10 @@ def _describe_group(group: pq.RowGroupMetaData) -> _RowGroup:
     return _RowGroup(group.num_rows, steps, constants, are_bins_small)
 
 
+def _find_limits(steps: npt.NDArray[np.int64]) -> tuple[int, int]:
+    return (int(steps.min()), int(steps.max())) if len(steps) else _ANY_STEP
+
+
 def _check_limits(name: str, low: Any, high: Any) -> tuple[Any, Any]:
     """The smallest and the largest value of a column, which somebody may have told of another kind.
 
@@ -318,10 +397,16 @@ def _check_limits(name: str, low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def _read_bins(file: pq.ParquetFile, number: int, are_small: bool) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
-    """Lengths and values of the lists of a row group, in as few bytes as they need: there are many of them."""
+    batches = file.iter_batches(_LISTS_AT_ONCE, [number], ["bins"], use_threads=False)
+    return _unpack_bins((batch.column(0) for batch in batches), are_small)
+
+
+def _unpack_bins(
+    found: Iterable[pa.Array | pa.ChunkedArray], are_small: bool
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+    """Lengths and values of lists, in as few bytes as they need: there are many of them."""
     lengths, values = [np.empty(0, np.int32)], [np.empty(0, np.uint32)]
-    for batch in file.iter_batches(_LISTS_AT_ONCE, [number], ["bins"], use_threads=False):
-        lists = batch.column(0)
+    for lists in (chunk for each in found for chunk in (each.chunks if isinstance(each, pa.ChunkedArray) else [each])):
         lengths.append(view_numbers(lists.value_lengths()))
         flat = view_numbers(lists.flatten())
         values.append(flat.astype(np.uint32) if are_small else flat)
@@ -338,6 +423,8 @@ class StoredTensors:
         folders: where the shards are, by rank.
         placements: by rank, what it holds, and so the names of its sites in the history.
         list_events: events; those that report an overwritten tensor stand for it.
+        damages: shards that could not be read, which are passed over.
+        tell: is told of them.
     """
 
     def __init__(
@@ -345,24 +432,30 @@ class StoredTensors:
         folders: Mapping[int, Path],
         placements: Mapping[int, Placements],
         list_events: Callable[[], Sequence[Event]],
+        damages: Damages,
+        tell: Callable[[Sequence[DamagedPart]], None],
     ) -> None:
         self._placements = placements
+        self._damages, self._tell = damages, tell
         self._folders = folders
         self._list_events = list_events
         self._of_site: dict[str, list[Kept]] | None = None
 
     def find(self, site: str) -> list[Kept]:
-        """The kept tensors of a site, by rising step.
+        """The kept tensors of a site, by rising step; those of damaged shards are left out, with a warning.
 
         Raises:
-            DamagedRunError: a shard cannot be read.
+            DamagedRunError: the system cannot read a shard now.
+            RunUnreachableError: the store that they lie in does not answer.
         """
         if self._of_site is None:
             self._of_site = self._index()
         return self._of_site.get(site, [])
 
     def _index(self) -> dict[str, list[Kept]]:
-        listed = [kept for rank, folder in self._folders.items() for kept in self._list_folder(folder, rank)]
+        shards: list[Listed] = []
+        listed = [kept for rank, folder in self._folders.items() for kept in self._list_folder(folder, rank, shards)]
+        self._tell(self._damages.list_parts(shards, may_be_all=True))
         overwritten = (event for event in self._list_events() if event.kind == "overwritten")
         listed += [Kept(event.moment, event.name, lambda: None) for event in overwritten]
         index: dict[str, list[Kept]] = {}
@@ -370,18 +463,24 @@ class StoredTensors:
             index.setdefault(kept.site, []).append(kept)
         return index
 
-    def _list_folder(self, folder: Path, rank: int) -> Iterator[Kept]:
+    def _list_folder(self, folder: Path, rank: int, shards: list[Listed]) -> Iterator[Kept]:
+        """Tensors of a rank; ``shards`` takes its files."""
         rename = self._placements[rank].rename
-        shards = list_shards(folder)
-        if not shards:
-            return
-        from retrograd.runs.shards import list_tensors, parse_name
-
-        for _, path in shards:
-            with _explain_damage(path):
-                named = [(parse_name(name), name, note) for name, note in list_tensors(path).items()]
-            for (moment, site), name, note in named:
+        for _, path in list_shards(folder):
+            key = path, number_file(path)
+            named = self._damages.try_to(key, partial(_list_shard, path))
+            steps = [moment.step for (moment, _), _, _ in named or ()]
+            shards.append((key, path, (min(steps), max(steps)) if steps else None))
+            for (moment, site), name, note in named or ():
                 yield Kept(moment, rename(site), partial(_load, path, name, note), rank)
+
+
+def _list_shard(path: Path) -> list[tuple[tuple[Moment, str], str, dict[str, Any]]]:
+    """Of each tensor of a shard the moment and the site, its name and its note."""
+    from retrograd.runs.shards import list_tensors, parse_name  # with torch, which takes seconds
+
+    with _explain_damage(path):
+        return [(parse_name(name), name, note) for name, note in list_tensors(path).items()]
 
 
 def _load(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:

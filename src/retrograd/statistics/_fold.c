@@ -15,8 +15,10 @@
 #endif
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
 #else
 #define INLINE static inline
+#define NOINLINE
 #endif
 
 const Moments NO_MOMENTS = {0, 0, 0, 0, 0, 0.0, 0.0, 0.0, (double)INFINITY, -(double)INFINITY};
@@ -41,8 +43,6 @@ void merge_moments(Moments *whole, const Moments *part)
     if (k > 0 && (n == 0 || part->min < whole->min)) whole->min = part->min;
     if (k > 0 && (n == 0 || part->max > whole->max)) whole->max = part->max;
 }
-
-/* ---- numbers as bits ---- */
 
 #define FLOAT32_INF 0x7f800000
 #define FLOAT64_INF 0x7ff0000000000000
@@ -121,7 +121,6 @@ INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Con
             *reference += subtract32(x, y, n, room);
             x = room;
         }
-        if (histogram && exponents.origin < 0) try_windows(&exponents, x, n);
         add_float32(&run, x, n, histogram ? exponents.small : 1, &sizes, &out->moments);
         if (histogram) count_exponents(&exponents, x, n, &sizes);
     }

@@ -100,7 +100,7 @@ INLINE void end_run(const Run *run, Moments *m)
 }
 
 /* Add a block to a run, or return false where float32 is not good enough for it. Tells how large its elements are: where
-   none is smaller than `small`, that stands for the smallest. If `small` is 1, only the zeros are told. */
+   none is smaller than `small`, that stands for the smallest. If `small` is 1, only zeros are told. */
 INLINE bool add_block(Run *run, const float *x, int n, int32_t small, Sizes *sizes)
 {
     float scale = run->scale, pivot = run->pivot, low = run->min, high = run->max;

@@ -27,9 +27,10 @@ class MissingGradient(Detector):
         threshold=f"no gradient, or nothing but zeros, in all recorded steps, of which in at least {FEWEST} others "
         "have one",
         source="TrainCheck (OSDI 2025) names the fault; the number of steps is our own choice",
-        guard="parameters that are frozen, that no optimizer holds, or that had a gradient in any pass (GANs, "
-        "alternating losses, zero-initialised gates) are left alone; layers that were never called beside others of "
-        "a list, or of the same name but for its end (experts, heads), are a note",
+        guard="parameters that are frozen, that no optimizer holds, that had a gradient in any pass (GANs, "
+        "alternating losses, zero-initialised gates), or that updates change (a gradient that is written by hand, as "
+        "to master weights) are left alone; layers that were never called beside others of a list, or of the same name "
+        "but for its end (experts, heads), are a note",
         repair="let the gradient through at that line, or freeze these parameters.",
     )
     explains = ("loss-flat", "not-updated", "learning-rate-too-low", "vanishing", "embedding-unused")
@@ -46,6 +47,7 @@ class MissingGradient(Detector):
             for name in sorted(gradients.held & gradients.selected)
             if not gradients.is_trained(name) and not name.startswith(LOOSE) and not gradients.may_be_frozen(name)
         ]
+        missing = [name for name in missing if not gradients.has_hidden_one(name)]
         groups: dict[tuple[str, str], tuple[LostGradient | None, list[str]]] = {}
         for path in dict.fromkeys(map(path_of, missing)):
             lost, key = find_reason(record, gradients, path, missing)
@@ -63,10 +65,13 @@ class MissingGradient(Detector):
         verb = gets if len(names) > 1 else gets.replace("get", "gets", 1)
         path = path_of(names[0])
         is_note = kind in ("spare", "unknown") or (kind == "zero" and lost is None)
+        root = _root_of(record, names[0])
+        twin = _find_twin(record, gradients, root) if kind == "never called" else ""
+        reason = f": {root} is never called, and {twin}, whose parameters have the same names, is in no optimizer"
         return self.find(
             "note" if is_note else "warning",
             f"{list_names(names)} {verb}, in {steps} steps in which {list_names(list(trained), 1)} "
-            f"{'does' if len(trained) == 1 else 'do'}{_tell_reason(kind, lost, path)}",
+            f"{'does' if len(trained) == 1 else 'do'}{reason if twin else _tell_reason(kind, lost, path)}",
             site=path,
             span=record,
             line=lost.line if lost is not None else record.line_of(path),
@@ -78,8 +83,25 @@ class MissingGradient(Detector):
             ],
             precondition=["an optimizer holds them", "they are not frozen", "no pass gave them a gradient"],
             refute="they are meant to stay as they are",
-            repair=_tell_repair(kind, lost),
+            repair=f"make the optimizer with the parameters of {twin}." if twin else _tell_repair(kind, lost),
         )
+
+
+def _find_twin(record: Record, gradients: ParameterGradients, root: str) -> str:
+    """Another model with parameters of the same names that gets gradients, and of which no optimizer holds any.
+
+    It is looked for where the optimizer holds nothing of the model but what is never called, as of a copy.
+    """
+    mine = {name.removeprefix(f"{root}.") for name in gradients.held if _root_of(record, name) == root}
+    if any(path == root or path.startswith(f"{root}.") for path in gradients.called):
+        return ""
+    for other in sorted((record.models | record.root_names) - {root}):
+        names = [
+            name for name, (_, some) in gradients.steps.items() if some >= FEWEST and _root_of(record, name) == other
+        ]
+        if mine == {name.removeprefix(f"{other}.") for name in names} and not gradients.held & set(names):
+            return other
+    return ""
 
 
 def find_reason(

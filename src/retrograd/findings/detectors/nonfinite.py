@@ -19,7 +19,8 @@ _FOLLOWING = (
     "diverged", "loss-spike", "loss-flat", "loss-noisy", "not-updated", "dead-units", "saturated", "vanishing",
     "exploding", "underflow", "overflow-headroom", "scaler-churn", "bf16-update-lost", "learning-rate-too-high",
     "learning-rate-too-low", "attention-collapse", "nan-input", "nan-forward", "nan-backward", "nan-update", "failed",
-    "momentum", "adam-epsilon", "batch-norm", "clip-always-on", "*",
+    "momentum", "adam-epsilon", "batch-norm", "clip-always-on", "scheduler-per-step", "lr-zero",
+    "lr-jump", "*",
 )  # fmt: skip
 """Symptoms of numbers that are not finite."""
 
@@ -68,10 +69,12 @@ class _Born(Detector):
     Attributes:
         born: that of :class:`Birth`.
         sentence: the message, without reason and growth.
+        guess: what names the operation where only the order of sites tells of it.
     """
 
     born: ClassVar[str]
     sentence: ClassVar[str]
+    guess: ClassVar[str] = ", by `{}` it seems"
     explains = _FOLLOWING
 
     def check(self, record: Record) -> Iterator[Finding]:
@@ -92,7 +95,9 @@ class _Born(Detector):
         )
         reason = f": {birth.reason}" if birth.reason else ""
         growth = ", after numbers had grown" if births.growth >= 1 else ""
-        guess = "" if birth.is_seen or birth.reason or not birth.operation else f", by `{birth.operation}` it seems"
+        guess = "" if birth.is_seen or birth.reason or not birth.operation else self.guess.format(birth.operation)
+        if birth.noted not in (None, birth.step):
+            guess += f", as operations were at step {birth.noted}"
         return self.find(
             "critical" if lost is not None or not self._recovers(record) else "warning",
             f"{said}{guess}{reason}{growth}",
@@ -193,7 +198,7 @@ class NanBackward(_Born):
     words = _make_words(
         says="The loss is finite, and a derivative is not.",
         example="The gradient becomes NaN in head, step 5: the derivative of sqrt is infinite at 0 (train.py:48)",
-        repair="Look at sqrt, pow, norm, log and division by small numbers between this place and the loss: add eps.",
+        repair="Look at sqrt, pow, log and division by small numbers between this place and the loss: add eps.",
         threshold="One element that reaches a weight.",
     )
 
@@ -203,10 +208,11 @@ class NanUpdate(_Born):
 
     slug = "nan-update"
     born = "update"
-    sentence = "The update makes {site} {what} at step {step}"
+    sentence = "{site} becomes {what} at step {step}"
+    guess = ", by `{}`, or by what is written by hand to it or to its gradient"
     words = _make_words(
         says="Gradients are finite, and a parameter is not, after the update.",
-        example="The update makes fc:weight NaN at step 5: 0 / 0 in RMSprop, whose eps is 0 (train.py:60)",
+        example="fc:weight becomes NaN at step 5: 0 / 0 in RMSprop, whose eps is 0 (train.py:60)",
         repair="Look at the learning rate, at eps, and at what is written by hand: to parameters, or to .grad behind "
         "backward.",
     )

@@ -1,0 +1,75 @@
+"""Torch's ``autograd.Function`` from within: what its ``apply`` comes down to, and the class of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+
+from retrograd.hooks.engine import uncompiled
+
+FunctionClass = Any
+"""A subclass of ``torch.autograd.Function``."""
+
+transforms_active = torch._C._are_functorch_transforms_active
+"""Tell whether this thread is inside a ``torch.func`` transform."""
+
+unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+"""The tensor itself; of one that a ``torch.func`` transform left behind, what it stood for."""
+
+APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
+"""Code of the call of a Python Function, in whose forward no graph is made; from torch 2.15 on it has no frame."""
+
+_ASKS = frozenset(
+    {"_is_setup_context_defined", "setup_context", "forward", "super", "apply", "RuntimeError"}
+    | {"torch", "_C", "_are_functorch_transforms_active", "custom_function_call"}
+    | {"_functorch", "utils", "unwrap_dead_wrappers"}
+)
+"""What ``Function.apply`` uses, up to torch 2.14."""
+
+_all_need_gradients: Any = torch._C._FunctionBase.needs_input_grad
+
+
+def inner_apply(function: FunctionClass) -> Callable[..., Any] | None:
+    """What is left of ``function.apply`` outside of transforms, given tensors that none left behind, and no keywords.
+
+    None where ``apply`` is compiled as it is, or does more than is known here.
+    """
+    if APPLY is None or not _ASKS.issuperset(APPLY.co_names):
+        return None
+    inner: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    return inner
+
+
+def refine_node(function: FunctionClass, methods: dict[str, Any]) -> None:
+    """Have nodes of a Function hold the call that they are of, with attributes of ours.
+
+    The engine finds ``backward`` where it looks for ``apply``, and calls it without asking which method there is.
+
+    Args:
+        function: it has a ``backward`` or none, and no ``vjp``.
+        methods: what its nodes have beside it.
+    """
+    kind = function._backward_cls
+    body = {"__slots__": ("retrograd_call",), "__module__": kind.__module__, **methods}
+    written = vars(function).get("backward")
+    if written is not None:
+        body["apply"] = written.__func__
+    function._backward_cls = type(kind.__name__, (kind,), body)
+
+
+@uncompiled
+def _without_last(node: Any) -> tuple[bool, ...]:
+    needed: tuple[bool, ...] = _all_need_gradients.__get__(node)
+    return needed[:-1]
+
+
+@uncompiled
+def _set_needed(node: Any, needed: tuple[bool, ...]) -> None:
+    _all_need_gradients.__set__(node, (*needed, False))
+
+
+needs_without_last = property(_without_last, _set_needed)
+"""``needs_input_grad`` of a node whose Function takes one argument more than its user knows of."""

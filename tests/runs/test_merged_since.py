@@ -1,0 +1,100 @@
+"""Parts of statistics that their writer merges while a reader has the run open, more of them than stay open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrograd.errors import DamagedRunError
+from retrograd.history.history import History
+from retrograd.runs import parts, stored
+from retrograd.runs.compaction import compact
+from retrograd.runs.layout import list_parts
+from retrograd.runs.reader import open_run
+from retrograd.runs.writer import RunWriter
+from tests.history.made import make_steps
+from tests.runs.written import open_writer, sort_rows
+
+FOLDER = "rank00000/statistics"
+
+
+@pytest.fixture
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunWriter]:
+    """A writer that merges four parts, of a run of which a reader keeps one file open."""
+    monkeypatch.setattr(parts, "FAN_IN", 4)
+    monkeypatch.setattr(stored, "_MOST_GROUPS", 1)
+    writer = open_writer(tmp_path / "run")
+    yield writer
+    writer.close()
+
+
+def write(writer: RunWriter, steps: range) -> None:
+    for batch in make_steps(steps):
+        writer.add_rows(batch)
+        writer.flush()
+
+
+def tell(history: History) -> dict[str, Any]:
+    """Bytes of what there is to read of all sites."""
+    told: dict[str, Any] = {}
+    for site in history.site_names:
+        series = history[site]
+        told[site] = [series.steps.tobytes(), series.rms.tobytes(), *(each.tobytes() for each in series.exponents)]
+    return told
+
+
+@pytest.mark.parametrize("rows_of_a_group", [1, 30, 1 << 15])
+@pytest.mark.parametrize("before", [3, 6, 13])
+def test_rows_are_those_of_the_parts(
+    writer: RunWriter, monkeypatch: pytest.MonkeyPatch, before: int, rows_of_a_group: int
+) -> None:
+    monkeypatch.setattr(parts, "ROWS_A_GROUP", rows_of_a_group)
+    write(writer, range(before))
+    whole, opened = open_run(writer.path).history, open_run(writer.path)
+    table, told = sort_rows(whole), tell(whole)
+    listed = {path for _, path in opened.list_statistics()}
+    write(writer, range(before, 18))
+    left = {path for _, path in list_parts(writer.path / FOLDER)}
+    assert listed - left
+    assert tell(opened.history) == told
+    assert sort_rows(opened.history).equals(table)
+    opened.refresh()
+    assert opened.history["a:output"].steps.tolist() == list(range(18))
+
+
+def test_a_part_that_was_merged_again_is_found(writer: RunWriter) -> None:
+    write(writer, range(6))
+    opened = open_run(writer.path)
+    opened.refresh()
+    write(writer, range(6, 9))
+    opened.refresh()  # of these, two parts are the same as before
+    write(writer, range(9, 17))
+    assert len(list_parts(writer.path / FOLDER)) < 4
+    assert opened.history["a:output"].steps.tolist() == list(range(9))
+    np.testing.assert_array_equal(opened.history["a:output"].rms, open_run(writer.path).history["a:output"].rms[:9])
+
+
+def test_parts_that_were_compacted_are_gone(writer: RunWriter) -> None:
+    write(writer, range(7))
+    opened = open_run(writer.path)
+    writer.close()
+    compact(writer.path, keep_ranks=True)
+    with pytest.raises(DamagedRunError, match=r"part-.* is gone.(.|\n)*refresh"):
+        opened.history["a:output"].statistic("rms")
+    opened.refresh()
+    assert opened.history["a:output"].steps.tolist() == list(range(7))
+
+
+def test_parts_that_were_written_anew_are_gone(writer: RunWriter) -> None:
+    write(writer, range(7))
+    opened = open_run(writer.path)
+    writer.close()
+    again = open_writer(writer.path, resume=True, step=2)
+    write(again, range(2, 14))
+    again.close()
+    with pytest.raises(DamagedRunError, match="is gone"):
+        opened.history["a:output"].statistic("rms")
