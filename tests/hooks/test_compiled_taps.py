@@ -19,7 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import RetrogradWarning
-from retrograd.hooks import inductor
+from retrograd.hooks import compiled_taps, inductor
 from retrograd.hooks.compiled_taps import NOBODY, Numbered, make_handle, make_ticket, see, see_gradient
 from retrograd.hooks.module import unwatch_forward, watch_forward
 
@@ -194,6 +194,50 @@ def test_the_graph_has_one_call_for_each_value_and_gradient(saved: bool) -> None
     for module in modules:
         unwatch_forward(module, watcher)
     assert len(model.first._forward_hooks) == 1, "without it the graph would be compiled anew"
+
+
+def describe(node: Any) -> tuple[Any, ...]:
+    """What a node of a graph is, with the same words for a like one of another graph."""
+    value = node.meta.get("val")
+    shown = sorted(
+        f"{key} {found if key in ('recompute', 'partitioner_tag', 'original_aten') else ''}"
+        for key, found in node.meta.items()
+    )
+    made = (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else value
+    return node.op, str(node.target), str(node.args), node.name, made, shown, tuple(map(str, node.users))
+
+
+def test_what_is_written_into_a_graph_is_what_torch_notes_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = compiled_taps.write_call
+    graphs: list[list[Any]] = []
+    calls: list[bool] = []
+
+    def note(graph: Any, inputs: Any) -> Any:
+        graphs.append([describe(node) for node in graph.graph.nodes])
+        return make_boxed_func(graph.forward)
+
+    def try_to_write(*args: Any) -> Any:
+        made = write(*args)
+        calls.append(made is not None)
+        return made
+
+    def trace(change: Any) -> list[list[Any]]:
+        torch._dynamo.reset()
+        graphs.clear()
+        monkeypatch.setattr(compiled_taps, "write_call", change)
+        model, watcher = Net(), Watcher()
+        modules = [model.first, model.second]
+        for module in modules:
+            watch_forward(module, watcher)
+        torch.compile(model, backend=aot_autograd(fw_compiler=note), fullgraph=True)(torch.randn(2, 3)).sum().backward()
+        for module in modules:
+            unwatch_forward(module, watcher)
+        return list(graphs)
+
+    written, called = trace(try_to_write), trace(lambda *args: None)
+    assert calls == [True] * 4
+    assert len(written) == 2
+    assert written == called
 
 
 @pytest.mark.slow

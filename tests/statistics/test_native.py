@@ -273,7 +273,7 @@ def test_a_list_of_updates_ends_before_one_that_must_be_seen_by_itself(
 
 @pytest.mark.parametrize("spread", [1, 2, 30, 32, 34, 200], ids=str)
 def test_exponents_are_counted_in_blocks_of_all_kinds(native: Slab, spread: int) -> None:
-    """Of any length, with few exponents or many, zeros or infinities, and more than a counter of one byte holds."""
+    """Of any length, with few exponents or many, zeros or infinities, and more than the counters of a window hold."""
     generator = np.random.default_rng(spread)
     parts = []
     for length in (512 * 80, 1, 193, 192, 512, 130):
@@ -285,3 +285,37 @@ def test_exponents_are_counted_in_blocks_of_all_kinds(native: Slab, spread: int)
     native.observe(torch.from_numpy(x), 0)
     _, bins = drain(native)
     np.testing.assert_array_equal(bins[0], expected_bins(x[np.isfinite(x)]))
+
+
+@pytest.mark.parametrize("first", range(0, 255, 3))
+def test_exponents_are_counted_wherever_the_first_ones_lie(native: Slab, first: int) -> None:
+    """The first block places the windows; others lie below, above, on the edges, and in many windows at once."""
+    generator = np.random.default_rng(first)
+    parts = [np.full(generator.integers(1, 600), first)]
+    for reach in (1, 24, 31, 60, 90, 254):
+        length = generator.integers(1, 1100)
+        parts.append(np.clip(first + generator.integers(-reach, reach + 1, length), 0, 255))
+    stored = np.concatenate([*parts, *reversed(parts)]).astype(np.uint32)
+    bits = (stored << 23) | generator.integers(0, 2, len(stored), np.uint32) << 31
+    fractions = generator.integers(0, 1 << 23, len(stored), np.uint32) * (generator.random(len(stored)) < 0.9)
+    x = (bits | fractions.astype(np.uint32)).view(np.float32)
+    native.grow(3)
+    native.observe(torch.from_numpy(x), 0)
+    wide = torch.from_numpy(x).double().numpy()
+    native.observe(torch.from_numpy(wide), 1)
+    native.observe(torch.from_numpy(x[::3]), 2)
+    _, bins = drain(native)
+    np.testing.assert_array_equal(bins[0], expected_bins(wide))
+    np.testing.assert_array_equal(bins[1], expected_bins(wide))
+    np.testing.assert_array_equal(bins[2], expected_bins(wide[::3]))
+
+
+@pytest.mark.parametrize("length", [15, 256, 7_936, 7_937, 500_000])
+def test_exponents_of_an_update(native: Slab, length: int) -> None:
+    generator = np.random.default_rng(length)
+    new, old = generator.normal(size=(2, length)).astype(np.float32) * np.float32(1e-3)
+    old[:: length // 7] = new[:: length // 7]
+    native.grow(1)
+    native.observe_update(torch.from_numpy(new), torch.from_numpy(old), 0)
+    _, bins = drain(native)
+    np.testing.assert_array_equal(bins[0], expected_bins((new - old).astype(np.float64)))

@@ -150,7 +150,7 @@ class Remembering(nn.Module):
             )
         copy = value.detach().clone()
         with _lock:
-            self.memory.last(name, last).add(copy)
+            self.memory.last(name, last).add_own(copy)
 
     @property
     def remembered(self) -> Remembered:

@@ -17,7 +17,6 @@ A call through torch's dispatcher takes some 10 µs. Inductor is taught to write
 from __future__ import annotations
 
 import operator
-import sys
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +37,7 @@ from retrograd.hooks.engine import dispatch_modes, has_transform, is_transformed
 from retrograd.hooks.inductor import call_plainly, teach_inductor
 from retrograd.hooks.listeners import Entry, SeeGradient, hooks_on
 from retrograd.hooks.nested import Keys, flatten
+from retrograd.hooks.traced_calls import proxy_mode, result_of, traced_nodes, write_call
 
 T = TypeVar("T")
 
@@ -283,8 +283,14 @@ def find_places(tensor: Tensor) -> list[tuple[Tensor, list[Tensor], bool]]:
 
 def put_sight(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> Tensor:
     """Put into the graph, where one is traced, that the tensors of a call are seen; returns the ticket of the call."""
-    ticket: Tensor = _SEE(tensors, handle, names, trains, len(_traced_nodes()))
-    save_last_traced(_SEE)
+    place = len(traced_nodes())
+    call = write_call(_SEE, tensors, handle, names, trains, place)
+    if call is not None:
+        call.node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        ticket = result_of(call, handle, torch.uint32)
+    else:
+        ticket = _SEE(tensors, handle, names, trains, place)
+        save_last_traced(_SEE)
     teach_inductor()
     return ticket
 
@@ -292,13 +298,13 @@ def put_sight(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], t
 @uncompiled
 def hand_gradient(gradient: Tensor | None, ticket: Tensor, index: int) -> None:
     """Put into the graph, where one is traced, that the gradient of a tensor of a call is seen."""
-    if gradient is not None:
+    if gradient is not None and write_call(_SEE_GRADIENT, gradient, ticket, index) is None:
         _SEE_GRADIENT(gradient, ticket, index)
 
 
 def save_last_traced(operation: object) -> None:
     """What this operation of ours has given goes to the backward graph, and is not computed again in checkpoints."""
-    node = next((node for node in reversed(_traced_nodes()) if node.target is operation), None)
+    node = next((node for node in reversed(traced_nodes()) if node.target is operation), None)
     if node is not None:
         results = [user for user in node.users if user.target is operator.getitem]  # where there are several
         for each in (node, *results):  # of a tuple both: results are taken for views of it, which may be made again
@@ -307,22 +313,12 @@ def save_last_traced(operation: object) -> None:
 
 def count_traced(operation: object) -> int:
     """How often this operation is in the graph that is being traced."""
-    return sum(node.target is operation for node in _traced_nodes())
+    return sum(node.target is operation for node in traced_nodes())
 
 
 def is_rehearsed(tensors: Sequence[Tensor]) -> bool:
     """Tell whether a compiler runs this for shapes alone: without values, and nothing is put into a graph."""
-    return bool(tensors) and isinstance(tensors[0], _WITHOUT_VALUES) and _proxy_mode() is None
-
-
-def _proxy_mode() -> Any:
-    room: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")  # not loaded by us: that takes long
-    return room.get_proxy_mode() if room is not None else None
-
-
-def _traced_nodes() -> Sequence[torch.fx.Node]:
-    mode = _proxy_mode()
-    return () if mode is None else mode.tracer.graph.nodes
+    return bool(tensors) and isinstance(tensors[0], _WITHOUT_VALUES) and proxy_mode() is None
 
 
 def new_ticket(*_: object) -> Tensor:

@@ -74,12 +74,17 @@ class Store:
 
     def put_own(self, name: str, value: Tensor) -> None:
         """As :meth:`put`, for a tensor that was computed from kept ones, and that nobody else has."""
-        self._kept[name] = _detach(value) if value.is_inference() or value.requires_grad else value
+        self._kept[name] = _detach_own(value)
 
     def append(self, name: str, tensor: Tensor, size: int) -> None:
         """Keep a tensor behind those that are under a name, and of all of them the last ``size``."""
         held: Any = self._kept.get(name, ())
         self._kept[name] = (*held, _detach(tensor))[-size:]
+
+    def append_own(self, name: str, tensor: Tensor, size: int) -> None:
+        """As :meth:`append`, for a copy that was made of a detached tensor, and that nobody else has."""
+        held: Any = self._kept.get(name, ())
+        self._kept[name] = (*held, _detach_own(tensor))[-size:]
 
     def forget(self, name: str) -> None:
         """Drop what was put under a name; that there is nothing is not an error."""
@@ -112,6 +117,12 @@ def _detach(value: Any) -> Any:
         with torch.inference_mode(False):
             return value.clone()
     return value.detach()
+
+
+def _detach_own(value: Tensor) -> Tensor:
+    """The tensor itself where nothing would change: to detach it takes longer than to ask."""
+    detached: Tensor = _detach(value) if value.is_inference() or value.requires_grad else value
+    return detached
 
 
 def _clone(kept: Any) -> Any:

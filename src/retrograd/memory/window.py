@@ -35,7 +35,14 @@ class LastTensors:
             x: any tensor.
             copy: keep a copy of it.
         """
-        self._store.append(self._name, x.detach().clone() if copy else x, self._size)
+        if copy:
+            self.add_own(x.detach().clone())
+        else:
+            self._store.append(self._name, x, self._size)
+
+    def add_own(self, x: Tensor) -> None:
+        """As :meth:`add`, for a copy that was made of a detached tensor, and that nobody else has."""
+        self._store.append_own(self._name, x, self._size)
 
     def __len__(self) -> int:
         return min(len(self._store.get(self._name, ())), self._size)

@@ -1,144 +1,270 @@
 /* Counting binary exponents, as the eight bits that float32 stores. Included by _fold.c alone, which compiles it
    for several processors.
 
-   A tensor has few exponents. So a block is compared with each of them, many elements at once, and what is alike is added
-   up in as many counters of one byte. A short block, or one of many exponents, is counted one by one. All of these small
-   counters are emptied before they overflow. */
+   An element becomes a word with one bit, whose place says its exponent. Words are added up as columns of bits: plane k
+   holds bit k of all 32 counters of a lane, and three words become two, a sum and a carry, by five logical operations
+   for all counters at once (Harley and Seal's way of counting bits). The planes are read out before they overflow.
+
+   A word has room for a window of WIDTH exponents. The first elements decide where windows lie, so that most tensors
+   need one; a block whose elements reach further is read once for each window that it touches, and one that touches
+   many is counted element by element. */
 #ifndef RETROGRAD_EXPONENTS_H
 #define RETROGRAD_EXPONENTS_H
 
 enum {
     NO_EXPONENT = 255, /* of NaN and the infinities */
-    LANES = 64,        /* elements that are compared at once */
-    SHORT = 192,       /* elements */
-    MANY = 32,         /* exponents */
-    COPIES = 4,        /* of what counts one by one: a counter that is increased twice in a row has to wait for itself */
-    MOST_BLOCKS = 255 / (BLOCK / LANES),
+    WIDTH = 30,     /* exponents of a window: the next bit stands for all above, and the last one is a sign */
+    WINDOWS = 10,
+    MANY = 3,       /* windows of a block that cost more than to count it one by one */
+    COPIES = 4,     /* of what counts one by one: a counter that is increased twice in a row has to wait for itself */
+    LANES = 16,     /* elements that are counted side by side */
+    GROUP = 16 * LANES,
+    PLANES = 9,
+    SUMS = PLANES + 4, /* planes of what all lanes together have counted */
+    MOST_GROUPS = ((1 << PLANES) - 1) / 16,
 };
 
-#if defined(__GNUC__)
-typedef uint8_t Lanes __attribute__((vector_size(LANES)));
-#else
-typedef struct { uint8_t each[LANES]; } Lanes;
-#endif
-
-/* What lies between the lowest and the highest exponent is in use, and place 0; the rest is never cleared. */
 typedef struct {
-    int lowest, highest; /* of the exponents other than 0 */
-    int blocks;          /* in the small counters */
-    Lanes lanes[256];
-    uint16_t singles[COPIES][256];
-    int64_t counts[256];
+    int groups; /* in the planes */
+    _Alignas(64) uint32_t planes[PLANES][LANES]; /* each plane in one line of the cache */
+} Window;
+
+typedef struct {
+    int origin;     /* where window 1 begins, or -1 before there are windows; window 0 holds what lies below */
+    int32_t small;  /* elements of at least this magnitude need no look at a window below the first one in use */
+    unsigned used;  /* windows, one bit each; the others are not cleared */
+    bool has_singles; /* or they are not cleared */
+    int64_t *bins;  /* those of windows in use are cleared */
+    Window windows[WINDOWS];
+    int64_t singles[COPIES][NO_EXPONENT + 1];
 } Exponents;
 
-INLINE void clear_exponents(Exponents *e, int from, int to)
-{
-    if (to < from) return;
-    size_t places = (size_t)(to - from + 1);
-    for (int k = 0; k < COPIES; k++) memset(e->singles[k] + from, 0, places * sizeof **e->singles);
-    memset(e->counts + from, 0, places * sizeof *e->counts);
-    memset(e->lanes + from, 0, places * sizeof *e->lanes);
-}
+/* How large the elements of a block are, as the bits of magnitudes. */
+typedef struct {
+    int zeros;
+    int32_t smallest, largest; /* of those with an exponent; smallest > largest where there are none */
+} Sizes;
 
-INLINE void begin_exponents(Exponents *e)
+INLINE Sizes look_at(const float *x, int n)
 {
-    e->lowest = NO_EXPONENT + 1, e->highest = 0, e->blocks = 0;
-    clear_exponents(e, 0, 0);
-}
-
-/* Take these exponents into use, if there are any: the highest is 0 if not. */
-INLINE void widen(Exponents *e, int lowest, int highest)
-{
-    if (!highest) return;
-    if (!e->highest) {
-        clear_exponents(e, lowest, highest);
-        e->lowest = lowest, e->highest = highest;
-        return;
+    int zeros = 0;
+    uint32_t smallest = UINT32_MAX;
+    int32_t largest = 0;
+#pragma omp simd reduction(+ : zeros) reduction(min : smallest) reduction(max : largest)
+    for (int i = 0; i < n; i++) {
+        int32_t magnitude = bits32(x[i]) & INT32_MAX, finite = magnitude < FLOAT32_INF ? magnitude : 0;
+        uint32_t above = (uint32_t)magnitude - (1 << 23); /* wraps where there is no exponent */
+        zeros += magnitude == 0;
+        smallest = above < smallest ? above : smallest;
+        largest = finite > largest ? finite : largest;
     }
-    clear_exponents(e, lowest, e->lowest - 1);
-    clear_exponents(e, e->highest + 1, highest);
-    if (lowest < e->lowest) e->lowest = lowest;
-    if (highest > e->highest) e->highest = highest;
+    return (Sizes){zeros, smallest < FLOAT32_INF ? (int32_t)smallest + (1 << 23) : FLOAT32_INF, largest};
 }
 
-INLINE void count_singly(Exponents *e, const uint8_t *exponents, int n)
+INLINE void begin_exponents(Exponents *e, int64_t *bins)
 {
+    e->origin = -1, e->small = FLOAT32_INF, e->used = 0, e->has_singles = false, e->bins = bins;
+}
+
+INLINE int window_of(const Exponents *e, int32_t magnitude) { return ((magnitude >> 23) + WIDTH - e->origin) / WIDTH; }
+INLINE int end_of(const Exponents *e, int window) { return e->origin + window * WIDTH; }
+INLINE int begin_of(const Exponents *e, int window) { return window ? end_of(e, window - 1) : 0; }
+
+/* What one lane counts: four of its planes, and how a window turns elements into bits. */
+typedef struct {
+    float scale;
+    int32_t above;
+    uint32_t ones, twos, fours, eights;
+} Lane;
+
+/* The bit of an element, the one above for a larger element, or none for a smaller one. */
+INLINE uint32_t one_bit(const Lane *lane, float x)
+{
+    int32_t power = bits32(float32(bits32(x) & FLOAT32_INF) * lane->scale);
+    return (uint32_t)(int32_t)float32(power < lane->above ? power : lane->above);
+}
+
+/* Add two words to a plane; returns what is carried over to the next one. */
+INLINE uint32_t add(uint32_t *plane, uint32_t a, uint32_t b)
+{
+    uint32_t odd = a ^ *plane, carry = ((a ^ b) & odd) ^ a;
+    *plane = odd ^ b;
+    return carry;
+}
+
+INLINE uint32_t add2(Lane *lane, const float *x)
+{
+    return add(&lane->ones, one_bit(lane, x[0]), one_bit(lane, x[LANES]));
+}
+
+INLINE uint32_t add4(Lane *lane, const float *x)
+{
+    uint32_t a = add2(lane, x), b = add2(lane, x + 2 * LANES);
+    return add(&lane->twos, a, b);
+}
+
+INLINE uint32_t add8(Lane *lane, const float *x)
+{
+    uint32_t a = add4(lane, x), b = add4(lane, x + 4 * LANES);
+    return add(&lane->fours, a, b);
+}
+
+INLINE uint32_t add16(Lane *lane, const float *x)
+{
+    uint32_t a = add8(lane, x), b = add8(lane, x + 8 * LANES);
+    return add(&lane->eights, a, b);
+}
+
+INLINE void count_group(Window *w, const float *x, float scale, int32_t above)
+{
+    uint32_t carry[LANES];
+    for (int k = 0; k < LANES; k++) {
+        Lane lane = {scale, above, w->planes[0][k], w->planes[1][k], w->planes[2][k], w->planes[3][k]};
+        carry[k] = add16(&lane, x + k);
+        w->planes[0][k] = lane.ones, w->planes[1][k] = lane.twos;
+        w->planes[2][k] = lane.fours, w->planes[3][k] = lane.eights;
+    }
+    for (int k = 4; k < PLANES; k++)
+        for (int lane = 0; lane < LANES; lane++) {
+            uint32_t old = w->planes[k][lane];
+            w->planes[k][lane] = old ^ carry[lane];
+            carry[lane] &= old;
+        }
+}
+
+/* Add the upper half of the lanes to the lower one, which makes one more plane. */
+INLINE void halve(uint32_t planes[SUMS][LANES], int n, int half)
+{
+    uint32_t carry[LANES] = {0};
+    for (int k = 0; k < n; k++)
+        for (int lane = 0; lane < half; lane++) {
+            uint32_t a = planes[k][lane], b = planes[k][lane + half], c = carry[lane], odd = a ^ b;
+            planes[k][lane] = odd ^ c;
+            carry[lane] = (odd & c) | (a & b);
+        }
+    for (int lane = 0; lane < half; lane++) planes[n][lane] = carry[lane];
+}
+
+/* Add what a window has counted to the bins, and begin it anew. */
+INLINE void read_out(Exponents *e, int window)
+{
+    Window *w = &e->windows[window];
+    uint32_t sums[SUMS][LANES];
+    int n = 4, counts[32] = {0};
+    while (n < PLANES && w->groups * 16 >> n) n++;
+    memcpy(sums, w->planes, sizeof w->planes);
+    halve(sums, n, 8), halve(sums, n + 1, 4), halve(sums, n + 2, 2), halve(sums, n + 3, 1);
+    for (int k = 0; k < n + 4; k++)
+        for (int bit = 0; bit < 32; bit++) counts[bit] += (int)(sums[k][0] >> bit & 1) << k;
+    int begin = begin_of(e, window), end = end_of(e, window);
+    if (end > BINS) end = BINS;
+    for (int bin = begin; bin < end; bin++) e->bins[bin] += counts[bin - begin];
+    memset(w->planes, 0, sizeof w->planes);
+    w->groups = 0;
+}
+
+INLINE void clear_bins(Exponents *e, int window)
+{
+    int begin = begin_of(e, window), end = end_of(e, window);
+    if (end > BINS) end = BINS;
+    if (begin < end) memset(e->bins + begin, 0, (size_t)(end - begin) * sizeof *e->bins);
+}
+
+INLINE void use_window(Exponents *e, int window)
+{
+    Window *w = &e->windows[window];
+    e->used |= 1u << window;
+    clear_bins(e, window);
+    memset(w->planes, 0, sizeof w->planes);
+    w->groups = 0;
+}
+
+INLINE void count_in_window(Exponents *e, int window, const float *x, int n)
+{
+    Window *w = &e->windows[window];
+    if (!(e->used >> window & 1)) use_window(e, window);
+    int begin = begin_of(e, window), end = end_of(e, window);
+    float scale = float32((254 - begin) << 23);
+    int32_t above = (127 + end - begin) << 23;
+    for (int i = 0; i < n; i += GROUP) {
+        if (w->groups == MOST_GROUPS) read_out(e, window);
+        w->groups++;
+        if (n - i >= GROUP) {
+            count_group(w, x + i, scale, above);
+        } else {
+            float rest[GROUP] = {0};
+            memcpy(rest, x + i, (size_t)(n - i) * sizeof *x);
+            count_group(w, rest, scale, above);
+        }
+    }
+}
+
+/* Put the windows so that one holds this magnitude, a few exponents above it, and many below. That they begin at
+   multiples of 3 keeps every scale a normal number. */
+INLINE void place_windows(Exponents *e, int32_t largest)
+{
+    int begin = ((largest >> 23) - 24) / 3 * 3;
+    if (begin < 0) begin = 0;
+    e->origin = begin % WIDTH;
+    e->small = begin ? begin << 23 : 1 << 23;
+}
+
+INLINE int exponent_of(float x) { return (bits32(x) & INT32_MAX) >> 23; }
+
+/* Add what was counted one by one to the bins, of which those of windows in use are known. */
+static NOINLINE void read_singles(Exponents *e)
+{
+    for (int window = 0; window < WINDOWS; window++)
+        if (!(e->used >> window & 1)) clear_bins(e, window);
+    for (int bin = 1; bin < BINS; bin++)
+        for (int k = 0; k < COPIES; k++) e->bins[bin] += e->singles[k][bin];
+}
+
+static NOINLINE void count_singly(Exponents *e, const float *x, int n)
+{
+    if (!e->has_singles) memset(e->singles, 0, sizeof e->singles);
+    e->has_singles = true;
     int i = 0;
     for (; i + COPIES <= n; i += COPIES)
-        for (int k = 0; k < COPIES; k++) e->singles[k][exponents[i + k]]++;
-    for (; i < n; i++) e->singles[0][exponents[i]]++;
-}
-
-/* Count, of a number of elements that lanes divide, those that have one exponent. */
-INLINE void count_alike(Exponents *e, const uint8_t *exponents, int n, int exponent)
-{
-#if defined(__GNUC__)
-    Lanes sum = e->lanes[exponent], wanted = (Lanes){0} + (uint8_t)exponent, these;
-    for (int i = 0; i < n; i += LANES) {
-        memcpy(&these, exponents + i, LANES);
-        sum -= (Lanes)(these == wanted); /* which is -1 where they are alike */
-    }
-    e->lanes[exponent] = sum;
-#else
-    for (int i = 0; i < n; i++) e->counts[exponent] += exponents[i] == exponent;
-#endif
-}
-
-INLINE void empty_counters(Exponents *e, int exponent)
-{
-    uint8_t lanes[LANES];
-    int sum = 0;
-    memcpy(lanes, &e->lanes[exponent], LANES);
-    for (int i = 0; i < LANES; i++) sum += lanes[i];
-    for (int k = 0; k < COPIES; k++) sum += e->singles[k][exponent], e->singles[k][exponent] = 0;
-    e->counts[exponent] += sum;
-    memset(&e->lanes[exponent], 0, LANES);
-}
-
-INLINE void empty_all(Exponents *e)
-{
-    empty_counters(e, 0);
-    for (int exponent = e->lowest; exponent <= e->highest; exponent++) empty_counters(e, exponent);
-    e->blocks = 0;
+        for (int k = 0; k < COPIES; k++) e->singles[k][exponent_of(x[i + k])]++;
+    for (; i < n; i++) e->singles[0][exponent_of(x[i])]++;
 }
 
 /* Count a block. */
-INLINE void count_exponents(Exponents *e, const uint8_t *exponents, int n)
+INLINE void count_exponents(Exponents *e, const float *x, int n, const Sizes *sizes)
 {
-    uint8_t smallest = 255, before_lowest = 255, highest = 0;
-#pragma omp simd reduction(min : smallest, before_lowest) reduction(max : highest)
-    for (int i = 0; i < n; i++) {
-        uint8_t exponent = exponents[i], before = (uint8_t)(exponent - 1); /* of 0 that is 255, never the lowest */
-        smallest = exponent < smallest ? exponent : smallest;
-        before_lowest = before < before_lowest ? before : before_lowest;
-        highest = exponent > highest ? exponent : highest;
-    }
-    int lowest = before_lowest + 1;
-    widen(e, lowest, highest);
-    if (smallest == highest) {
-        e->counts[highest] += n;
-        return;
-    }
-    if (e->blocks == MOST_BLOCKS) empty_all(e);
-    e->blocks++;
-    int whole = n > SHORT && highest - lowest < MANY ? n / LANES * LANES : 0;
-    if (whole) {
-        if (!smallest) count_alike(e, exponents, whole, 0);
-        for (int exponent = lowest; exponent <= highest; exponent++) count_alike(e, exponents, whole, exponent);
-    }
-    count_singly(e, exponents + whole, n - whole);
+    if (sizes->smallest > sizes->largest) return;
+    if (e->origin < 0) place_windows(e, sizes->largest);
+    int first = window_of(e, sizes->smallest), last = window_of(e, sizes->largest);
+    if (last - first >= MANY) count_singly(e, x, n);
+    else for (int window = first; window <= last; window++) count_in_window(e, window, x, n);
 }
 
-/* The bins of a contribution whose zeros are known: they have exponent 0, as only subnormal numbers should. */
+/* The bins of a contribution whose moments are known: subnormal numbers have not been counted, and are what is left. */
 INLINE void end_exponents(Exponents *e, Contribution *c)
 {
-    empty_all(e);
-    int64_t subnormal = e->counts[0] - c->moments.zeros;
-    for (int bin = subnormal ? 0 : e->lowest; bin < BINS && bin <= e->highest; bin++) {
-        int64_t count = !bin ? subnormal : bin < e->lowest ? 0 : e->counts[bin];
-        c->bins[bin] = count;
-        if (count > 0 && c->first > bin) c->first = bin;
-        if (count > 0) c->last = bin;
+    int64_t subnormal = finite_count(&c->moments) - c->moments.zeros;
+    int begin = BINS, end = 0;
+    for (int window = 0; window < WINDOWS; window++)
+        if (e->used >> window & 1) {
+            read_out(e, window);
+            if (begin == BINS) begin = begin_of(e, window);
+            else memset(c->bins + end, 0, (size_t)(begin_of(e, window) - end) * sizeof *c->bins);
+            end = end_of(e, window);
+        }
+    if (end > BINS) end = BINS;
+    if (e->has_singles) {
+        read_singles(e);
+        begin = 0, end = BINS;
     }
+    while (begin < end && !c->bins[begin]) begin++;
+    while (begin < end && !c->bins[end - 1]) end--;
+    for (int bin = begin; bin < end; bin++) subnormal -= c->bins[bin];
+    if (subnormal) {
+        if (end > 1) memset(c->bins + 1, 0, (size_t)(begin - 1) * sizeof *c->bins);
+        else end = 1;
+        begin = 0, c->bins[0] = subnormal;
+    }
+    c->first = begin, c->last = end - 1;
 }
 #endif

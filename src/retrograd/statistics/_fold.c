@@ -15,8 +15,10 @@
 #endif
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
 #else
 #define INLINE static inline
+#define NOINLINE
 #endif
 
 const Moments NO_MOMENTS = {0, 0, 0, 0, 0, 0.0, 0.0, 0.0, (double)INFINITY, -(double)INFINITY};
@@ -41,6 +43,13 @@ void merge_moments(Moments *whole, const Moments *part)
     if (k > 0 && (n == 0 || part->min < whole->min)) whole->min = part->min;
     if (k > 0 && (n == 0 || part->max > whole->max)) whole->max = part->max;
 }
+
+#define FLOAT32_INF 0x7f800000
+#define FLOAT64_INF 0x7ff0000000000000
+
+INLINE int32_t bits32(float value) { int32_t bits; memcpy(&bits, &value, 4); return bits; }
+INLINE int64_t bits64(double value) { int64_t bits; memcpy(&bits, &value, 8); return bits; }
+INLINE float float32(int32_t bits) { float value; memcpy(&value, &bits, 4); return value; }
 
 #include "_exponents.h"
 #include "_moments.h"
@@ -81,17 +90,13 @@ INLINE const double *to_float64(const void *block, Kind kind, int n, double *roo
     return room;
 }
 
-INLINE void exponents32(const float *x, int n, uint8_t *out)
-{
-    for (int i = 0; i < n; i++) out[i] = (uint8_t)(bits32(x[i]) >> 23);
-}
-
-INLINE void exponents64(const double *x, int n, uint8_t *out)
+/* Numbers with the exponents that float32 has for these, or the nearest ones that it has. */
+INLINE void powers64(const double *x, int n, float *out)
 {
     for (int i = 0; i < n; i++) {
         int64_t stored = bits64(x[i]) >> 52 & 0x7ff, exponent = stored - 1023 + 127;
-        exponent = exponent < 0 ? 0 : exponent < NO_EXPONENT ? exponent : NO_EXPONENT - 1;
-        out[i] = (uint8_t)(stored == 0x7ff ? NO_EXPONENT : exponent);
+        exponent = exponent < 0 ? 0 : exponent < 255 ? exponent : 254;
+        out[i] = float32((int32_t)(stored == 0x7ff ? 255 : exponent) << 23);
     }
 }
 
@@ -101,12 +106,12 @@ INLINE void exponents64(const double *x, int n, uint8_t *out)
 INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Contribution *out, double *reference)
 {
     float room[BLOCK], gathered[BLOCK], other_room[BLOCK], other_gathered[BLOCK];
-    uint8_t codes[BLOCK];
     Exponents exponents;
+    Sizes sizes;
     int n;
     Cursor cursor = start(e), other = start(minus ? minus : e);
     Run run = begin_run(0, 0);
-    if (histogram) begin_exponents(&exponents);
+    if (histogram) begin_exponents(&exponents, out->bins);
     while (cursor.left > 0) {
         const void *block = next_block(&cursor, gathered, &n);
         const float *x = to_float32(block, e->kind, n, room);
@@ -116,11 +121,8 @@ INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Con
             *reference += subtract32(x, y, n, room);
             x = room;
         }
-        add_float32(&run, x, n, &out->moments);
-        if (histogram) {
-            exponents32(x, n, codes);
-            count_exponents(&exponents, codes, n);
-        }
+        add_float32(&run, x, n, histogram ? exponents.small : 1, &sizes, &out->moments);
+        if (histogram) count_exponents(&exponents, x, n, &sizes);
     }
     end_run(&run, &out->moments);
     if (histogram) end_exponents(&exponents, out);
@@ -129,11 +131,11 @@ INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Con
 INLINE void fold64(const Elements *e, const Elements *minus, bool histogram, Contribution *out, double *reference)
 {
     double room[BLOCK], gathered[BLOCK], other_room[BLOCK], other_gathered[BLOCK];
-    uint8_t codes[BLOCK];
+    float powers[BLOCK];
     Exponents exponents;
     int n;
     Cursor cursor = start(e), other = start(minus ? minus : e);
-    if (histogram) begin_exponents(&exponents);
+    if (histogram) begin_exponents(&exponents, out->bins);
     while (cursor.left > 0) {
         const void *block = next_block(&cursor, gathered, &n);
         const double *x = to_float64(block, e->kind, n, room);
@@ -145,8 +147,9 @@ INLINE void fold64(const Elements *e, const Elements *minus, bool histogram, Con
             x = room;
         }
         if (histogram) {
-            exponents64(x, n, codes);
-            count_exponents(&exponents, codes, n);
+            powers64(x, n, powers);
+            Sizes sizes = look_at(powers, n);
+            count_exponents(&exponents, powers, n, &sizes);
         }
         Moments part = moments64(x, n, room);
         merge_moments(&out->moments, &part);

@@ -6,16 +6,9 @@
 #ifndef RETROGRAD_MOMENTS_H
 #define RETROGRAD_MOMENTS_H
 
-#define FLOAT32_INF 0x7f800000
-#define FLOAT64_INF 0x7ff0000000000000
 #define SQUARE_MIN 1e-11f /* between these, squares of what float32 can tell apart stay normal numbers */
 #define SQUARE_MAX 1e17f
 #define LARGEST_ADDED 0x79800000 /* 2^116, of which a block can be added up */
-
-
-INLINE int32_t bits32(float value) { int32_t bits; memcpy(&bits, &value, 4); return bits; }
-INLINE int64_t bits64(double value) { int64_t bits; memcpy(&bits, &value, 8); return bits; }
-INLINE float float32(int32_t bits) { float value; memcpy(&value, &bits, 4); return value; }
 
 /* ---- a block in float64 ---- */
 
@@ -106,13 +99,14 @@ INLINE void end_run(const Run *run, Moments *m)
     merge_moments(m, &part);
 }
 
-/* Add a block to a run, or return false where float32 is not good enough for it. */
-INLINE bool add_block(Run *run, const float *x, int n)
+/* Add a block to a run, or return false where float32 is not good enough for it. Tells how large its elements are;
+   of those that reach `small`, a normal number, the smallest may be said to be `small`. */
+INLINE bool add_block(Run *run, const float *x, int n, int32_t small, Sizes *sizes)
 {
     float scale = run->scale, pivot = run->pivot, low = run->min, high = run->max;
     Sum sum = 0, squares = 0, abs_sum = 0;
-    int32_t largest = 0, zeros = 0;
-#pragma omp simd reduction(+ : sum, squares, abs_sum, zeros) reduction(min : low) reduction(max : high, largest)
+    int32_t largest = 0, few = 0;
+#pragma omp simd reduction(+ : sum, squares, abs_sum, few) reduction(min : low) reduction(max : high, largest)
     for (int i = 0; i < n; i++) {
         float v = x[i], d = v * scale - pivot;
         int32_t magnitude = bits32(v) & INT32_MAX;
@@ -122,20 +116,21 @@ INLINE bool add_block(Run *run, const float *x, int n)
         low = v < low ? v : low;
         high = v > high ? v : high;
         largest = magnitude > largest ? magnitude : largest;
-        zeros += magnitude == 0;
+        few += magnitude < small;
     }
+    *sizes = small > 1 && few ? look_at(x, n) : (Sizes){few, small, largest};
     if (largest >= LARGEST_ADDED) return false;
     float scaled = float32(largest) * scale;
     if (largest != 0 && (scaled < SQUARE_MIN || scaled > SQUARE_MAX)) return false;
     if ((double)sum * sum > 0.8 * n * squares) return false; /* the pivot is more than 2 standard deviations off */
-    run->n += n, run->zeros += zeros, run->min = low, run->max = high;
+    run->n += n, run->zeros += sizes->zeros, run->min = low, run->max = high;
     run->abs_sum += abs_sum, run->sum += sum, run->squares += squares;
     return true;
 }
 
-INLINE void add_float32(Run *run, const float *x, int n, Moments *m)
+INLINE void add_float32(Run *run, const float *x, int n, int32_t small, Sizes *sizes, Moments *m)
 {
-    if (add_block(run, x, n)) return;
+    if (add_block(run, x, n, small, sizes)) return;
     double wide[BLOCK];
     for (int i = 0; i < n; i++) wide[i] = x[i];
     Moments block = moments64(wide, n, wide);
