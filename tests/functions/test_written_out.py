@@ -13,6 +13,7 @@ from torch import Tensor
 from retrograd.errors import FunctionError
 from retrograd.functions import written_out
 from retrograd.functions.function import Function
+from retrograd.hooks.nonfinite import source_of
 from tests.functions.linear import MyLinear, PlainLinear, tensors
 
 
@@ -139,6 +140,11 @@ def test_needs_input_grad_is_of_the_arguments_and_can_be_set() -> None:
     x = torch.ones(3, requires_grad=True)
     Sets()(x, torch.ones(3)).sum().backward()
     assert seen == [(True, False), ((True, True), {"x": True, "y": True})]
+
+
+def test_the_source_of_its_backward_is_the_method() -> None:
+    code = MyLinear.backward.__code__
+    assert source_of(MyLinear()(*tensors()).grad_fn) == f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def test_one_frame_lies_between_the_engine_and_the_method() -> None:

@@ -154,13 +154,15 @@ class PlainCode:
 
     def make_backward(self, method: Method) -> Method:
         """The static ``backward`` for the method that the user wrote."""
-        return self._make(
+        made: Any = self._make(
             _BACKWARD,
             arrange=self._arrange,
             method=method,
             whole=self._whole,
             without_hidden=self._without_hidden,
         )
+        made.__wrapped__ = method  # so that it is found where the source of a backward is asked for
+        return made  # type: ignore[no-any-return]
 
     def needs_by_name(self, ctx: Any) -> dict[str, bool]:
         """Tell by name which arguments need a gradient."""

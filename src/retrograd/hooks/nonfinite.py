@@ -7,6 +7,7 @@ not the CPU: it is for programs that are run to be explained. In a pass nodes ar
 
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
 from collections.abc import Callable
@@ -329,7 +330,7 @@ class GradientBirths:
 def source_of(node: Any) -> str:
     """``file:line`` of the ``backward`` of a Python ``Function``; empty for another node."""
     backward = getattr(getattr(type(node), "_forward_cls", None), "backward", None) if is_python(node) else None
-    code = getattr(backward, "__code__", None)
+    code = getattr(inspect.unwrap(backward), "__code__", None) if callable(backward) else None
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 

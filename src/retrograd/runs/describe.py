@@ -144,7 +144,8 @@ readers need it not.
 
 All part files of statistics tell in their metadata which rows they have, so that opening a run reads none:
 `retrograd.steps` the steps of each phase, `retrograd.sites` the sites. Other readers need neither, and need not write
-them: what a file does not tell, or tells of other rows than it has, is read from the rows.
+them: what a file does not tell, or tells of other rows than it has, is read from the rows. Those that
+`retrograd compact` has written say `retrograd.sorted`: their rows are not in the order in which they were recorded.
 
 ## placements.json
 
