@@ -218,9 +218,10 @@ def find_solution(recording: MeasuredPass, link: Link, budget: int, trials: int 
     if everything.peak <= budget:
         return everything
     found = _search(recording, link, budget, trials)
-    if found is None or not recording.noting_seconds or "recompute" not in found.decisions.choices:
+    without = recording.without_recomputing()
+    if found is None or not recording.noting_seconds or without == recording:
         return found
-    unnoted = _search(recording.without_recomputing(), link, budget, trials)
+    unnoted = _search(without, link, budget, trials)
     return unnoted if unnoted is not None and unnoted.seconds < found.seconds else found
 
 
