@@ -13,11 +13,11 @@
 
 enum {
     NO_EXPONENT = 255, /* of NaN and the infinities */
-    WIDTH = 30,     /* exponents of a window: the next bit stands for all above, and the last one is a sign */
+    WIDTH = 30,        /* exponents of a window: the next bit stands for all above, and the last one is a sign */
     WINDOWS = 10,
-    MANY = 3,       /* windows of a block that cost more than to count it one by one */
-    COPIES = 4,     /* of what counts one by one: a counter that is increased twice in a row has to wait for itself */
-    LANES = 16,     /* elements that are counted side by side */
+    MANY = 3,   /* windows of a block that cost more than to count it one by one */
+    COPIES = 4, /* of what counts one by one: a counter that is increased twice in a row has to wait for itself */
+    LANES = 16, /* elements that are counted side by side */
     GROUP = 16 * LANES,
     PLANES = 9,
     SUMS = PLANES + 4, /* planes of what all lanes together have counted */
@@ -30,11 +30,11 @@ typedef struct {
 } Window;
 
 typedef struct {
-    int origin;     /* where window 1 begins, or -1 before there are windows; window 0 holds what lies below */
-    int32_t small;  /* elements of at least this magnitude need no look at a window below the first one in use */
-    unsigned used;  /* windows, one bit each; the others are not cleared */
+    int origin;       /* where window 1 begins, or -1 before there are windows; window 0 holds what lies below */
+    int32_t small;    /* elements of at least this magnitude need no look at a window below the first one in use */
+    unsigned used;    /* windows, one bit each; the others are not cleared */
     bool has_singles; /* or they are not cleared */
-    int64_t *bins;  /* those of windows in use are cleared */
+    int64_t *bins;    /* those of windows in use are cleared */
     Window windows[WINDOWS];
     int64_t singles[COPIES][NO_EXPONENT + 1];
 } Exponents;
