@@ -122,8 +122,8 @@ def recorded(
     Args:
         training: whether every parameter is updated.
         sources: of facts; those of every recording by default.
-        after: how many steps are made before any is measured; without the first three, which are looked at for facts
-            as later on one of 128 is.
+        after: how many steps are made before any is measured: of the first ones many are looked at for facts, later
+            on one of 128 is.
         **options: of ``rg.record``.
     """
 
@@ -162,12 +162,17 @@ PLAIN: dict[str, Contender] = {
     "register_full_backward_hook": full_backward_hooks,
 }
 
-OURS: dict[str, Contender] = {
-    "retrograd: not scheduled": recorded(sites=OUTPUTS, schedule=lambda step: False),
-    "retrograd: references": recorded(sites=OUTPUTS, tensors=rg.Keep(OUTPUTS, last=1), statistics=False),
-    "retrograd: statistics": recorded(sites=OUTPUTS, histogram=False),
-    "retrograd: statistics, histogram": recorded(sites=OUTPUTS),
-}
+
+def list_ours(after: int = 3) -> dict[str, Contender]:
+    """Recordings of outputs and their gradients, measured after so many steps."""
+    return {
+        "retrograd: not scheduled": recorded(after=after, sites=OUTPUTS, schedule=lambda step: False),
+        "retrograd: references": recorded(
+            after=after, sites=OUTPUTS, tensors=rg.Keep(OUTPUTS, last=1), statistics=False
+        ),
+        "retrograd: statistics": recorded(after=after, sites=OUTPUTS, histogram=False),
+        "retrograd: statistics, histogram": recorded(after=after, sites=OUTPUTS),
+    }
 
 
 @dataclass(frozen=True)
@@ -178,8 +183,10 @@ class Group:
     bare: Contender = bare
 
 
-GROUPS = [
-    Group(PLAIN | OURS),
-    Group({"retrograd: all that it records by default": recorded(training=True)}, bare=bare_training),
-]
-"""The second group's steps update every parameter, so that there are updates to record."""
+def list_groups(after: int) -> list[Group]:
+    """All that is compared. The second group's steps update every parameter, so that there are updates to record."""
+    everything = recorded(training=True, after=after)
+    return [
+        Group(PLAIN | list_ours(after)),
+        Group({"retrograd: all that it records by default": everything}, bare=bare_training),
+    ]

@@ -20,10 +20,10 @@ import psutil
 import pyarrow
 import torch
 
-from contenders import OURS, PLAIN, Contender
+from contenders import PLAIN, Contender, list_ours
 from nets import make_mlp
 
-CONTENDERS: dict[str, Contender] = PLAIN | OURS
+CONTENDERS: dict[str, Contender] = PLAIN | list_ours()
 SHALLOW, DEEP = 50, 500
 
 
