@@ -170,7 +170,8 @@ def choose(group: Group, only: Collection[str]) -> Group | None:
 
 
 def summarise(net: str, contender: str, costs: list[Cost], ratios: list[Cost]) -> Measure:
-    low, middle, high = statistics.quantiles([ratio.all_threads for ratio in ratios], n=4, method="inclusive")
+    found = [ratio.all_threads for ratio in ratios]
+    low, middle, high = statistics.quantiles(found * 2 if len(found) == 1 else found, n=4, method="inclusive")
     return Measure(
         net=net,
         contender=contender,
