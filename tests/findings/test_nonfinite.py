@@ -246,6 +246,7 @@ def test_a_root_that_is_taken_between_two_looks_is_laid_to_nothing_else(beside: 
             optimizer.step()
     [found] = explain(recording.history)
     assert (found.detector, found.step) == ("nan-backward", 80)
+    assert "between self and the loss" in found.message
     assert "norm" not in found.message
     assert "std" not in found.message
     assert ("by `log` it seems, as operations were at step 0" in found.message) == (beside == "log")

@@ -64,6 +64,7 @@ class Birth:
         rank: in which process; None where that is not told apart.
         is_beside: it came in, and not with the model's inputs, for they are finite at that step.
         noted: the step whose operations tell the operation; None where a recording saw it made.
+        is_behind: it is made between the site, which is given it for a gradient, and the loss.
     """
 
     born: str
@@ -78,6 +79,7 @@ class Birth:
     rank: int | None = None
     is_beside: bool = False
     noted: int | None = None
+    is_behind: bool = False
 
 
 def _is_seen_late(fact: NonFinite, shown: Birth) -> bool:
@@ -237,7 +239,7 @@ class Births:
         if first.quantity == "update":
             return self._place_update(str(first.value), step)
         if first.quantity == "grad":
-            return Birth("backward", step, first.path)
+            return Birth("backward", step, first.path, is_behind=first.kind == "output")
         return Birth("input" if first.kind == "input" else "forward", step, first.path)
 
     def _place_update(self, parameter: str, step: int) -> Birth:
@@ -261,8 +263,8 @@ class Births:
         if len(lines) != 1:
             return birth
         operation = listed[0]
-        site = operation.module or birth.site
-        return replace(birth, operation=operation.name, line=operation.line, site=site, noted=chain.step)
+        birth = replace(birth, operation=operation.name, line=operation.line, noted=chain.step)
+        return replace(birth, site=operation.module, is_behind=False) if operation.module else birth
 
     def _list_candidates(self, birth: Birth, chain: Chain) -> Iterator[Operation]:
         names = _MAKING if birth.born == "forward" else _PARTING

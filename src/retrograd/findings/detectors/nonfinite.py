@@ -156,6 +156,8 @@ def _how_it_came_in(birth: Birth) -> str:
 def _where(birth: Birth) -> str:
     if birth.is_beside and birth.operation:
         return f", in what `{birth.operation}` takes"
+    if birth.is_behind:
+        return f"between {birth.site} and the loss"
     if birth.born == "input":
         return f", first seen in {birth.site}" if birth.site else ""
     return f"in {birth.site}" if birth.site else "between the model's output and the loss"
