@@ -41,7 +41,7 @@ from retrograd.runs.manifest import read_manifest
 from retrograd.runs.part_outline import SiteLists
 from retrograd.runs.parts import PartFile
 from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
-from retrograd.runs.stored import OpenFiles, Session, StoredRows, StoredTensors
+from retrograd.runs.stored import ListedParts, OpenFiles, StoredRows, StoredTensors
 
 _ATTEMPTS = 20
 
@@ -208,7 +208,7 @@ class Run:
                 part = damages.try_to(key, make)
             if part is not None:
                 opened[key] = part
-        sessions = {rank.folder: Session(rank.facts.get("began"), {}) for rank in self.ranks}
+        sessions = {rank.folder: ListedParts(rank.facts.get("began"), {}) for rank in self.ranks}
         for part in opened.values():
             part.session = sessions[part.path.parent.parent]
             part.session.counts[parse_span(part.path.name)] = part.count

@@ -116,7 +116,7 @@ def _weigh(file: PartFile) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ListedParts:
     """What was known of a rank when its parts were listed.
 
     Attributes:
@@ -171,7 +171,7 @@ class StoredRows(StoredPart):
         self.rank = rank
         self._files = files
         self._held: PartFile | None = None
-        self.session = Session(None, {})
+        self.session = ListedParts(None, {})
         self._lists, self._rename = lists, rename
         self._files.put(self, file)
         found = file.open().schema_arrow.names

@@ -45,9 +45,9 @@ class MissingGradient(Detector):
         missing = [
             name
             for name in sorted(gradients.held & gradients.selected)
-            if not gradients.is_trained(name) and not name.startswith(LOOSE) and not gradients.may_be_frozen(name)
+            if not (gradients.is_trained(name) or name.startswith(LOOSE) or gradients.may_be_frozen(name))
+            and not gradients.has_hidden_one(name)
         ]
-        missing = [name for name in missing if not gradients.has_hidden_one(name)]
         groups: dict[tuple[str, str], tuple[LostGradient | None, list[str]]] = {}
         for path in dict.fromkeys(map(path_of, missing)):
             lost, key = find_reason(record, gradients, path, missing)
