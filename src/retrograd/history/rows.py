@@ -200,6 +200,9 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
             nonfinite: leave out pieces of which all elements are known to be finite.
         """
 
+    def check(self) -> None:
+        """Find out which of its rows can be read, before whole columns are, one after the other."""
+
 
 def pick_columns(columns: Part, mask: npt.NDArray[np.bool_]) -> Part:
     """The rows of some columns that are marked."""

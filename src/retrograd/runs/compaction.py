@@ -105,6 +105,7 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
     opened = open_run(opened.path) if opened is run else opened  # the user's own goes on as it is
     with _hold_still(opened):
         opened.refresh()
+        opened.require_all()
         for part in opened.damaged:
             raise DamagedRunError(
                 f"{str(opened.path)!r} is not compacted: {part.error.problem}",

@@ -18,23 +18,28 @@ Listed = tuple[Hashable, Path, tuple[int, int] | None]
 
 @dataclass(frozen=True, slots=True)
 class DamagedPart:
-    """A part file, or one of tensors, of which nothing was read.
+    """A part file, or one of tensors, of which nothing was read, or not all.
 
     Attributes:
         path: of the file.
         error: what is wrong with it.
         after: the last step of the part before it; None where it is the first.
         before: the first step of the part behind it; None where it is the last.
+        steps: the first and the last step of what is damaged in a file of which the rest is read; None otherwise.
     """
 
     path: Path
     error: DamagedRunError
     after: int | None = None
     before: int | None = None
+    steps: tuple[int, int] | None = None
 
     @property
     def place(self) -> str:
-        """Where it lies, as far as its neighbours tell; empty where it has none."""
+        """Where it lies, as far as it is known, or its neighbours tell; empty where it has none."""
+        if self.steps is not None:
+            first, last = self.steps
+            return f"steps {first:,} to {last:,}" if first < last else f"step {first:,}"
         told = [f"the part before it ends with step {self.after:,}"] if self.after is not None else []
         told += [f"the one behind it begins with step {self.before:,}"] if self.before is not None else []
         return ", and ".join(told)
@@ -47,10 +52,23 @@ class DamagedPart:
         )
 
 
+def is_lasting(error: DamagedRunError) -> bool:
+    """Tell whether it is about what is in a file, not about one that is gone, or that the system cannot read now."""
+    cause = error.__cause__
+    return not isinstance(cause, OSError) or (cause.errno is None and not isinstance(cause, FileNotFoundError))
+
+
 class Damages:
-    """The files of one kind that could not be read, each by a key that it has as long as it is the same file."""
+    """The files of one kind that could not be read, each by a key that it has as long as it is the same file.
+
+    Attributes:
+        torn: what was found to be damaged in files that could be opened, and is left out.
+        may_leave_out: whether anything may be.
+    """
 
     def __init__(self) -> None:
+        self.torn: list[DamagedPart] = []
+        self.may_leave_out = True
         self._errors: dict[Hashable, DamagedRunError] = {}
         self._told: set[Hashable] = set()
 
@@ -66,10 +84,15 @@ class Damages:
         try:
             return read()
         except DamagedRunError as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:
+            if not is_lasting(error):
                 raise
             self._errors[key] = error
             return None
+
+    def leave_out(self, part: DamagedPart) -> None:
+        """Note what is damaged in a file that could be opened, and warn of it."""
+        self.torn.append(part)
+        warn(str(part))
 
     def list_parts(self, listed: Sequence[Listed], *, may_be_all: bool = False) -> list[DamagedPart]:
         """Those among the files of a table, and warn once of each.

@@ -83,6 +83,11 @@ class EventPart:
         self._losses = losses if self.held is None else None
 
     @property
+    def written(self) -> int:
+        """Events that its file has."""
+        return self.count
+
+    @property
     def has_micro_batches(self) -> bool:
         """True if any update came behind several micro-batches."""
         return any(last.any() for _, last in self._lasts)

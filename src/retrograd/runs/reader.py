@@ -93,13 +93,12 @@ class Run:
         manifest: what was run.
         ranks: its processes.
         history: what was recorded, the ranks merged.
-        damaged: part files that cannot be read, and are left out of it; of those of tensors, once any were asked for.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = remembering(path)
         self.history = History()
-        self.damaged: list[DamagedPart] = []
+        self._damaged: list[DamagedPart] = []
         self._parts: dict[PartKey, StoredRows] = {}
         self._damages = Damages()
         self._shards = Damages()
@@ -154,7 +153,7 @@ class Run:
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
         ranks = dict(sorted(ranks.items()))
         placements = name_stages({rank.rank: rank.placements for rank in self.ranks if rank.folder in of_history})
-        self.damaged = [*self._open_parts(ranks, placements), *self._read_events(ranks, placements)]
+        self._damaged = [*self._open_parts(ranks, placements), *self._read_events(ranks, placements)]
         shards = {rank: folder / TENSORS for rank, folder in ranks.items()}
         tensors = StoredTensors(shards, placements, lambda: self.history.few_events, self._shards, self._note)
         self.history.manifest = {**self.manifest, "status": self.status}  # first: it says how statistics merge
@@ -164,7 +163,20 @@ class Run:
 
     def _note(self, found: Sequence[DamagedPart]) -> None:
         """Note shards that turned out to be damaged when tensors were asked for."""
-        self.damaged += [part for part in found if part not in self.damaged]
+        self._damaged += [part for part in found if part not in self._damaged]
+
+    @property
+    def damaged(self) -> list[DamagedPart]:
+        """Part files that cannot be read, in whole or in part, and are left out of the history.
+
+        Those of tensors are among them once any were asked for, and row groups of statistics once they were to be read.
+        """
+        paths = {part.path for part in self._parts.values()}
+        return [*self._damaged, *(part for part in self._damages.torn if part.path in paths)]
+
+    def require_all(self) -> None:
+        """Have what turns out to be damaged raise, and leave nothing out from now on."""
+        self._damages.may_leave_out = False
 
     @property
     def is_compacted(self) -> bool:
@@ -205,7 +217,7 @@ class Run:
             renaming = Placements() if self.is_compacted else placements[rank]  # names are those of the history already
             part, file = self._parts.get(key), next(files) if key in new else None
             if file is not None:
-                make = partial(StoredRows, path, file, self._lists, rank, renaming.rename, self._files)
+                make = partial(StoredRows, path, file, self._lists, rank, renaming.rename, self._files, damages)
                 part = damages.try_to(key, make)
             if part is not None:
                 opened[key] = part
@@ -221,7 +233,7 @@ class Run:
         sessions = {rank.folder: ListedParts(rank.facts.get("began"), {}) for rank in self.ranks}
         for part in parts:
             part.session = sessions[part.path.parent.parent]
-            part.session.counts[parse_span(part.path.name)] = part.count
+            part.session.counts[parse_span(part.path.name)] = part.written
 
     def _read_events(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> list[DamagedPart]:
         """Read part files of events that are new, by the names that sites have in the history.

@@ -26,7 +26,7 @@ from retrograd.history.outline import IntArray
 from retrograd.history.rows import FIXED_TYPES, Columns, Part, StoredPart
 from retrograd.history.sink import Event, Moment
 from retrograd.history.table import STATISTICS_NAMES
-from retrograd.runs.damage import DamagedPart, Damages, Listed
+from retrograd.runs.damage import DamagedPart, Damages, Listed, is_lasting
 from retrograd.runs.layout import list_shards, number_file
 from retrograd.runs.merged import ListedParts
 from retrograd.runs.part_outline import (
@@ -145,6 +145,7 @@ class StoredRows(StoredPart):
         rank: the rank it is from.
         rename: the name in ``names`` of a site of this file.
         files: where it is opened.
+        damages: is told of row groups that turn out to be damaged when they are read; they are left out.
 
     Attributes:
         session: who wrote it, and what is beside it, by which its rows are found in a file that it was merged into.
@@ -161,6 +162,7 @@ class StoredRows(StoredPart):
         rank: int,
         rename: Callable[[str], str],
         files: OpenFiles,
+        damages: Damages,
     ) -> None:
         self.path = path
         self.is_far = is_remote(path)
@@ -168,6 +170,8 @@ class StoredRows(StoredPart):
         self.rank = rank
         self._files = files
         self._held: PartFile | None = None
+        self._damages, self._torn, self._is_checked = damages, set[int](), False
+        self._is_large = self.is_far and not file.held
         self.session = ListedParts(None, {})
         self._lists, self._rename = lists, rename
         self._files.put(self, file)
@@ -178,12 +182,17 @@ class StoredRows(StoredPart):
             missing = STATISTICS_NAMES.difference(found, _LATER_COLUMNS)
             if missing:
                 raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
-            self.count = file.metadata.num_rows
+            self.written: int = file.metadata.num_rows
             self._groups = [_describe_group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
             lows, highs = zip(*(group.steps for group in self._groups), strict=True) if self._groups else ((0,), (0,))
             self.step_limits, self.ends = (min(lows), max(highs)), highs
             self.step_runs, sites = self._outline(file)
             self.codes, self.orders, self._codes_of_groups = sites.codes, sites.orders, sites.of_groups
+
+    @property
+    def count(self) -> int:  # type: ignore[override]  # fewer once some turn out to be damaged
+        """Number of rows."""
+        return self.written - sum(self._groups[number].count for number in self._torn)
 
     def hold(self, file: PartFile) -> None:
         """Keep this part's file open as long as the part itself is used."""
@@ -193,6 +202,7 @@ class StoredRows(StoredPart):
         if name not in self._names:
             raise KeyError(name)
         wanted = ("bin_count", "bins") if name in ("bin_count", "bins") else (name,)
+        self.check()
         if name == "bins" and self._stretches is not None:
             stretches, self._stretches = self._stretches, None
             return stretches
@@ -230,6 +240,8 @@ class StoredRows(StoredPart):
         """As of any stored part; a piece is a row group."""
         for number, group in enumerate(self._groups):
             low, high = group.steps
+            if number in self._torn:
+                continue
             if (last is not None and low > last) or (first is not None and high < first):
                 continue
             if nonfinite and not any(group.constants.get(name, 1) for name in _NONFINITE):
@@ -256,7 +268,30 @@ class StoredRows(StoredPart):
     def _read_sites(self, column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
         return read_codes(column, self._lists.code_of, self._rename)
 
+    def check(self) -> None:
+        """Read all of it once, before whole columns are: those must have the same rows.
+
+        Of a large object in a store that would be many bytes: there a damaged one raises.
+        """
+        if not self._is_checked and not self._is_large:
+            for number in set(range(len(self._groups))) - self._torn:
+                self._read_still(number, self._names)
+        self._is_checked = True
+
     def _read_still(self, number: int, names: Sequence[str]) -> Columns:
+        """Columns of a row group; none of its rows where it is damaged, of which there is a warning."""
+        try:
+            return self._read_anywhere(number, names)
+        except DamagedRunError as error:
+            if not (is_lasting(error) and self._damages.may_leave_out) or self._is_checked:
+                raise
+            if number not in self._torn:
+                self._torn.add(number)
+                steps = self._groups[number].steps
+                self._damages.leave_out(DamagedPart(self.path, error, steps=None if steps == _ANY_STEP else steps))
+            return {name: np.empty(0, FIXED_TYPES.get(name, np.float64)) for name in names}
+
+    def _read_anywhere(self, number: int, names: Sequence[str]) -> Columns:
         """Columns of a row group, also of a file that its writer has merged into a larger one since the run was opened.
 
         Raises:

@@ -367,8 +367,7 @@ def _pack_numbers(names: Sequence[str], scope: Scope) -> bytes:
     for matrices in scope.history.matrices(there, scope.sites, scope.phase) if there and len(steps) else ():
         for name, matrix in zip(there, matrices, strict=True):
             at = np.flatnonzero((matrix.steps >= steps[0]) & (matrix.steps <= steps[-1]))
-            if len(at):
-                found[name].add(matrix.values[:, at], int(np.searchsorted(steps, matrix.steps[at[0]])))
+            found[name].add_some(matrix.values[:, at], np.searchsorted(steps, matrix.steps[at]))
     return b"".join(
         _pack(getattr(found[each.name].bands, band)) for each in measures for band in choose_bands(each, scope.columns)
     )

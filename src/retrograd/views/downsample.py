@@ -106,6 +106,17 @@ class ColumnBands:
         self._low[:, at] = np.fmin(self._low[:, at], np.fmin.reduce(cells, axis=2))
         self._high[:, at] = np.fmax(self._high[:, at], np.fmax.reduce(cells, axis=2))
 
+    def add_some(self, values: FloatArray, places: IntArray) -> None:
+        """Take in values of shape (rows, m), which are those at some rising places; NaN are left out."""
+        if not len(places):
+            return
+        first, n = int(places[0]), int(places[-1] - places[0]) + 1
+        if n > len(places):
+            spread = np.full((len(values), n), np.nan)
+            spread[:, places - first] = values
+            values = spread
+        self.add(values, first)
+
     @property
     def bands(self) -> Bands:
         """What was given so far."""

@@ -37,7 +37,7 @@ def _make_curves(aligned: Aligned, number: int) -> tuple[list[Block], FloatArray
     bands = [ColumnBands(len(scope.sites), len(columns.steps), columns.width) for _ in _CURVES]
     for matrices in scope.history.matrices([each.name for each in _CURVES], scope.sites, scope.phase):
         for found, matrix in zip(bands, matrices, strict=True):
-            _add(found, columns.steps, matrix.steps, matrix.values)
+            found.add_some(matrix.values, np.searchsorted(columns.steps, matrix.steps))
     blocks, bad = [], np.full((len(aligned.names), len(columns)), np.nan)
     for measure, found in zip(_CURVES, bands, strict=True):
         reduced = found.bands
@@ -105,7 +105,7 @@ def find_ratios(aligned: Aligned, number: int) -> FloatArray:
             for scope, picked in pair
         )
         for steps, one, other in match_steps(*sources):
-            _add(bands, columns.steps, steps, _divide(other, one))
+            bands.add_some(_divide(other, one), np.searchsorted(columns.steps, steps))
     found = np.full((len(aligned.names), len(columns)), np.nan)
     low, high = bands.bands.low, bands.bands.high
     found[aligned.rows[0][ours]] = np.where(np.abs(low) > np.abs(high), low, high)
@@ -132,16 +132,6 @@ def _divide(other: FloatArray, one: FloatArray) -> FloatArray:
     ratios[other == one] = 0.0
     ratios[~(np.isfinite(other) & np.isfinite(one))] = np.nan
     return ratios
-
-
-def _add(bands: ColumnBands, all_steps: IntArray, steps: IntArray, values: FloatArray) -> None:
-    """Take in values of some of all steps."""
-    if not len(steps):
-        return
-    at = np.searchsorted(all_steps, steps)
-    spread = np.full((len(values), int(at[-1] - at[0]) + 1), np.nan)
-    spread[:, at - at[0]] = values
-    bands.add(spread, int(at[0]))
 
 
 def _pack(facts: dict[str, Any], numbers: FloatArray, bits: int) -> Block:

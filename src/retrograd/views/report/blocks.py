@@ -103,8 +103,7 @@ def make_statistic_blocks(scope: Scope) -> list[Block]:
     bands = [ColumnBands(len(scope.sites), len(steps), scope.columns.width) for _ in measures]
     for matrices in scope.history.matrices([each.name for each in measures], scope.sites, scope.phase):
         for found, matrix in zip(bands, matrices, strict=True):
-            if len(matrix.steps):
-                found.add(matrix.values, int(np.searchsorted(steps, matrix.steps[0])))
+            found.add_some(matrix.values, np.searchsorted(steps, matrix.steps))
     blocks = [pack_bands(measure, found.bands, scope) for measure, found in zip(measures, bands, strict=True)]
     return [block for block in blocks if block is not None]
 
