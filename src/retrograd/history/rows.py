@@ -200,8 +200,11 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
             nonfinite: leave out pieces of which all elements are known to be finite.
         """
 
-    def check(self) -> None:
-        """Find out which of its rows can be read, before whole columns are, one after the other."""
+    def check(self, codes: npt.NDArray[np.integer] | None = None) -> None:
+        """Find out which of its rows can be read, or which pieces with rows of some sites.
+
+        Whoever reads one column after the other asks for it first: they must have the same rows.
+        """
 
 
 def pick_columns(columns: Part, mask: npt.NDArray[np.bool_]) -> Part:

@@ -217,7 +217,7 @@ class SomeSites(StoredPart):
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         if name not in self._part:
             raise KeyError(name)
-        self._part.check()
+        self._part.check(self.codes)
         with_bins = ("bin_count", "bins") if name in ("bin_count", "bins") else (name,)
         pieces = [read()[name] for read in self.plan(with_bins)]
         return np.concatenate(pieces) if pieces else np.empty(0, FIXED_TYPES.get(name, np.float64))

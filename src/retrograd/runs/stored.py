@@ -170,7 +170,7 @@ class StoredRows(StoredPart):
         self.rank = rank
         self._files = files
         self._held: PartFile | None = None
-        self._damages, self._torn, self._is_checked = damages, set[int](), False
+        self._damages, self._torn, self._checked = damages, set[int](), set[int]()
         self._is_large = self.is_far and not file.held
         self.session = ListedParts(None, {})
         self._lists, self._rename = lists, rename
@@ -246,8 +246,7 @@ class StoredRows(StoredPart):
                 continue
             if nonfinite and not any(group.constants.get(name, 1) for name in _NONFINITE):
                 continue
-            own = self._codes_of_groups.get(number)
-            if codes is None or own is None or len(np.intersect1d(own, codes, assume_unique=True)):
+            if self._may_have(number, codes):
                 yield partial(self._read_still, number, tuple(names))
 
     def _outline(self, file: PartFile) -> tuple[dict[int, IntArray], PartSites]:
@@ -268,22 +267,28 @@ class StoredRows(StoredPart):
     def _read_sites(self, column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
         return read_codes(column, self._lists.code_of, self._rename)
 
-    def check(self) -> None:
-        """Read all of it once, before whole columns are: those must have the same rows.
+    def check(self, codes: npt.NDArray[np.integer] | None = None) -> None:
+        """As of any stored part: each row group is read once, by itself.
 
         Of a large object in a store that would be many bytes: there a damaged one raises.
         """
-        if not self._is_checked and not self._is_large:
-            for number in set(range(len(self._groups))) - self._torn:
-                self._read_still(number, self._names)
-        self._is_checked = True
+        for number in range(len(self._groups)):
+            if number not in self._torn | self._checked and self._may_have(number, codes):
+                if not self._is_large:
+                    self._read_still(number, self._names)
+                self._checked.add(number)
+
+    def _may_have(self, number: int, codes: npt.NDArray[np.integer] | None) -> bool:
+        """Tell whether a row group may have rows of some sites; None for all."""
+        own = self._codes_of_groups.get(number)
+        return codes is None or own is None or len(np.intersect1d(own, codes, assume_unique=True)) > 0
 
     def _read_still(self, number: int, names: Sequence[str]) -> Columns:
         """Columns of a row group; none of its rows where it is damaged, of which there is a warning."""
         try:
             return self._read_anywhere(number, names)
         except DamagedRunError as error:
-            if not (is_lasting(error) and self._damages.may_leave_out) or self._is_checked:
+            if not (is_lasting(error) and self._damages.may_leave_out) or number in self._checked:
                 raise
             if number not in self._torn:
                 self._torn.add(number)
