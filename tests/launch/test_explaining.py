@@ -308,6 +308,33 @@ def test_the_origin_of_nan_is_said_with_its_line(hear: Hear) -> None:
     assert len(kept) == 1
 
 
+@pytest.mark.parametrize(
+    ("fact", "said"),
+    [
+        (
+            NonFinite(name="fc1:weight", born="update", operands={"parameter": "2240 of 4096 are NaN"}),
+            "NaN or infinity is in a parameter behind step 7, first seen in fc1:weight",
+        ),
+        (
+            NonFinite(name="fc1", born="input", operation="linear", line="/a/common.py:21"),
+            "NaN or infinity comes in at step 7, first seen in fc1 (common.py:21)",
+        ),
+        (
+            NonFinite(name="head", born="backward", operation="sqrt", line="/a/train.py:9"),
+            "The gradient becomes NaN or infinite in head, step 7: sqrt (train.py:9)",
+        ),
+        (
+            NonFinite(name="fc:weight", born="update", operation="RMSprop.step", line="/a/train.py:9"),
+            "NaN or infinity is made in fc:weight, step 7: RMSprop.step (train.py:9)",
+        ),
+    ],
+    ids=["weight", "input", "gradient", "update"],
+)
+def test_what_was_only_seen_is_not_said_to_be_made_there(hear: Hear, fact: NonFinite, said: str) -> None:
+    _, told = hear([Event(Moment(7), "nonfinite", fact.name, text=fact.text)])
+    assert told == f"retrograd: critical  {said}\n"
+
+
 def test_what_loss_scaling_brings_about_is_no_finding(hear: Hear) -> None:
     fact = NonFinite(name="head", born="backward")
     scaled = [Event(Moment(0), "scale", value=65536.0), Event(Moment(0), "skipped")]
