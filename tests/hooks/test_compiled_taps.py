@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import RetrogradWarning
 from retrograd.hooks import compiled_taps, inductor
-from retrograd.hooks.compiled_taps import NOBODY, Numbered, make_handle, make_ticket, see, see_gradient
+from retrograd.hooks.compiled_taps import NOBODY, Numbered, Told, make_handle, make_ticket, see, see_first, see_gradient
 from retrograd.hooks.module import unwatch_forward, watch_forward
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -134,25 +134,30 @@ def test_what_a_tensor_stands_for_is_found_by_a_copy_of_it_too() -> None:
 
 def test_a_tap_that_is_gone_is_told_nothing() -> None:
     class Tap:
-        def see_compiled(self, tensors: Any, names: Any, trains: bool) -> Tensor:
+        is_compiled = False
+
+        def see_compiled(self, tensors: Any, names: Any, trains: bool, told: Any, first: int) -> None:
             raise AssertionError("it is gone")
 
     tap = Tap()
     handle = make_handle(tap)
     del tap
-    assert see([torch.ones(2)], handle, [""], True, 0) is NOBODY
-    see_gradient(torch.ones(2), NOBODY, 0)
+    assert see_first([torch.ones(2)], handle, [""], True, [handle]) is NOBODY
+    for ticket in (NOBODY, make_ticket({})):
+        see([torch.ones(2)], handle, [""], True, ticket, 1)
+        see_gradient(torch.ones(2), ticket, 0)
 
 
 def test_all_who_are_told_of_a_gradient_are() -> None:
     seen: list[tuple[str, Tensor]] = []
-    told = (
-        (lambda gradient: seen.append(("a", gradient)),),
-        (lambda gradient: seen.append(("b", gradient)), lambda gradient: seen.append(("c", gradient))),
-    )
+    told: Told = {
+        3: (lambda gradient: seen.append(("a", gradient)),),
+        5: (lambda gradient: seen.append(("b", gradient)), lambda gradient: seen.append(("c", gradient))),
+    }
     ticket = make_ticket(told)
-    see_gradient(torch.ones(2), ticket, 1)
-    see_gradient(torch.ones(2), ticket.clone(), 0)
+    see_gradient(torch.ones(2), ticket, 5)
+    see_gradient(torch.ones(2), ticket, 4)
+    see_gradient(torch.ones(2), ticket.clone(), 3)
     assert [name for name, _ in seen] == ["b", "c", "a"]
 
 
@@ -183,7 +188,7 @@ def test_the_graph_has_one_call_for_each_value_and_gradient(saved: bool) -> None
     x = torch.randn(2, 3)
     torch.compile(model, backend=aot_autograd(fw_compiler=note), fullgraph=True)(x).sum().backward()
     kinds = [[name.removeprefix("retrograd.").rpartition("_")[0] for name in graph] for graph in graphs]
-    assert kinds == [["see"] * 2, ["see_gradient"] * 2]
+    assert kinds == [["see_first", "see"], ["see_gradient"] * 2]
     hidden = nn.functional.linear(x, model.first.weight, model.first.bias).detach().requires_grad_()
     out = nn.functional.linear(hidden.tanh(), model.second.weight, model.second.bias)
     out.sum().backward()
