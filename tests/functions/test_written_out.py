@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from retrograd.errors import FunctionError
 from retrograd.functions import written_out
 from retrograd.functions.function import Function
 from retrograd.hooks.nonfinite import source_of
+from tests import warm
 from tests.functions.linear import MyLinear, PlainLinear, tensors
 
 
@@ -122,6 +124,20 @@ def test_either_apply_of_torch(monkeypatch: pytest.MonkeyPatch, is_compiled: boo
         torch.autograd.grad(ours, arguments, incoming), torch.autograd.grad(theirs, arguments, incoming), strict=True
     ):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_C._are_functorch_transforms_active",
+        "_C._functorch.unwrap_if_dead",
+        "autograd.Function.needs_input_grad",
+        "autograd.Function._backward_cls",
+    ],
+)
+def test_a_torch_without_one_of_its_private_names(name: str) -> None:
+    words = [sys.executable, "-m", "tests.functions.without_a_name", name]
+    warm.run(words, check=True, timeout=120, cwd=Path(__file__).parents[2], stage="torch")
 
 
 def test_needs_input_grad_is_of_the_arguments_and_can_be_set() -> None:

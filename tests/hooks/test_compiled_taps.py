@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import sys
+from collections import ChainMap
 from collections.abc import Sequence
 from itertools import pairwise
 from shutil import which
@@ -19,9 +21,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import RetrogradWarning
-from retrograd.hooks import compiled_taps, inductor
+from retrograd.hooks import compiled, compiled_taps, inductor, traced_calls
 from retrograd.hooks.compiled_taps import NOBODY, Numbered, Told, make_handle, make_ticket, see, see_first, see_gradient
 from retrograd.hooks.module import unwatch_forward, watch_forward
+
+NEEDS_COMPILER = pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -92,19 +96,36 @@ def test_calls_wait_for_what_ends_a_kernel_and_for_those_who_need_them() -> None
 
 
 class Lacking:
-    """A module of torch's, without one of its names."""
+    """A module of torch's, or a class in it, without one of its names."""
 
-    def __init__(self, module: Any, name: str) -> None:
-        self.module, self.name = module, name
+    def __init__(self, thing: Any, path: str) -> None:
+        self.thing, (self.name, _, self.rest) = thing, path.partition(".")
 
     def __getattr__(self, name: str) -> Any:
-        if name == self.name:
+        if name != self.name:
+            return getattr(self.thing, name)
+        if not self.rest:
             raise AttributeError(f"no {name}")
-        return getattr(self.module, name)
+        return Lacking(getattr(self.thing, name), self.rest)
 
 
 @pytest.mark.parametrize(
-    ("room", "name"), [("lowering", "V"), ("lowering", "register_lowering"), ("ir", "MultiOutput")]
+    ("room", "name"),
+    [
+        ("lowering", "V"),
+        ("lowering", "register_lowering"),
+        ("lowering", "ir.ExternKernelAlloc.codegen"),
+        ("lowering", "ir.ExternKernelAlloc.realize_input"),
+        ("lowering", "ir.FallbackKernel"),
+        ("lowering", "ir.FixedLayout"),
+        ("lowering", "ir.IRNode.codegen_reference"),
+        ("lowering", "ir.NoneLayout"),
+        ("lowering", "ir.TensorBox.create"),
+        ("lowering", "ir.as_storage_and_layout"),
+        ("lowering", "ir.dependencies.StarDep"),
+        ("ir", "MultiOutput"),
+        ("scheduler", "Scheduler.compute_last_usage"),
+    ],
 )
 def test_an_inductor_that_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch, room: str, name: str) -> None:
     lowering: Any = importlib.import_module("torch._inductor.lowering")
@@ -114,7 +135,7 @@ def test_an_inductor_that_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyP
     inductor._plain_calls.cache_clear()
     path, order = f"torch._inductor.{room}", scheduler.compute_last_usage
     monkeypatch.setitem(sys.modules, path, Lacking(sys.modules[path], name))  # type: ignore[arg-type]
-    with pytest.warns(RetrogradWarning, match=f"another Inductor .*{name}"):
+    with pytest.warns(RetrogradWarning, match=f"another Inductor .*{name.rpartition('.')[2]}"):
         inductor.teach_inductor()
     inductor.teach_inductor()
     assert not lowering.lowerings
@@ -201,6 +222,63 @@ def test_the_graph_has_one_call_for_each_value_and_gradient(saved: bool) -> None
     assert len(model.first._forward_hooks) == 1, "without it the graph would be compiled anew"
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, NEEDS_COMPILER])])
+def test_whoever_packs_saved_tensors_may_keep_copies_alone(backend: str) -> None:
+    model, watcher = Net(), Watcher()
+    modules = [model.first, model.second]
+    for module in modules:
+        watch_forward(module, watcher)
+    compiled, inputs = torch.compile(model, backend=backend), [torch.randn(2, 3) for _ in range(3)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.numpy(force=True).copy(), torch.from_numpy):
+        losses = [compiled(x).sum() for x in inputs]
+    gc.collect()
+    for loss in losses:
+        loss.backward()
+    for module in modules:
+        unwatch_forward(module, watcher)
+    expected = [torch.ones(2, 3), torch.ones(2, 3) @ model.second.weight]
+    assert len(watcher.gradients) == 6
+    for second, first, x in zip(watcher.gradients[::2], watcher.gradients[1::2], inputs, strict=True):
+        slope = 1 - model.first(x).tanh() ** 2
+        torch.testing.assert_close([second, first], [expected[0], expected[1] * slope])
+    assert not compiled_taps._packed, "held after the last watcher has gone"
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_while_nobody_is_awake_only_the_first_tap_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def count(name: str) -> None:
+        function = getattr(compiled_taps, name)
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            called.append(name)
+            return function(*args)
+
+        monkeypatch.setattr(compiled_taps, name, call)
+
+    for name in ("see_first", "see", "see_gradient"):
+        count(name)
+    model, watcher = Net(), Watcher()
+    modules = [model.first, model.second]
+    for module in modules:
+        watch_forward(module, watcher)
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        compiled = torch.compile(model, fullgraph=True)
+        for awake in (False, True, False, True):
+            watcher.switch.awake = awake
+            called.clear()
+            compiled(torch.randn(2, 3)).sum().backward()
+            others = ["see", *["see_gradient"] * 2] if awake else []
+            assert called == ["see_first", *others]
+    assert len(watcher.values) == len(watcher.gradients) == 4
+    for module in modules:
+        unwatch_forward(module, watcher)
+        assert len(module._forward_hooks) == 1, "it is a part of compiled code, though it was asleep at first"
+
+
 def describe(node: Any) -> tuple[Any, ...]:
     """What a node of a graph is, with the same words for a like one of another graph."""
     value = node.meta.get("val")
@@ -212,41 +290,91 @@ def describe(node: Any) -> tuple[Any, ...]:
     return node.op, str(node.target), str(node.args), node.name, made, shown, tuple(map(str, node.users))
 
 
-def test_what_is_written_into_a_graph_is_what_torch_notes_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = compiled_taps.write_call
+def trace_graphs() -> list[list[Any]]:
+    """The graphs of a forward with two taps and of its backward, as they were traced."""
     graphs: list[list[Any]] = []
-    calls: list[bool] = []
 
     def note(graph: Any, inputs: Any) -> Any:
         graphs.append([describe(node) for node in graph.graph.nodes])
         return make_boxed_func(graph.forward)
 
-    def try_to_write(*args: Any) -> Any:
+    torch._dynamo.reset()
+    model, watcher = Net(), Watcher()
+    modules = [model.first, model.second]
+    for module in modules:
+        watch_forward(module, watcher)
+    torch.compile(model, backend=aot_autograd(fw_compiler=note), fullgraph=True)(torch.randn(2, 3)).sum().backward()
+    for module in modules:
+        unwatch_forward(module, watcher)
+    return graphs
+
+
+def note_written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each call from now on, whether it was written into the graph."""
+    write, found = compiled_taps.write_call, list[bool]()
+
+    def note(*args: Any) -> Any:
         made = write(*args)
-        calls.append(made is not None)
+        found.append(made is not None)
         return made
 
-    def trace(change: Any) -> list[list[Any]]:
-        torch._dynamo.reset()
-        graphs.clear()
-        monkeypatch.setattr(compiled_taps, "write_call", change)
-        model, watcher = Net(), Watcher()
-        modules = [model.first, model.second]
-        for module in modules:
-            watch_forward(module, watcher)
-        torch.compile(model, backend=aot_autograd(fw_compiler=note), fullgraph=True)(torch.randn(2, 3)).sum().backward()
-        for module in modules:
-            unwatch_forward(module, watcher)
-        return list(graphs)
+    monkeypatch.setattr(compiled_taps, "write_call", note)
+    return found
 
-    written, called = trace(try_to_write), trace(lambda *args: None)
-    assert calls == [True] * 4
+
+def test_what_is_written_into_a_graph_is_what_torch_notes_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    are_written = note_written(monkeypatch)
+    written = trace_graphs()
+    assert are_written == [True] * 4
     assert len(written) == 2
-    assert written == called
+    monkeypatch.setattr(compiled_taps, "write_call", lambda *args: None)
+    assert written == trace_graphs()
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, room: str, name: str) -> None:
+    """Take a name from a module of torch's where we ask for it; torch keeps it."""
+    modules = ChainMap({room: Lacking(importlib.import_module(room), name)}, sys.modules)  # type: ignore[dict-item, arg-type]
+    for asking in (compiled, traced_calls):
+        monkeypatch.setattr(asking, "sys", SimpleNamespace(**{**vars(sys), "modules": modules}))
+    traced_calls._has_names.cache_clear()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("room", "name"),
+    [
+        ("torch.fx.experimental.proxy_tensor", "PythonKeyTracer"),
+        ("torch.fx.experimental.proxy_tensor", "PythonKeyTracer.create_proxy"),
+        ("torch.fx.experimental.proxy_tensor", "disable_proxy_modes_tracing"),
+        ("torch.fx.experimental.proxy_tensor", "get_proxy_slot"),
+        ("torch.fx.experimental.proxy_tensor", "track_tensor_tree"),
+        ("torch._subclasses.functional_tensor", "FunctionalTensor.from_functional"),
+        ("torch._subclasses.functional_tensor", "FunctionalTensor.to_functional"),
+        ("torch._subclasses.functional_tensor", "disable_functional_mode"),
+        ("torch.utils._mode_utils", "no_dispatch"),
+    ],
+)
+def test_where_a_name_is_missing_torch_notes_the_calls(monkeypatch: pytest.MonkeyPatch, room: str, name: str) -> None:
+    written = trace_graphs()
+    hide(monkeypatch, room, name)
+    are_written = note_written(monkeypatch)
+    try:
+        with pytest.warns(RetrogradWarning, match=f"another {room} than retrograd knows .*{name.rpartition('.')[2]}"):
+            assert trace_graphs() == written
+    finally:
+        traced_calls._has_names.cache_clear()  # type: ignore[attr-defined]
+    assert are_written == [False] * 4
+
+
+def test_what_traces_is_known_without_torchs_own_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = trace_graphs()
+    hide(monkeypatch, "torch.fx.experimental.proxy_tensor", "get_proxy_mode")
+    are_written = note_written(monkeypatch)
+    assert trace_graphs() == written
+    assert are_written == [True] * 4
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
+@NEEDS_COMPILER
 def test_cuda_graphs_are_cut_at_each_call_and_nowhere_else_and_kernels_at_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch's own judgement of what inductor has made; on a device a captured call would run only once."""
     found: list[tuple[bool, bool]] = []

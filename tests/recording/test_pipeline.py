@@ -15,6 +15,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
 from torch.nn.parallel import DistributedDataParallel
 
+from retrograd.hooks.engine import TORCH
 from retrograd.recording.record import record
 from retrograd.runs.reader import open_run
 from tests.processes import Work, run_in_two, run_together
@@ -88,6 +89,9 @@ def interleave(rank: int, folder: Path, name: str) -> list[Tensor]:
 
 VEES = {"zero bubble": (0, 2), "vee": (0, 3)}
 """Schedules that run the two halves of a backward pass apart: the stages of the first process, of four."""
+
+SENDS_TO_ITSELF = TORCH < (2, 12)
+"""With a vee a process has two stages in a row, and torch 2.11 has it send to itself at the beginning. Gloo cannot."""
 
 
 def split_backward(rank: int, folder: Path, name: str) -> list[Tensor]:
@@ -203,7 +207,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
     (folder / "runs").mkdir()
     works: dict[str, Work] = {name: partial(train, name=name, kind=kind) for name, kind in SCHEDULES.items()}
-    works |= {name: partial(split_backward, name=name) for name in VEES}
+    works |= {name: partial(split_backward, name=name) for name in VEES if name != "vee" or not SENDS_TO_ITSELF}
     works |= {"interleaved": partial(interleave, name="interleaved"), "named": partial(keep_names, name="named")}
     run_in_two(works, folder)
     return folder / "runs"
@@ -253,7 +257,13 @@ def test_several_stages_in_a_process(runs: Path) -> None:
     assert_merged(history, rename(train_in_one(4), names))
 
 
-@pytest.mark.parametrize("name", VEES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "zero bubble",
+        pytest.param("vee", marks=pytest.mark.skipif(SENDS_TO_ITSELF, reason="torch 2.11 sends to itself over gloo")),
+    ],
+)
 def test_a_backward_pass_in_two_halves(runs: Path, name: str) -> None:
     found = open_run(runs / name)
     names = {str(2 * stage + at): f"part{stage}.{at}" for stage in range(4) for at in range(2)}

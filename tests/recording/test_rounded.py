@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from retrograd.hooks.engine import TORCH
 from retrograd.recording.record import record
 from retrograd.runs.reader import open_run
 from tests.processes import Work, run_in_two
@@ -142,13 +143,15 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "bf16": Way(lambda net: shard(net, BRAIN), BRAIN, partial(mean_in, BRAIN)),
+    "bf16": Way(lambda net: shard(net, BRAIN), BRAIN, partial(mean_in, SINGLE if TORCH >= (2, 15) else BRAIN)),
+    "bf16, reduced in it": Way(lambda net: shard(net, BRAIN, BRAIN), BRAIN, partial(mean_in, BRAIN)),
     "bf16, reduced in float32": Way(lambda net: shard(net, BRAIN, SINGLE), BRAIN, partial(mean_in, SINGLE)),
     "fp16": Way(lambda net: shard(net, HALF, SINGLE), HALF, partial(mean_in, SINGLE)),
     "offloaded": Way(lambda net: shard(net, BRAIN, SINGLE, is_offloaded=True), BRAIN, partial(mean_in, SINGLE)),
     "hook": Way(lambda net: average(net, default_hooks.fp16_compress_hook), SINGLE, partial(mean_of_rounded, HALF)),
 }
-"""The hook that rounds to bfloat16 torch refuses without NCCL."""
+"""Where no dtype is named, torch reduces in that of the parameters from 2.15 on, in that of the gradients before. It
+refuses the hook that rounds to bfloat16 without NCCL."""
 
 SPREAD = {name: way.spread for name, way in WAYS.items()} | {"low rank": average_by_low_rank}
 

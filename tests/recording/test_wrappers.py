@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,7 +114,8 @@ def test_a_compiled_model_has_the_names_of_the_plain_one() -> None:
     assert not [name for name in seen.names if "_orig_mod" in name]
 
 
-def test_a_model_that_is_compiled_in_place_is_recorded_and_left_as_it_was() -> None:
+def test_a_model_that_is_compiled_in_place_is_recorded_and_left_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "torch._subclasses.fake_tensor")  # else pytest keeps frames of what fails below
     bare, net = make_net(), make_net()
     for each in (bare, net):
         each.compile(backend="eager")
@@ -139,24 +141,31 @@ def test_a_compiled_part() -> None:
     assert set(seen.sites()) == NAMES
 
 
-@pytest.mark.usefixtures("process_group")
-def test_what_a_stage_of_a_pipeline_runs_for_the_shapes_alone() -> None:
-    """torch runs it on memory that nobody has written to, so that its loss may be NaN."""
+def train_stage(net: nn.Module, in_vain: int) -> list[Tensor]:
+    """Train a stage for one step of two micro-batches; returns the losses, the first of which are NaN."""
     losses: list[Tensor] = []
 
     def loss_of(out: Tensor, target: Tensor) -> Tensor:
-        losses.append((out - target).square().mean() * (1.0 if losses else torch.nan))
+        losses.append((out - target).square().mean() * (torch.nan if len(losses) < in_vain else 1.0))
         return losses[-1]
 
-    net = make_net()
     schedule = ScheduleGPipe(PipelineStage(net, 0, 1, torch.device("cpu")), 2, loss_fn=loss_of)
+    schedule.step(torch.randn(4, 3), target=torch.randn(4, 1))
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    return losses
+
+
+@pytest.mark.usefixtures("process_group")
+def test_what_a_stage_of_a_pipeline_runs_for_the_shapes_alone() -> None:
+    """torch runs it on memory that nobody has written to, so that its loss may be NaN; torch 2.11 asks for none."""
+    in_vain = len(train_stage(make_net(), 0)) - 2
+    assert in_vain in (0, 1)
+    net = make_net()
     with record(net) as recording:
-        schedule.step(torch.randn(4, 3), target=torch.randn(4, 1))
-        torch.optim.SGD(net.parameters(), lr=0.1).step()
+        losses = train_stage(net, in_vain)
     history = recording.history
-    assert len(losses) == 3
     assert not [event for event in history.few_events if event.kind == "nonfinite"]
-    assert history.loss.values.tolist() == pytest.approx([torch.stack(losses[1:]).mean().item()])
+    assert history.loss.values.tolist() == pytest.approx([torch.stack(losses[in_vain:]).mean().item()])
     assert history["0#1:output"].count.tolist() == [8]
     assert "0#3:output" not in history
     assert history.manifest["split"] == {"ranks": [], "stages": {"": 0}}

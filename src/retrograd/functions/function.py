@@ -17,7 +17,7 @@ from retrograd.functions.torch_function import MAKERS, make_torch_function, unde
 from retrograd.functions.written_out import Method, PlainCode
 from retrograd.hooks.checkpoints import part_computed_again
 from retrograd.hooks.engine import current_graph_task, grad_enabled, uncompiled
-from retrograd.hooks.functions import FunctionClass
+from retrograd.hooks.functions import NODES_ARE_KNOWN, FunctionClass
 from retrograd.hooks.saved import read_top_pair
 
 _TORCH_SETTINGS = ("generate_vmap_rule", "clear_saved_tensors_on_access")
@@ -180,7 +180,7 @@ def _is_plain(arguments: Arguments, methods: Mapping[str, Method]) -> bool:
     """Tell whether the code is written out: not under torch's decorators, which look into what ``forward`` is given."""
     decorators = undecorate("", methods["forward"])[1]
     has_others = bool(decorators) or not methods.keys() <= {"forward", "backward"}
-    return arguments.are_plain and bool(arguments.names) and not has_others
+    return NODES_ARE_KNOWN and arguments.are_plain and bool(arguments.names) and not has_others
 
 
 def _make_call(arguments: Arguments, function: FunctionClass) -> Method:

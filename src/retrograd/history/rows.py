@@ -167,6 +167,7 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
         orders: for each of them its lowest order; the largest integer where it is not known.
         step_limits: the first and the last step.
         step_runs: for each phase, by its code, the steps that have rows, as runs of even gaps: first, last and gap.
+        ends: the last step of each piece.
         is_far: reading it is mostly waiting, as for a store.
     """
 
@@ -177,6 +178,7 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
     orders: npt.NDArray[np.int64]
     step_limits: tuple[int, int]
     step_runs: Mapping[int, npt.NDArray[np.int64]]
+    ends: Sequence[int]
 
     @abstractmethod
     def plan(
@@ -322,6 +324,10 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
             names: the columns of numbers that will be asked for, see
                 :func:`retrograd.statistics.row.list_columns`, and users' statistics; all when left out.
         """
+        yield self
+
+    def by_steps(self, most: int) -> Iterator[Rows]:
+        """The same rows; where they lie in the order of their steps, some steps at a time, about ``most`` rows."""
         yield self
 
     def pieces(self, names: Sequence[str]) -> Iterator[Part]:

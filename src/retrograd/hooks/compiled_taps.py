@@ -20,6 +20,7 @@ from __future__ import annotations
 import operator
 import weakref
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from retrograd.hooks.inductor import call_plainly, teach_inductor
 from retrograd.hooks.listeners import Entry, SeeGradient, hooks_on
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.resting import is_anybody_awake
+from retrograd.hooks.saved import belongs_to_checkpoint, top_pair
 from retrograd.hooks.traced_calls import proxy_mode, result_of, traced_nodes, write_call
 
 T = TypeVar("T")
@@ -127,7 +129,17 @@ def is_handle(value: Any) -> bool:
 
 def make_ticket(told: Told) -> Tensor:
     """The ticket of a run of a graph."""
-    return _tickets.add(told)
+    ticket = _tickets.add(told)
+    if top_pair() is not None and not belongs_to_checkpoint():
+        _packed.append(ticket)
+    return ticket
+
+
+_packed: deque[Tensor] = deque(maxlen=1_000)
+"""Tickets that hooks on saved tensors may copy, and leave nothing else of them."""
+
+forget_tickets = _packed.clear
+"""Hold no ticket any more, since taps have other watchers."""
 
 
 _find_tap, _find_told = _taps.by_address.get, _tickets.by_address.get
@@ -265,7 +277,8 @@ def _told_by(ticket: Tensor) -> Told | None:
 @uncompiled
 def ticket_at(ticket: Tensor, graphs: Sequence[Tensor], is_before: bool) -> Tensor:
     """The ticket for one of the places where a gradient may come together; nobody is told at the others."""
-    return (ticket if comes_together_at(graphs, is_before) else NOBODY).clone()
+    told = _told_by(ticket) if comes_together_at(graphs, is_before) else None
+    return make_ticket({} if told is None else told)
 
 
 def comes_together_at(graphs: Sequence[Tensor], is_before: bool) -> bool:

@@ -165,6 +165,11 @@ def is_tracing() -> bool:
     return not (_mode_of_kind(_FAKE) is _mode_of_kind(_FUNCTIONAL) is _mode_of_kind(_PROXY) is None)
 
 
+def mode_that_traces() -> Any:
+    """The mode below autograd that writes what runs into a graph; None if there is none."""
+    return _mode_of_kind(_PROXY)
+
+
 def is_abstract() -> bool:
     """Tell whether tensors stand for others: in ``torch.func``, in ``torch.jit.trace``, or while a graph is made."""
     return has_transform() or is_jit_tracing() or is_tracing()

@@ -1,4 +1,8 @@
-"""Torch's ``autograd.Function`` from within: what its ``apply`` comes down to, and the class of its nodes."""
+"""Torch's ``autograd.Function`` from within: what its ``apply`` comes down to, and the class of its nodes.
+
+None of the names that are asked for here is public. Where one of them is missing, torch's own ``apply`` and its nodes
+are left as they are: a Function then works as well, and is slower.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from retrograd.hooks.engine import uncompiled
 FunctionClass = Any
 """A subclass of ``torch.autograd.Function``."""
 
-transforms_active = torch._C._are_functorch_transforms_active
+transforms_active: Callable[[], bool] | None = getattr(torch._C, "_are_functorch_transforms_active", None)
 """Tell whether this thread is inside a ``torch.func`` transform."""
 
-unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+unwrap_if_dead: Callable[[Any], Any] | None = getattr(torch._C._functorch, "unwrap_if_dead", None)
 """The tensor itself; of one that a ``torch.func`` transform left behind, what it stood for."""
 
 APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
@@ -29,7 +33,10 @@ _ASKS = frozenset(
 )
 """What ``Function.apply`` uses, up to torch 2.14."""
 
-_all_need_gradients: Any = torch._C._FunctionBase.needs_input_grad
+_all_need_gradients: Any = getattr(torch.autograd.Function, "needs_input_grad", None)
+
+NODES_ARE_KNOWN = _all_need_gradients is not None and hasattr(torch.autograd.Function, "_backward_cls")
+"""Whether :func:`refine_node` can refine the nodes of a Function."""
 
 
 def inner_apply(function: FunctionClass) -> Callable[..., Any] | None:
@@ -37,7 +44,7 @@ def inner_apply(function: FunctionClass) -> Callable[..., Any] | None:
 
     None where ``apply`` is compiled as it is, or does more than is known here.
     """
-    if APPLY is None or not _ASKS.issuperset(APPLY.co_names):
+    if APPLY is None or not _ASKS.issuperset(APPLY.co_names) or transforms_active is None or unwrap_if_dead is None:
         return None
     inner: Callable[..., Any] = super(torch.autograd.Function, function).apply
     return inner
@@ -46,12 +53,16 @@ def inner_apply(function: FunctionClass) -> Callable[..., Any] | None:
 def refine_node(function: FunctionClass, methods: dict[str, Any]) -> None:
     """Have nodes of a Function hold the call that they are of, with attributes of ours.
 
+    Nothing is done where nodes are not known: they are objects of Python, which take the attributes one by one.
+
     The engine finds ``backward`` where it looks for ``apply``, and calls it without asking which method there is.
 
     Args:
         function: it has a ``backward`` or none, and no ``vjp``.
         methods: what its nodes have beside it.
     """
+    if not NODES_ARE_KNOWN:
+        return
     kind = function._backward_cls
     body = {"__slots__": ("retrograd_call",), "__module__": kind.__module__, **methods}
     written = vars(function).get("backward")

@@ -15,12 +15,33 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch.fx.node import has_side_effect
 
 from retrograd.notices import warn
+
+_NAMES = attrgetter(
+    "V",
+    "ir.FallbackKernel.create",
+    "ir.FallbackKernel.has_side_effects",
+    "ir.FixedLayout",
+    "ir.IRNode.codegen_reference",
+    "ir.IRNode.get_device",
+    "ir.NoneLayout",
+    "ir.TensorBox.create",
+    "ir.as_storage_and_layout",
+    "ir.dependencies.StarDep",
+    "ir.is_storage_and_layout",
+    *(
+        f"ir.ExternKernelAlloc.{name}"
+        for name in ("codegen", "codegen_args", "get_name", "get_read_writes", "realize_input")
+    ),
+)
+"""What a call is made of, and those of its methods that torch calls, or that it calls itself."""
 
 UNKNOWN: Any = object()
 """What an operation returns is to be asked."""
@@ -91,7 +112,8 @@ def _teach(lowering: Any) -> None:
     new = [operation for operation in _forms if operation not in lowering.lowerings]
     if not new:
         return
-    register, (plain, short) = lowering.register_lowering, _plain_calls(lowering)
+    register, each_leaf = lowering.register_lowering, torch.utils._pytree.tree_map_only
+    plain, short = _plain_calls(lowering)
 
     def lower(operation: Any) -> Callable[..., Any]:
         def make(*args: Any) -> Any:
@@ -99,7 +121,7 @@ def _teach(lowering: Any) -> None:
             made = short.make(operation, args) if _forms[operation].returns is not UNKNOWN else None
             if made is None:
                 made = plain.create(operation, *args)
-            return torch.utils._pytree.tree_map_only(lowering.ir.IRNode, box, made)
+            return each_leaf(lowering.ir.IRNode, box, made)
 
         return make
 
@@ -110,6 +132,8 @@ def _teach(lowering: Any) -> None:
 @functools.cache
 def _plain_calls(lowering: Any) -> tuple[Any, Any]:
     """The classes of these calls, which wait from now on: for any operation, and for those whose result is known."""
+    _NAMES(lowering)  # most are used later, when torch cannot go back to its own form
+    signature(lowering.ir.ExternKernelAlloc).parameters["op_overload"]
     kind = _make_call(lowering)
     found = _make_plain_call(lowering, kind), _make_short_call(lowering, kind)
     _have_calls_wait(lowering, kind)
@@ -129,7 +153,7 @@ def _make_call(lowering: Any) -> Any:
                 self.before, graph.retrograd_last = getattr(graph, "retrograd_last", None), self
 
         def codegen(self, wrapper: Any) -> None:
-            if graph_of.graph.cpp_wrapper or not hasattr(wrapper, "add_import_once"):
+            if _is_all_cpp(graph_of.graph) or not hasattr(wrapper, "add_import_once"):
                 super().codegen(wrapper)
                 return
             form, arguments = _forms[self.op_overload], self.codegen_args()
@@ -154,9 +178,9 @@ def _make_call(lowering: Any) -> Any:
 
 def _find_handles(graph: Any, kind: Any) -> list[str]:
     """The handles that are given to the graph, as they are written."""
-    calls: list[Any] = [each for each in graph.operations if isinstance(each, kind)]
+    calls: list[Any] = [each for each in getattr(graph, "operations", ()) if isinstance(each, kind)]
     handles = [each.name_argument(_forms[each.op_overload].handle) for each in calls]
-    return [handle for handle in dict.fromkeys(handles) if handle in graph.graph_inputs]
+    return [handle for handle in dict.fromkeys(handles) if handle in getattr(graph, "graph_inputs", ())]
 
 
 def _write_call(wrapper: Any, form: _Form, arguments: Sequence[str], result: str | None) -> str:
@@ -180,6 +204,11 @@ def _write_call(wrapper: Any, form: _Form, arguments: Sequence[str], result: str
     if result is None:
         return f"if {ticket} is not {nobody}: {call}"
     return f"{result} = {nobody} if {ticket} is {nobody} else {call}"
+
+
+def _is_all_cpp(graph: Any) -> bool:
+    """Tell whether what calls the kernels is written in C++ too, or may be."""
+    return bool(getattr(graph, "cpp_wrapper", True))
 
 
 def _make_plain_call(lowering: Any, kind: Any) -> Any:
@@ -211,7 +240,7 @@ def _make_short_call(lowering: Any, kind: Any) -> Any:
 
             arguments = _change_each(args, node, take)
             result, devices = _forms[operation].returns, {each.get_device() for each in inputs}
-            if graph_of.graph.cpp_wrapper or (result is not None and devices != {on_cpu}):
+            if _is_all_cpp(graph_of.graph) or (result is not None and devices != {on_cpu}):
                 return None  # torch would leave the device for the time of a call that belongs to the CPU
             if result is None:
                 layout = no_layout(device=next((each for each in devices if each != on_cpu), on_cpu))

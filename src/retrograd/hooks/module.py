@@ -31,6 +31,7 @@ from retrograd.hooks.compiled_modules import (
 from retrograd.hooks.compiled_taps import (
     RETURNED,
     Told,
+    forget_tickets,
     make_handle,
     name_tensors,
     put_tap,
@@ -201,6 +202,7 @@ class Tap(TracedHook, Generic[Watcher]):
         """Have these watchers instead."""
         self.watchers = watchers
         forget_switches()
+        forget_tickets()
 
 
 class ModuleTap(Tap[Watcher]):

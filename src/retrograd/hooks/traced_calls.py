@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from retrograd.hooks.compiled import ask_once
+from retrograd.hooks.engine import mode_that_traces
 
 _TRACING, _WRAPPING, _MODES = (
     "torch.fx.experimental.proxy_tensor",
@@ -41,7 +42,9 @@ _has_names = ask_once(
 def proxy_mode() -> Any:
     """What traces the graph that this code is a part of; None if nothing does."""
     room: Any = sys.modules.get(_TRACING)  # not loaded by us: that takes long
-    return room.get_proxy_mode() if room is not None else None
+    if room is None:
+        return None
+    return getattr(room, "get_proxy_mode", mode_that_traces)()  # torch's question knows of export above autograd too
 
 
 def traced_nodes() -> Sequence[torch.fx.Node]:
@@ -52,10 +55,10 @@ def traced_nodes() -> Sequence[torch.fx.Node]:
 
 def write_call(operation: Any, *args: Any) -> Any:
     """Write a call of an operation that changes nothing; returns its proxy, or None where it has to be called."""
-    mode, room = proxy_mode(), sys.modules.get(_TRACING)
-    if mode is None or not _has_names() or type(mode.tracer) is not vars(room)["PythonKeyTracer"]:
+    mode = proxy_mode()
+    if mode is None or not _has_names() or type(mode.tracer) is not sys.modules[_TRACING].PythonKeyTracer:
         return None
-    with vars(sys.modules[_WRAPPING])["disable_functional_mode"]():
+    with sys.modules[_WRAPPING].disable_functional_mode():
         found = [_find_proxies(each, mode.tracer) for each in args]
     if any(each is _UNKNOWN for each in found):
         return None
@@ -72,7 +75,7 @@ def _find_proxies(argument: Any, tracer: Any) -> Any:
     """An argument as the graph has it; ``_UNKNOWN`` if nobody knows."""
     if isinstance(argument, Tensor):
         inner = argument.from_functional() if type(argument) is FunctionalTensor else None
-        find = vars(sys.modules[_TRACING])["get_proxy_slot"]
+        find = sys.modules[_TRACING].get_proxy_slot
         slot = find(inner, tracer, None) if type(inner) is FakeTensor else None
         return _UNKNOWN if slot is None else slot.proxy
     if isinstance(argument, (list, tuple)):
@@ -90,11 +93,11 @@ def result_of(proxy: Any, like: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: of the result.
     """
     tracing, wrapping, modes = (sys.modules[name] for name in (_TRACING, _WRAPPING, _MODES))
-    with vars(wrapping)["disable_functional_mode"]():
+    with wrapping.disable_functional_mode():
         inner: Any = like.from_functional()  # type: ignore[attr-defined]
-        with vars(modes)["no_dispatch"]():
+        with modes.no_dispatch():
             fake = FakeTensor(inner.fake_mode, torch.empty(1, dtype=dtype, device="meta"), torch.device("cpu"))
-        with vars(tracing)["disable_proxy_modes_tracing"]():
-            vars(tracing)["track_tensor_tree"](fake, proxy, constant=None, tracer=proxy.tracer)
+        with tracing.disable_proxy_modes_tracing():
+            tracing.track_tensor_tree(fake, proxy, constant=None, tracer=proxy.tracer)
     result: Tensor = FunctionalTensor.to_functional(fake)
     return result

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from retrograd.addresses import is_remote
 from retrograd.history.ahead import read_each
-from retrograd.history.arrays import read_numbers, to_coded_texts
+from retrograd.history.arrays import give_back, read_numbers, to_coded_texts
 from retrograd.history.events import (
     OF_EACH_STEP,
     Events,
@@ -353,6 +353,7 @@ class EventFiles:
             if sums is None and count > MOST_EVENTS:
                 _move_losses(waiting, anew)
         every = list(parts.values())
+        give_back()
         if count <= MOST_EVENTS:
             self.events = Events(join_events(piece for part in every for piece in part.pieces(EVENT_SCHEMA.names)))
         else:
@@ -362,7 +363,7 @@ class EventFiles:
                 first = min((before | parts)[key].steps()[0] for key in changed)
                 sums.cut(first)
                 _move_losses([part for part in every if part.steps()[1] >= first], sums, first)
-            self.events = LongEvents(every, sums.curve)
+            self.events = LongEvents(every, sums.curve if is_growing else sums.finish())
             self._sums = sums if is_growing else None
         self.parts = parts
 

@@ -184,7 +184,7 @@ class StoredRows(StoredPart):
             self.count = file.metadata.num_rows
             self._groups = [_describe_group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
             lows, highs = zip(*(group.steps for group in self._groups), strict=True) if self._groups else ((0,), (0,))
-            self.step_limits = min(lows), max(highs)
+            self.step_limits, self.ends = (min(lows), max(highs)), highs
             self.step_runs, sites = self._outline(file)
             self.codes, self.orders, self._codes_of_groups = sites.codes, sites.orders, sites.of_groups
 
