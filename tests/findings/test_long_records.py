@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import retrograd as rg
 from retrograd.findings.finding import Findings
-from retrograd.history import windows
-from retrograd.runs import event_parts
+from retrograd.history import history, windows
+from retrograd.runs import event_parts, stored
 
 
 class Recurrent(nn.Module):
@@ -60,15 +61,49 @@ def tell(found: Findings) -> tuple[list[str], list[str]]:
     ("make", "micro", "slug"),
     [(Recurrent, 2, "vanishing"), (make_dead, 1, "dead-units"), (make_rounding, 1, "bf16-update-lost")],
 )
+@pytest.mark.parametrize(("most", "at_once"), [(25, 25), (1 << 19, 7)])
 @pytest.mark.filterwarnings("ignore::retrograd.errors.RetrogradWarning")
 def test_findings_are_those_of_a_short_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: type[nn.Module], micro: int, slug: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: type[nn.Module],
+    micro: int,
+    slug: str,
+    most: int,
+    at_once: int,
 ) -> None:
     torch.manual_seed(0)
     record(tmp_path / "run", make(), micro)
     expected = tell(rg.explain(tmp_path / "run"))
     assert slug in "".join(expected[0])
     monkeypatch.setattr(windows, "MOST_ROWS", 0)
-    monkeypatch.setattr(windows, "MOST_CELLS", 25)
+    monkeypatch.setattr(windows, "MOST_CELLS", most)
+    monkeypatch.setattr(history, "CELLS_AT_ONCE", at_once)
     monkeypatch.setattr(event_parts, "MOST_EVENTS", 0)
     assert tell(rg.explain(tmp_path / "run")) == expected
+
+
+def test_windows_end_where_files_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run of one process no rows are read twice, though not all fit into a window."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    with rg.record(model, path=tmp_path / "run") as recording:
+        for step in range(30):
+            model(torch.randn(4, 8)).square().mean().backward()
+            if step % 3 == 1:
+                recording.flush()
+    run = rg.open_run(tmp_path / "run")
+    whole = run.history.matrix("rms")
+    files = len(list(tmp_path.glob("run/*/statistics/*.parquet")))
+    monkeypatch.setattr(windows, "MOST_ROWS", 0)
+    monkeypatch.setattr(windows, "MOST_CELLS", 8 * len(whole.sites))
+    read, original = list[int](), stored.StoredRows._read_group
+
+    def read_group(part: stored.StoredRows, number: int, *names: object) -> object:
+        read.append(number)
+        return original(part, number, *names)
+
+    monkeypatch.setattr(stored.StoredRows, "_read_group", read_group)
+    found = rg.open_run(tmp_path / "run").history.matrix("rms")
+    assert found.steps.tolist() == whole.steps.tolist()
+    np.testing.assert_allclose(found.values, whole.values, rtol=1e-12)
+    assert len(read) == files > 8

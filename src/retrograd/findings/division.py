@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from retrograd.findings.chain import LOSSES, VIEWS, Chain, argument_of, count, factor_of
+from retrograd.findings.numbers import median
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import median
 from retrograd.findings.updates import CLIPS, Update
 from retrograd.sites.site import Site
 

@@ -75,3 +75,8 @@ def read_codes(
         codes = np.array([code_of.setdefault(name, len(code_of)) for name in names], np.int32)
         pieces.append(codes[view_numbers(piece.indices)])
     return np.concatenate(pieces)
+
+
+def give_back() -> None:
+    """Return the memory to the system that Arrow holds for what it may read next."""
+    pa.default_memory_pool().release_unused()

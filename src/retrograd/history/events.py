@@ -54,7 +54,7 @@ class Events:
         """The loss of each step: the mean of all scalars from which backward started."""
         sums = LossSums()
         sums.add(read_losses(self.table))
-        return sums.curve
+        return sums.finish()
 
     @property
     def times(self) -> tuple[float, float] | None:
@@ -148,6 +148,11 @@ class LossSums:
         """The mean of each step."""
         n = self._count
         return Curve(self._steps[:n].copy(), self._totals[:n] / self._weights[:n])
+
+    def finish(self) -> Curve:
+        """The mean of each step, where nothing will be added any more: in the memory of these sums."""
+        n = self._count
+        return Curve(self._steps[:n], np.divide(self._totals[:n], self._weights[:n], out=self._totals[:n]))
 
     def _reach(self, steps: IntArray) -> None:
         """Have a place for these steps."""

@@ -17,7 +17,7 @@ from retrograd.errors import NoSuchSiteError
 from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.events import Events
 from retrograd.history.kept import Kept, TensorRing, read_kept
-from retrograd.history.matrix import Curve, Matrix, build_matrix, find_columns, join_matrices
+from retrograd.history.matrix import Curve, Matrix, build_matrices, find_columns, join_matrices
 from retrograd.history.names import SiteNames
 from retrograd.history.outline import RecordOutline
 from retrograd.history.rows import (
@@ -33,7 +33,7 @@ from retrograd.history.rows import (
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import build_event_table, build_ranked_table, leave_losses_out, read_events
-from retrograd.history.windows import LongRows, choose_rows, compare_copies, find_outline
+from retrograd.history.windows import CELLS_AT_ONCE, LongRows, choose_rows, compare_copies, find_outline
 from retrograd.libraries import load_library
 from retrograd.sites.pattern import Pattern
 
@@ -63,6 +63,8 @@ class History:
         self._rows = Rows()
         self._counted: tuple[Rows, npt.NDArray[np.bool_]] | None = None
         """Rows, and for each site whether it has any of them, as last counted."""
+        self._outlined: tuple[Rows, RecordOutline] | None = None
+        """Rows, and their outline, as last asked for."""
         self._copies: Copies | None = None
         self._events = Events()
         self._pending_events: deque[Event] = deque()
@@ -229,12 +231,34 @@ class History:
 
     def matrices(
         self, statistics: Sequence[str], sites: Sequence[str], phase: str | None = "train"
-    ) -> Iterator[list[Matrix]]:
-        """As :meth:`matrix`, of several statistics, for some steps after the other: of a long record some at a time."""
-        codes = [self._find(site) for site in sites]
+    ) -> Iterator[Iterator[Matrix]]:
+        """As :meth:`matrix`, of several statistics, for some steps after the other: of a long record some at a time.
+
+        Those of some steps are to be taken before the next ones are asked for: each is made when it is.
+        """
         columns = find_columns(statistics, self.rows.custom)
+        for rows, codes in self.merged(sites, phase, columns):
+            yield build_matrices(rows, codes, list(sites), statistics, phase)
+
+    def merged(
+        self, sites: Sequence[str], phase: str | None, columns: Collection[str]
+    ) -> Iterator[tuple[Rows, list[dict[int, int]]]]:
+        """Rows among which are those of some sites, merged by site and step, for some steps after the other.
+
+        Args:
+            sites: names.
+            phase: kind of forward; None for all.
+            columns: of numbers, that will be asked for.
+
+        Yields:
+            The rows, and for each site the codes of its calls, each with the number of the call.
+        """
+        codes = [self._find(site) for site in sites]
         for rows in self.rows.merged(phase, {code for several in codes for code in several}, columns):
-            yield [build_matrix(rows, codes, list(sites), statistic, phase) for statistic in statistics]
+            for some in rows.by_steps(CELLS_AT_ONCE):
+                yield some, codes
+                del some
+            del rows  # they go before the next are merged
 
     def add_exponents(
         self,
@@ -262,7 +286,9 @@ class History:
     def outline(self) -> RecordOutline:
         """Steps by phase, and the order in which sites were reached."""
         rows = self.rows
-        return rows.outline if isinstance(rows, LongRows) else find_outline(rows)
+        if self._outlined is None or self._outlined[0] is not rows:
+            self._outlined = rows, rows.outline if isinstance(rows, LongRows) else find_outline(rows)
+        return self._outlined[1]
 
     def find_first_nonfinite(self, phase: str) -> int | None:
         """A step before which no row of a phase has NaN or infinite elements; None where none has any at all."""

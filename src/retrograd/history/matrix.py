@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -88,6 +88,14 @@ def build_matrix(
         cells = filled
     values[cells] = compute_statistic(picked, statistic, rows.custom)
     return Matrix(sites, steps, values.reshape(len(codes), len(steps)))
+
+
+def build_matrices(
+    rows: Rows, codes: Sequence[Collection[int]], sites: list[str], statistics: Sequence[str], phase: str | None
+) -> Iterator[Matrix]:
+    """As :func:`build_matrix`, of one statistic after the other."""
+    for statistic in statistics:
+        yield build_matrix(rows, codes, sites, statistic, phase)
 
 
 def join_matrices(matrices: Sequence[Matrix]) -> Matrix:

@@ -167,6 +167,7 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
         orders: for each of them its lowest order; the largest integer where it is not known.
         step_limits: the first and the last step.
         step_runs: for each phase, by its code, the steps that have rows, as runs of even gaps: first, last and gap.
+        ends: the last step of each piece.
         is_far: reading it is mostly waiting, as for a store.
     """
 
@@ -177,6 +178,7 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
     orders: npt.NDArray[np.int64]
     step_limits: tuple[int, int]
     step_runs: Mapping[int, npt.NDArray[np.int64]]
+    ends: Sequence[int]
 
     @abstractmethod
     def plan(
@@ -290,6 +292,14 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         """All rows, piece by piece where they are too many to be held at once."""
         yield self
 
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """A column, which a record that is too long to hold columns reads anew each time."""
+        return self[name]
+
+    def read_one(self, index: int) -> Part:
+        """One row, without its histogram, as columns that are read when they are asked for."""
+        return Picked(self, slice(index, index + 1))
+
     @cached_property
     def codes(self) -> npt.NDArray[np.int64]:
         """Codes of the sites that have rows, rising."""
@@ -322,6 +332,10 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
             names: the columns of numbers that will be asked for, see
                 :func:`retrograd.statistics.row.list_columns`, and users' statistics; all when left out.
         """
+        yield self
+
+    def by_steps(self, most: int) -> Iterator[Rows]:
+        """The same rows; where they lie in the order of their steps, some steps at a time, about ``most`` rows."""
         yield self
 
     def pieces(self, names: Sequence[str]) -> Iterator[Part]:

@@ -19,3 +19,28 @@ def number_steps(steps: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], n
     seen = np.zeros(high - low + 1, np.bool_)  # steps are usually dense, and then need no sorting
     seen[steps - low] = True
     return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[steps - low]
+
+
+class JoinedSteps:
+    """Rising steps that come some after the other. As long as they are those of a known list they take no memory.
+
+    Args:
+        known: steps that somebody holds anyway.
+    """
+
+    def __init__(self, known: npt.NDArray[np.int64]) -> None:
+        self._known, self._same = known, 0
+        self._others: list[npt.NDArray[np.int64]] = []
+
+    def add(self, steps: npt.NDArray[np.int64]) -> None:
+        """Take in the next ones."""
+        end = self._same + len(steps)
+        if not self._others and np.array_equal(self._known[self._same : end], steps):
+            self._same = end
+        else:
+            self._others.append(steps)
+
+    def join(self) -> npt.NDArray[np.int64]:
+        """All of them."""
+        same = self._known[: self._same]
+        return np.concatenate((same, *self._others)) if self._others else same

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.history.ahead import FAR_READERS, NEAR_READERS, read_ahead
+from retrograd.history.arrays import give_back
 from retrograd.history.cells import MOMENT, Cells, MergedTable, Placing, cell_of, number_moments
 from retrograd.history.copies import COMPARED, Copies, CopyWatch, Disagreement
 from retrograd.history.histograms import Histograms
 from retrograd.history.outline import Outliner, RecordOutline
 from retrograd.history.passes import FirstPasses
-from retrograd.history.rows import FIXED_TYPES, ROW_TYPES, Part, Rows, StoredPart, encode_phase, pick_columns
+from retrograd.history.rows import FIXED_TYPES, ROW_TYPES, Part, Picked, Rows, StoredPart, encode_phase, pick_columns
 from retrograd.statistics.row import BINS
 
 IntArray = npt.NDArray[np.int64]
@@ -27,7 +28,7 @@ IntArray = npt.NDArray[np.int64]
 MOST_CELLS = 1 << 19
 """Sites times steps that are held once they are merged; a cell takes some 120 bytes."""
 
-CELLS_AT_ONCE = 1 << 17
+CELLS_AT_ONCE = 1 << 16
 """Sites times steps that are merged at one time where all of them are more than are held."""
 
 MOST_ROWS = 1 << 18
@@ -50,6 +51,19 @@ class LongRows(Rows):
     """
 
     compared: list[Disagreement] | None = None
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """As of any rows; it is not held."""
+        return self[name] if name in self._loaded else self._load(name)
+
+    def read_one(self, index: int) -> Part:
+        """As of any rows; the part alone is read that has it."""
+        for part in self.parts:
+            count = part.count if isinstance(part, StoredPart) else len(part["step"])
+            if index < count:
+                return Picked(Rows([part], None, self.merges), slice(index, index + 1))
+            index -= count
+        raise IndexError("there is no such row")
 
     def only(self, codes: Iterable[int]) -> Rows:
         """The rows of some sites, read when they are asked for."""
@@ -82,13 +96,15 @@ class LongRows(Rows):
         """Exponent histograms of some sites, each with the codes of its calls: for each shape ``[columns, 255]``."""
         wanted = np.intersect1d(self.codes, np.array([code for several in codes for code in several], np.int64))
         steps = self.steps_of(phase)
-        column_of, found = place(steps), Histograms(len(wanted), columns)
+        found = Histograms(len(wanted), columns)
         width = max(MOST_CELLS // max(len(wanted), 1), 1)
-        for start in range(0, len(steps), width):
-            window = Cells(steps[start : start + width], wanted, encode_phase(phase))
+        for some in _cut(steps, width, self.ends):
+            window = Cells(some, wanted, encode_phase(phase))
+            column_of = place(window.steps)
             for piece, cells in read_counted(self, ("first_bin", "bins"), window):
                 step, site = np.divmod(cells, len(wanted))
-                found.add(piece, site * columns + column_of[start + step])
+                found.add(piece, site * columns + column_of[step])
+                del piece
         for several in codes:
             places = np.searchsorted(wanted, [code for code in several if code in wanted])
             yield sum(map(found.of_site, places), np.zeros((columns, BINS), np.int64))
@@ -115,7 +131,8 @@ class LongRows(Rows):
         return self._read(read for part in self._stored for read in _plan(part, names, nonfinite=True))
 
     def _read(self, calls: Iterable[Callable[[], Part]]) -> Iterator[Part]:
-        return read_ahead(calls, FAR_READERS if any(part.is_far for part in self._stored) else NEAR_READERS)
+        yield from read_ahead(calls, FAR_READERS if any(part.is_far for part in self._stored) else NEAR_READERS)
+        give_back()
 
     def in_pieces(self) -> Iterator[Part]:
         """All rows, piece by piece."""
@@ -137,6 +154,12 @@ class LongRows(Rows):
         return outliner.finish()
 
     @cached_property
+    def ends(self) -> IntArray:
+        """The last steps of the pieces of the first rank, rising."""
+        first = self._stored[0].rank if self._stored else 0
+        return np.unique([end for part in self._stored if part.rank == first for end in part.ends]).astype(np.int64)
+
+    @cached_property
     def _stored(self) -> list[StoredPart]:
         stored = [part for part in self.parts if isinstance(part, StoredPart) and part.count]
         return sorted(stored, key=lambda part: part.rank)
@@ -144,6 +167,21 @@ class LongRows(Rows):
     @cached_property
     def _merged(self) -> dict[str | None, Rows]:
         return {}
+
+
+class MergedRows(Rows):
+    """The rows of a table that was merged: a row a site and step, by rising step."""
+
+    def by_steps(self, most: int) -> Iterator[Rows]:
+        """As of any rows."""
+        [columns], steps, start = self.parts, self["step"], 0
+        while start + most < len(steps):
+            first, next_one = steps[start], steps[start + most]  # all rows of a step stay together
+            end = int(np.searchsorted(steps, next_one, "right" if first == next_one else "left"))
+            yield MergedRows([{name: column[start:end] for name, column in columns.items()}], merges=self.merges)
+            start = end
+        rest = {name: column[start:] for name, column in columns.items()}
+        yield MergedRows([rest], merges=self.merges) if start else self
 
 
 def choose_rows(parts: Sequence[Part], earlier: Rows, merges: Mapping[str, str], copies: Copies | None) -> Rows:
@@ -167,7 +205,7 @@ class SomeSites(StoredPart):
         self._part = part
         self._wanted = codes
         self.rank, self.step_limits = part.rank, part.step_limits
-        self.step_runs = part.step_runs
+        self.step_runs, self.ends = part.step_runs, part.ends
         is_wanted = np.isin(part.codes, codes)
         self.codes, self.orders = part.codes[is_wanted], part.orders[is_wanted]
 
@@ -281,6 +319,7 @@ def read_once(
             piece, numbers = pick_columns(piece, counts), numbers[counts]
         if len(numbers):
             yield piece, numbers
+        del each, piece  # they go before the next ones are read
 
 
 def list_different(watch: CopyWatch, copies: Copies, cells: Cells) -> list[Disagreement]:
@@ -296,8 +335,23 @@ def list_different(watch: CopyWatch, copies: Copies, cells: Cells) -> list[Disag
 def merge_windows(rows: LongRows, cells: Cells, names: Iterable[str] | None = None) -> Iterator[Rows]:
     """As :func:`merge_window`, of some steps after the other."""
     width = max(min(CELLS_AT_ONCE, MOST_CELLS) // max(len(cells.codes), 1), 1)
-    for start in range(0, max(len(cells.steps), 1), width):
-        yield merge_window(rows, cells._replace(steps=cells.steps[start : start + width]), names)
+    for some in _cut(cells.steps, width, rows.ends):
+        yield merge_window(rows, cells._replace(steps=some), names)
+
+
+def _cut(steps: IntArray, width: int, ends: IntArray) -> Iterator[IntArray]:
+    """Some of the steps after the other, ``width`` at most, cut where a piece ends if there is such a place.
+
+    A piece that has steps on both sides of a cut is read twice.
+    """
+    start = 0
+    while start + width < len(steps):
+        place = np.searchsorted(ends, steps[start + width]) - 1  # the last piece that ends before
+        end = int(np.searchsorted(steps, ends[place], "right")) if place >= 0 else 0
+        end = end if end > start else start + width
+        yield steps[start:end]
+        start = end
+    yield steps[start:]
 
 
 def merge_window(rows: LongRows, cells: Cells, names: Iterable[str] | None = None) -> Rows:
@@ -308,7 +362,8 @@ def merge_window(rows: LongRows, cells: Cells, names: Iterable[str] | None = Non
     table = MergedTable(rows, len(cells.steps) * len(cells.codes), columns)
     for piece, numbers in read_counted(rows, columns, cells):
         table.add(piece, numbers)
-    return Rows([table.lay_out(cells)], merges=rows.merges)
+        del piece
+    return MergedRows([table.lay_out(cells)], merges=rows.merges)
 
 
 def compare_copies(rows: LongRows) -> list[Disagreement]:

@@ -11,8 +11,9 @@ import numpy as np
 from retrograd.amounts import count_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.numbers import divide, median
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import Training, divide, is_adaptive, median, number
+from retrograd.findings.training import Training, is_adaptive, number
 from retrograd.findings.updates import CLIPS, HABIT, Update
 from retrograd.history.facts import Call
 

@@ -14,8 +14,9 @@ from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.learning_rate import first_large
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.layers import Layer, Layers, median_of_first, take_first
+from retrograd.findings.numbers import divide
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import FloatArray, Training, divide
+from retrograd.findings.training import FloatArray, Training
 
 LEAST = 4
 """Layers, or calls, that make a depth."""

@@ -9,8 +9,10 @@ import numpy as np
 
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.numbers import divide, median
 from retrograd.findings.record import Record
-from retrograd.findings.training import FloatArray, IntArray, Training, UpdateNorms, divide, median, number
+from retrograd.findings.training import FloatArray, IntArray, Training, number
+from retrograd.findings.update_norms import UpdateNorms, add_up
 
 HALF = 0.5
 """Part of an update that decay makes, from which on it is spoken of."""
@@ -58,8 +60,9 @@ class WeightDecayDominates(Detector):
             lines = self._pick(training.updates, set(group.get("parameters", ())))
             if not len(lines) or until < 10:
                 continue
-            weights = np.sqrt(np.nansum(training.updates.weight[lines, :until] ** 2, axis=0))
-            share = self._measure_share(record, group, lines)
+            weights, changes = _add_up_norms(training.updates, lines)
+            share = self._measure_share(record, group, lines, weights, changes)
+            weights = weights[:until]
             if share > HALF and np.min(weights) < SHRUNK * weights[0]:
                 yield self._tell(record, name, group, share, weights)
                 return
@@ -68,21 +71,23 @@ class WeightDecayDominates(Detector):
     def _pick(updates: UpdateNorms, names: set[str]) -> IntArray:
         """Lines of weights of a group, small ones left out."""
         listed = [k for k, site in enumerate(updates.sites) if not names or str(site.value) in names]
-        return np.array([k for k in listed if updates.elements[k] > 8 and updates.weight[k, 0] > 0], np.int64)
+        return np.array([k for k in listed if updates.elements[k] > 8 and updates.first_weights[k, 0] > 0], np.int64)
 
     @staticmethod
-    def _measure_share(record: Record, group: dict[str, Any], lines: IntArray) -> float:
+    def _measure_share(
+        record: Record, group: dict[str, Any], lines: IntArray, weights: FloatArray, changes: FloatArray
+    ) -> float:
         """Measure the part of an update that decay makes, at the median of the first half of the steps."""
         updates = record.once(Training).updates
         decay, rate = number(group["weight_decay"]) or 0.0, number(group.get("lr")) or 0.0
         half = max(len(updates.steps) // 2, 5)
-        norms = np.sqrt(np.nansum(updates.weight[lines, :half] ** 2, axis=0))
+        norms = weights[:half]
         if group.get("decoupled_weight_decay"):
-            part = divide(rate * decay * norms, np.sqrt(np.nansum(updates.delta[lines, :half] ** 2, axis=0)))
-            return median(np.minimum(part, 1.0))
+            return median(np.minimum(divide(rate * decay * norms, changes[:half]), 1.0))
         sites = [str(updates.sites[k].value.grad) for k in lines]
         known = [site for site in sites if site in record.history]
-        gradients = np.sqrt(np.nansum(record.history.matrix("l2", known).values[:, :half] ** 2, axis=0))
+        pieces = (add_up(matrix.values) for [matrix] in record.history.matrices(["l2"], known))
+        gradients = np.concatenate(list(pieces))[:half]
         size = min(len(gradients), len(norms))
         return float(np.median(decay * norms[:size] / (decay * norms[:size] + gradients[:size])))
 
@@ -105,6 +110,13 @@ class WeightDecayDominates(Detector):
             precondition=["the loss has not fallen to a fifth"],
             refute="without weight decay the weights shrink all the same",
         )
+
+
+def _add_up_norms(updates: UpdateNorms, lines: IntArray) -> tuple[FloatArray, FloatArray]:
+    """‖w‖₂ and ‖Δw‖₂ of some parameters together, at each step."""
+    found = [(add_up(norms.weight[lines]), add_up(norms.delta[lines])) for norms in updates.norms()]
+    weights, changes = map(np.concatenate, zip(*found, strict=True))
+    return weights, changes
 
 
 class AdamEpsilon(Detector):

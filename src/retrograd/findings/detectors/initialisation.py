@@ -12,8 +12,9 @@ from retrograd.findings.chain import shape_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layer, Layers, take_first
+from retrograd.findings.numbers import divide
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import FloatArray, Training, divide
+from retrograd.findings.training import FloatArray, Training
 
 GAIN = 4.0
 """Root mean square of a layer's output over that of its input, from which on its weights are large."""
@@ -270,7 +271,7 @@ class SymmetricInit(Detector):
         zero = {
             site.path
             for k, site in enumerate(updates.sites)
-            if site.keys[0] == "weight" and (updates.weight[k, :3] == 0).all()
+            if site.keys[0] == "weight" and (updates.first_weights[k] == 0).all()
         }
         pairs = [(a, b) for a, b in pairwise(weighs) if a in zero and b in zero]
         return [f"{path}:weight" for path in weighs if path in zero] if pairs else []

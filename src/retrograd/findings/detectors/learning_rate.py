@@ -12,7 +12,8 @@ from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.units import DEAD, list_dead
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import MOVED, ROSE, TOLD, Stillness, Training, UpdateNorms, is_adaptive
+from retrograd.findings.training import MOVED, ROSE, Training, is_adaptive
+from retrograd.findings.update_norms import Stillness, UpdateNorms
 from retrograd.history.facts import OptimizerMade
 
 LARGE = 0.1
@@ -139,7 +140,7 @@ def baseline(record: Record, updates: UpdateNorms) -> float:
     """The loss before the first large update: the median of those so far, or the first one."""
     steps, loss = record.once(Training).loss
     first = first_large(updates)
-    until = loss if first is None else loss[steps <= first]
+    until = loss if first is None else loss[: np.searchsorted(steps, first, "right")]
     until = until[np.isfinite(until)][-20:]
     return float(np.median(until)) if len(until) else float("nan")
 
@@ -260,9 +261,7 @@ class NotUpdated(Detector):
         }
         updates = record.once(Training).updates
         changed = {
-            str(site.value)
-            for site, delta, weight in zip(updates.sites, updates.delta, updates.weight, strict=True)
-            if int((np.nan_to_num(delta, nan=0.0) > TOLD * np.nan_to_num(weight, nan=0.0)).sum()) >= FEWEST
+            str(site.value) for site, told in zip(updates.sites, updates.told.tolist(), strict=True) if told >= FEWEST
         }
         if record.is_staged:  # a whole model beside the stages has parameters that only other ranks train
             changed &= {name for made in record.of(OptimizerMade) if made.rank == 0 for name in made.parameters}

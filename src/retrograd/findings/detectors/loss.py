@@ -8,8 +8,9 @@ import numpy as np
 
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.numbers import median
 from retrograd.findings.record import Record
-from retrograd.findings.training import ROSE, FloatArray, IntArray, Training, median
+from retrograd.findings.training import ROSE, FloatArray, IntArray, Training
 from retrograd.history.matrix import Curve
 
 SPIKE = 6.0

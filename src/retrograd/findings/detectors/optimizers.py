@@ -9,7 +9,8 @@ from retrograd.findings.births import GREW
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
-from retrograd.findings.training import Stillness, Training, as_list
+from retrograd.findings.training import Training, as_list
+from retrograd.findings.update_norms import Stillness
 from retrograd.findings.updates import by_optimizer
 from retrograd.history.facts import OptimizerMade
 

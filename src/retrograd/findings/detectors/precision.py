@@ -11,8 +11,9 @@ from retrograd.findings.births import Births
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.layers import Layers
+from retrograd.findings.numbers import median
 from retrograd.findings.record import CannotTell, Record
-from retrograd.findings.training import Training, median
+from retrograd.findings.training import Training
 from retrograd.history.matrix import join_matrices
 from retrograd.history.sink import UPDATES
 from retrograd.history.table import find_kinds

@@ -160,6 +160,9 @@ def make_loss_block(scope: Scope) -> Block | None:
 LOSS_FACTS: dict[str, Any] = {"bands": ALL_BANDS, "series": [0]}
 
 
+_LOSSES_AT_ONCE = 1 << 16
+
+
 def reduce_loss(scope: Scope) -> FloatArray | None:
     """Smallest, mean and largest loss of each column, shape (3, columns); None where there is none.
 
@@ -170,14 +173,18 @@ def reduce_loss(scope: Scope) -> FloatArray | None:
     columns = scope.columns
     if len(values) == 0 or len(columns) == 0:
         return None
-    place = columns.place(steps)
     low, high = np.full(len(columns), np.nan), np.full(len(columns), np.nan)
-    np.fmin.at(low, place, values)
-    np.fmax.at(high, place, values)
-    known = np.isfinite(values)
-    broken = np.bincount(place[~known], minlength=len(columns)) > 0
-    total = np.bincount(place[known], values[known], len(columns))
-    count = np.bincount(place[known], minlength=len(columns))
+    broken, count = np.zeros(len(columns), np.bool_), np.zeros(len(columns), np.int64)
+    total = np.zeros(len(columns))
+    for start in range(0, len(steps), _LOSSES_AT_ONCE):
+        some = values[start : start + _LOSSES_AT_ONCE]
+        place, known = columns.place(steps[start : start + _LOSSES_AT_ONCE]), np.isfinite(some)
+        np.fmin.at(low, place, some)
+        np.fmax.at(high, place, some)
+        broken[place[~known]] = True
+        with np.errstate(over="ignore"):
+            np.add.at(total, place[known], some[known])
+        count += np.bincount(place[known], minlength=len(columns))
     mean = np.where(count > 0, total / np.maximum(count, 1), np.where(broken, np.inf, np.nan))
     return np.stack([low, mean, high])
 

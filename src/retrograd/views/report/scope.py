@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrograd.history.history import History
+from retrograd.history.rows import encode_phase
 from retrograd.history.sink import Phase
+from retrograd.history.steps import JoinedSteps
 from retrograd.views.downsample import StepColumns, share_columns
 from retrograd.views.page.frame import MANTISSA_BITS
 from retrograd.views.shown import find_phase
@@ -41,21 +43,23 @@ class Scope:
 def choose_scope(history: History, phase: Phase | None, most_columns: int, megabytes: float) -> Scope:
     """The finest scope with which the page is expected to stay as small as asked."""
     phase = find_phase(history) if phase is None else phase
-    sites, steps, most = history.sites, [np.empty(0, np.int64)], np.full(len(history.sites), -1.0)
+    sites, most = history.sites, np.full(len(history.sites), -1.0)
+    found = JoinedSteps(history.outline.steps.get(encode_phase(phase), np.empty(0, np.int64)))
     for [counts] in history.matrices(["count"], sites, phase):
-        steps.append(counts.steps)
+        found.add(counts.steps)
         most = np.fmax(most, np.fmax.reduce(counts.values, axis=1, initial=-1))
     elements = most.astype(int).tolist()
     seen = [(site, n) for site, n in zip(sites, elements, strict=True) if n >= 0]
     max_bytes = megabytes * 1e6 * SHARE_OF_NUMBERS
-    columns, mantissa_bits = choose_detail(len(seen), sum(map(len, steps)), most_columns, max_bytes)
+    steps = found.join()
+    columns, mantissa_bits = choose_detail(len(seen), len(steps), most_columns, max_bytes)
     return Scope(
         history=history,
         phase=phase,
         sites=[site for site, _ in seen],
         unseen=[site for site, n in zip(sites, elements, strict=True) if n < 0],
         elements=[n for _, n in seen],
-        columns=share_columns(np.concatenate(steps), columns),
+        columns=share_columns(steps, columns),
         mantissa_bits=mantissa_bits,
     )
 
