@@ -19,6 +19,7 @@ from retrograd.cli import main
 from retrograd.comparing.differences import knows_inputs
 from retrograd.errors import CompareError
 from retrograd.findings.record import Record
+from retrograd.history import windows
 from retrograd.history.facts import Input
 from retrograd.history.history import History
 from retrograd.history.sink import Event, Moment
@@ -424,3 +425,20 @@ def test_what_a_second_model_is_given_follows_from_the_first() -> None:
     assert place(comparison) == ("maker:output", 2)
     assert slugs(comparison) == ["parameters"]
     assert "inputs" in [each.detector for each in comparison.findings]
+
+
+@pytest.mark.parametrize(
+    "other", [Script(), Script(lr=0.2), Script(steps=7), Script(at_step={4: lambda net, _: net[3].reset_parameters()})]
+)
+def test_records_longer_than_memory_are_compared_as_short_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Script
+) -> None:
+    Script().run(tmp_path / "a")
+    other.run(tmp_path / "b")
+    expected = rg.compare(tmp_path / "a", tmp_path / "b")
+    monkeypatch.setattr(windows, "MOST_ROWS", 0)
+    a, b = rg.open_run(tmp_path / "a"), rg.open_run(tmp_path / "b")
+    found = rg.compare(a, b)
+    assert (str(found), found.as_json_lines()) == (str(expected), expected.as_json_lines())
+    assert not a.history.rows._loaded
+    assert not b.history.rows._loaded

@@ -95,11 +95,10 @@ def measure(pairs: Pairs) -> Distances:
 
 def _measure_finite(pairs: Pairs) -> tuple[FloatArray, FloatArray]:
     """Distances of the finite elements, absolute; and the larger root mean square of both."""
-    moments = [_moments(pairs, number) for number in (0, 1)]
-    apart = np.zeros(len(pairs))
-    for one, other in zip(*moments, strict=True):
-        np.maximum(apart, np.abs(one - other), out=apart)
-    size = np.maximum(moments[0][1], moments[1][1])
+    ours, theirs = (_moments(pairs, number) for number in (0, 1))
+    apart, size = np.zeros(len(pairs)), np.maximum(ours[1], theirs[1])
+    while ours:  # they go one by one: each is as long as the record
+        np.maximum(apart, np.abs(ours.pop() - theirs.pop()), out=apart)
     largest = np.zeros(len(pairs))
     ends = np.zeros(len(pairs))
     for name in ("min", "max"):
@@ -110,15 +109,17 @@ def _measure_finite(pairs: Pairs) -> tuple[FloatArray, FloatArray]:
     return np.maximum(apart, share * size), size
 
 
-def _moments(pairs: Pairs, which: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _moments(pairs: Pairs, which: int) -> list[FloatArray]:
     """Mean, root mean square and mean size."""
-    count, nan, above, below, total, m2, sizes = (
-        pairs.columns(name)[which].astype(np.float64)
-        for name in ("count", "nan", "pos_inf", "neg_inf", "sum", "m2", "abs_sum")
-    )
-    n = np.maximum(count - nan - above - below, 1.0)
-    mean = total / n
-    return mean, np.sqrt(np.maximum(m2 / n + mean * mean, 0.0)), sizes / n
+    n = pairs.column("count", which).astype(np.float64)
+    for name in _COUNTS:
+        n -= pairs.column(name, which)
+    np.maximum(n, 1.0, out=n)
+    mean = pairs.column("sum", which) / n
+    square = pairs.column("m2", which) / n
+    square += mean * mean
+    np.sqrt(np.maximum(square, 0.0, out=square), out=square)
+    return [mean, square, pairs.column("abs_sum", which) / n]
 
 
 def _usual_size(pairs: Pairs, size: FloatArray) -> FloatArray:
@@ -169,7 +170,7 @@ def find_formats(
         fits = np.ones((len(FORMATS), len(pairs.names)), np.bool_)
         telling = np.zeros(len(pairs.names), np.int64)
         for name in ("min", "max"):
-            values = pairs.columns(name)[which]
+            values = pairs.column(name, which)
             finite = np.isfinite(values)
             telling += np.bincount(pairs.site[finite & ~_is_plain(values)], minlength=len(pairs.names))
             held = (_fits_bfloat16(values), _fits(values, np.float16), _fits(values, np.float32))

@@ -14,6 +14,7 @@ from retrograd.comparing.distance import GROWTH, UPDATE, Distances, FloatArray, 
 from retrograd.comparing.pairs import Pairs
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
+from retrograd.history.rows import Part
 from retrograd.history.sink import PHASES, Moment
 from retrograd.sites.site import Site, parse_leniently
 
@@ -105,27 +106,23 @@ def _limit_of_updates(pairs: Pairs, distances: Distances) -> FloatArray:
 
 def describe_pair(pairs: Pairs, distances: Distances, floor: Floor, place: int, letter: str) -> Divergence:
     """Describe one pair in words and numbers."""
-    a = int(pairs.a[place])
-    rows = pairs.rows_a
-    moment = Moment(
-        int(rows["step"][a]), int(rows["micro"][a]), int(rows["backward"][a]), PHASES[int(rows["phase"][a])]
-    )
-    b = int(pairs.b[place])
+    a, b = pairs.rows_a.read_one(int(pairs.a[place])), pairs.rows_b.read_one(int(pairs.b[place]))
+    moment = Moment(int(a["step"][0]), int(a["micro"][0]), int(a["backward"][0]), PHASES[int(a["phase"][0])])
     return Divergence(
         pairs.names[int(pairs.site[place])],
         moment,
-        int(rows["rank"][a]),
+        int(a["rank"][0]),
         float(distances.usual[place]),
         float(floor.limits[place]),
-        _size(rows, a),
-        _size(pairs.rows_b, b),
-        (int(rows["count"][a]), int(pairs.rows_b["count"][b])),
+        _size(a),
+        _size(b),
+        (int(a["count"][0]), int(b["count"][0])),
         letter,
     )
 
 
-def _size(rows: object, index: int) -> float:
-    count, total, m2 = (float(rows[name][index]) for name in ("count", "sum", "m2"))  # type: ignore[index]
+def _size(row: Part) -> float:
+    count, total, m2 = (float(row[name][0]) for name in ("count", "sum", "m2"))
     return float(np.sqrt(m2 / count + (total / count) ** 2)) if count else 0.0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,11 +46,16 @@ class Pairs:
 
     def columns(self, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """A column of the rows of both runs."""
-        return self.rows_a[name][self.a], self.rows_b[name][self.b]
+        return self.column(name, 0), self.column(name, 1)
 
     def of_a(self, name: str) -> npt.NDArray[Any]:
         """A column of the rows of the first run."""
-        return self.rows_a[name][self.a]
+        return self.column(name, 0)
+
+    def column(self, name: str, which: int) -> npt.NDArray[Any]:
+        """A column of the rows of the first run, or of the second for 1."""
+        rows, index = ((self.rows_a, self.a), (self.rows_b, self.b))[which]
+        return rows.read(name)[index]
 
 
 def plain_name(name: str) -> str:
@@ -76,18 +81,23 @@ def pair_rows(a: History, b: History) -> Pairs:
     names_a, names_b = (plain_names(each.site_names) for each in (a, b))
     shared = {name: number for number, name in enumerate(name for name in names_a if name in set(names_b))}
     last = min(_last_step(rows_a), _last_step(rows_b))
-    picked_a, moments_a = _pick(rows_a, names_a, shared, last)
-    picked_b, moments_b = _pick(rows_b, names_b, shared, last)
-    key_a, key_b = _make_keys(moments_a, moments_b)
+    picked_a, codes_a = _pick(rows_a, names_a, shared, last)
+    picked_b, codes_b = _pick(rows_b, names_b, shared, last)
+    both = (_Digits(rows_a, picked_a, codes_a), _Digits(rows_b, picked_b, codes_b))
+    key_a, key_b = _make_keys([each.read(name) for each in both] for name in ("site", *_MOMENT, "rank"))
     if np.array_equal(key_a, key_b):
         at_a = at_b = np.arange(len(key_a))
     else:
         _, at_a, at_b = np.intersect1d(key_a, key_b, assume_unique=True, return_indices=True)
-    index_a, index_b = picked_a[at_a], picked_b[at_b]
-    order = _order_of_execution(rows_a, index_a)
-    site = np.array([shared.get(name, -1) for name in names_a], np.int64)[rows_a["site"][index_a[order]]]
     missing_a, missing_b = len(key_b) - len(at_b), len(key_a) - len(at_a)
-    return Pairs(list(shared), site, index_a[order], index_b[order], rows_a, rows_b, missing_a, missing_b)
+    del key_a, key_b
+    index_a, index_b = picked_a[at_a], picked_b[at_b]
+    del picked_a, picked_b, at_a, at_b, both
+    order = _order_of_execution(rows_a, index_a)
+    index_a, index_b = index_a[order], index_b[order]
+    del order
+    site = codes_a[rows_a.read("site")[index_a]]
+    return Pairs(list(shared), site, index_a, index_b, rows_a, rows_b, missing_a, missing_b)
 
 
 def _is_merged(history: History) -> bool:
@@ -111,23 +121,40 @@ def _merge_ranks(rows: Rows) -> Rows:
 
 
 def _last_step(rows: Rows) -> int:
-    return int(rows["step"].max(initial=-1))
+    limits = rows.step_limits
+    return -1 if limits is None else limits[1]
 
 
-def _pick(rows: Rows, names: Sequence[str], shared: dict[str, int], last: int) -> tuple[IntArray, list[IntArray]]:
-    """Rows of shared sites, with site, moment and rank of each."""
+def _pick(rows: Rows, names: Sequence[str], shared: dict[str, int], last: int) -> tuple[IntArray, IntArray]:
+    """Rows of shared sites up to a step; and for each code of a site its number among the shared ones, or −1."""
     codes = np.array([shared.get(name, -1) for name in names], np.int64)
-    site = codes[rows["site"]] if len(names) else np.empty(0, np.int64)
-    picked = np.flatnonzero((site >= 0) & (rows["step"] <= last))
-    ranks = rows["rank"][picked]
-    rank = ranks if len(ranks) and ranks.min() != ranks.max() else np.zeros(len(ranks), np.int64)
-    return picked, [site[picked], *(rows[name][picked].astype(np.int64) + 1 for name in _MOMENT), rank]
+    if not len(names):
+        return np.empty(0, np.int64), codes
+    return np.flatnonzero((codes >= 0)[rows.read("site")] & (rows.read("step") <= last)), codes
 
 
-def _make_keys(a: Sequence[IntArray], b: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
-    """Make a key for each row, from digits that begin at zero; equal rows are numbered."""
-    keys = [np.zeros(len(each[0]), np.int64) for each in (a, b)]
-    for pair in zip(a, b, strict=True):
+class _Digits(NamedTuple):
+    """Some rows, of which site, moment and rank are read as digits that begin at zero."""
+
+    rows: Rows
+    picked: IntArray
+    codes: IntArray
+
+    def read(self, name: str) -> IntArray:
+        """One digit of each row."""
+        values = self.rows.read(name)[self.picked]
+        if name == "site":
+            return self.codes[values] if len(values) else np.empty(0, np.int64)
+        if name == "rank":  # that of a record with a single rank is ignored
+            return values if len(values) and values.min() != values.max() else np.zeros(len(values), np.int64)
+        return values.astype(np.int64) + 1
+
+
+def _make_keys(digits: Iterable[Sequence[IntArray]]) -> tuple[IntArray, IntArray]:
+    """Make a key for each row of two records, of the digits of both; equal rows are numbered."""
+    keys: list[IntArray] = []
+    for pair in digits:
+        keys = keys or [np.zeros(len(each), np.int64) for each in pair]
         _append(keys, pair)
     _append(keys, [_count_repeats(key) for key in keys])
     return keys[0], keys[1]
@@ -154,7 +181,8 @@ def _count_repeats(key: IntArray) -> IntArray:
 
 def _order_of_execution(rows: Rows, index: IntArray) -> IntArray:
     """Sort by step, micro-batch, kind of forward (others come before the training of their step), and order."""
-    is_train = rows["phase"][index] == encode_phase("train")
-    passes = np.maximum(rows["backward"][index], 0)
-    keys = (rows["order"][index], passes, is_train, rows["micro"][index], rows["step"][index])
+    is_train = rows.read("phase")[index] == encode_phase("train")
+    passes = np.maximum(rows.read("backward")[index], 0)
+    order, micro, step = (rows.read(name)[index] for name in ("order", "micro", "step"))
+    keys = (order, passes, is_train, micro, step)
     return np.lexsort(keys)

@@ -20,7 +20,7 @@ from retrograd.history.copies import COMPARED, Copies, CopyWatch, Disagreement
 from retrograd.history.histograms import Histograms
 from retrograd.history.outline import Outliner, RecordOutline
 from retrograd.history.passes import FirstPasses
-from retrograd.history.rows import FIXED_TYPES, ROW_TYPES, Part, Rows, StoredPart, encode_phase, pick_columns
+from retrograd.history.rows import FIXED_TYPES, ROW_TYPES, Part, Picked, Rows, StoredPart, encode_phase, pick_columns
 from retrograd.statistics.row import BINS
 
 IntArray = npt.NDArray[np.int64]
@@ -51,6 +51,19 @@ class LongRows(Rows):
     """
 
     compared: list[Disagreement] | None = None
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """As of any rows; it is not held."""
+        return self[name] if name in self._loaded else self._load(name)
+
+    def read_one(self, index: int) -> Part:
+        """As of any rows; the part alone is read that has it."""
+        for part in self.parts:
+            count = part.count if isinstance(part, StoredPart) else len(part["step"])
+            if index < count:
+                return Picked(Rows([part], None, self.merges), slice(index, index + 1))
+            index -= count
+        raise IndexError("there is no such row")
 
     def only(self, codes: Iterable[int]) -> Rows:
         """The rows of some sites, read when they are asked for."""

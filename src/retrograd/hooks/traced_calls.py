@@ -60,7 +60,7 @@ def write_call(operation: Any, *args: Any) -> Any:
         return None
     with sys.modules[_WRAPPING].disable_functional_mode():
         found = [_find_proxies(each, mode.tracer) for each in args]
-    if any(each is None for each in found):
+    if any(each is _UNKNOWN for each in found):
         return None
     name = operation.overloadpacket.__name__
     proxy = mode.tracer.create_proxy("call_function", operation, tuple(found), {}, name=name)
@@ -68,16 +68,19 @@ def write_call(operation: Any, *args: Any) -> Any:
     return proxy
 
 
+_UNKNOWN: Any = object()
+
+
 def _find_proxies(argument: Any, tracer: Any) -> Any:
-    """An argument as the graph has it; None if that is not known."""
+    """An argument as the graph has it; ``_UNKNOWN`` if nobody knows."""
     if isinstance(argument, Tensor):
         inner = argument.from_functional() if type(argument) is FunctionalTensor else None
         find = sys.modules[_TRACING].get_proxy_slot
         slot = find(inner, tracer, None) if type(inner) is FakeTensor else None
-        return None if slot is None else slot.proxy
+        return _UNKNOWN if slot is None else slot.proxy
     if isinstance(argument, (list, tuple)):
         found = [_find_proxies(each, tracer) for each in argument]
-        return None if any(each is None for each in found) else found
+        return _UNKNOWN if any(each is _UNKNOWN for each in found) else found
     return argument
 
 

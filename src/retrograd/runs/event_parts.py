@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from retrograd.addresses import is_remote
 from retrograd.history.ahead import read_each
 from retrograd.history.arrays import give_back, read_numbers, to_coded_texts
 from retrograd.history.events import (
@@ -35,7 +34,7 @@ from retrograd.history.table import (
     pick_losses,
 )
 from retrograd.runs.damage import Damages
-from retrograd.runs.layout import list_parts, parse_span
+from retrograd.runs.merged import ListedParts
 from retrograd.runs.parts import PartFile, explain_damage, explain_vanished
 from retrograd.runs.placements import Placements
 
@@ -58,6 +57,7 @@ class EventPart:
         few: events of which not each step has one.
         times: the first and the last moment of which the time is known.
         held: all of it; None where that is not in memory.
+        session: who wrote it, and what is beside it, by which its events are found in a file that it was merged into.
         losses: None once they were added up.
 
     Raises:
@@ -66,6 +66,7 @@ class EventPart:
 
     def __init__(self, path: Path, placements: Placements) -> None:
         self.path, self._placements = path, placements
+        self.session = ListedParts(None, {})
         self.count = 0
         self.groups: list[tuple[int, int]] = []
         self.times: tuple[float, float] | None = None
@@ -109,16 +110,29 @@ class EventPart:
         """Columns of all of its events; row groups that have none between two steps may be left out."""
         return self._read(names, first, last) if self.held is None else iter([self.held.select(list(names))])
 
-    def read_again(self, names: Sequence[str], merged: Path, start: int) -> Iterator[pa.Table]:
-        """Columns of its events from another file, which holds them from a row on.
+    def read_again(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Columns of its events from the file that it was merged into.
 
         Raises:
-            DamagedRunError: that file does not hold so many.
+            DamagedRunError: no file holds them any more, or the one that should cannot be read.
         """
-        file = PartFile(merged)
-        with explain_damage(merged):
-            for piece in file.read_rows(start, start + self.count, names):
+        found = self.session.find(self.path)
+        if found is None:
+            raise explain_vanished(self.path)
+        file = PartFile(found.path)
+        with explain_damage(found.path):
+            if self._find_steps(file, found.start) != self.steps():
+                raise explain_vanished(self.path)  # somebody has removed a part
+            for piece in file.read_rows(found.start, found.start + self.count, names):
                 yield self._check(piece, names)
+
+    def _find_steps(self, file: PartFile, start: int) -> tuple[int, int]:
+        """The first and the last step of so many rows as it has, of another file."""
+        low, high = NO_STEPS
+        for piece in file.read_rows(start, start + self.count, ["step"]):
+            steps = read_numbers(piece["step"])
+            low, high = min(low, int(steps.min())), max(high, int(steps.max()))
+        return low, high
 
     def _note(self, piece: pa.Table) -> None:
         """Note what there is to tell of a row group."""
@@ -273,25 +287,14 @@ class LongEvents(Events):
         pieces = part.pieces(names, *steps)
         try:
             first = next(pieces, None)
-        except FileNotFoundError as error:
-            first, pieces = None, self._read_merged(number, names, error)
-        if first is not None:
-            yield first
-        yield from pieces
-
-    def _read_merged(self, number: int, names: Sequence[str], error: FileNotFoundError) -> Iterator[pa.Table]:
-        part = self._parts[number]
-        folder, own = part.path.parent, parse_span(part.path.name)
-        found = [] if is_remote(folder) else [each for each in list_parts(folder) if each[0].contains(own)]
-        if not found:
-            raise explain_vanished(part.path) from error
-        span, path = found[-1]
-        others = (each for each in self._parts[:number] if each.path.parent == folder)
-        start = sum(each.count for each in others if span.contains(parse_span(each.path.name)))
+        except FileNotFoundError:
+            first, pieces = None, part.read_again(names)
         try:
-            yield from part.read_again(names, path, start)
+            if first is not None:
+                yield first
+            yield from pieces
         except FileNotFoundError as again:
-            raise explain_vanished(path) from again
+            raise explain_vanished(part.path) from again
 
 
 class _LaterEvents(Events):

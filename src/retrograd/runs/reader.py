@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,10 +38,11 @@ from retrograd.runs.layout import (
 )
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
+from retrograd.runs.merged import ListedParts
 from retrograd.runs.part_outline import SiteLists
 from retrograd.runs.parts import PartFile
 from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
-from retrograd.runs.stored import ListedParts, OpenFiles, StoredRows, StoredTensors
+from retrograd.runs.stored import OpenFiles, StoredRows, StoredTensors
 
 _ATTEMPTS = 20
 
@@ -208,15 +209,19 @@ class Run:
                 part = damages.try_to(key, make)
             if part is not None:
                 opened[key] = part
-        sessions = {rank.folder: ListedParts(rank.facts.get("began"), {}) for rank in self.ranks}
-        for part in opened.values():
-            part.session = sessions[part.path.parent.parent]
-            part.session.counts[parse_span(part.path.name)] = part.count
+        self._note_session(opened.values())
         self._parts = opened
         self._files.keep_only(opened.values())
         return damages.list_parts(
             [(key, path, opened[key].step_limits if key in opened else None) for key, _, path in listed]
         )
+
+    def _note_session(self, parts: Collection[StoredRows | EventPart]) -> None:
+        """Note with the parts of a table what is known of those beside them, for when they will have been merged."""
+        sessions = {rank.folder: ListedParts(rank.facts.get("began"), {}) for rank in self.ranks}
+        for part in parts:
+            part.session = sessions[part.path.parent.parent]
+            part.session.counts[parse_span(part.path.name)] = part.count
 
     def _read_events(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> list[DamagedPart]:
         """Read part files of events that are new, by the names that sites have in the history.
@@ -234,6 +239,7 @@ class Run:
         files = self._event_files
         files.load(listed, is_far=is_remote(self.path), is_growing=self.status == "running")
         read = files.parts
+        self._note_session(read.values())
         self._event_parts = {rank: [read[key] for key in keys if key in read] for rank, keys in own.items()}
         return files.damages.list_parts(
             [

@@ -19,7 +19,7 @@ import safetensors
 
 from retrograd.addresses import is_remote, reaching
 from retrograd.errors import DamagedRunError, RunUnreachableError
-from retrograd.foreign.text import fits, read_json
+from retrograd.foreign.text import fits
 from retrograd.history.arrays import read_codes, read_numbers, view_numbers
 from retrograd.history.kept import Kept, unscale
 from retrograd.history.outline import IntArray
@@ -27,7 +27,8 @@ from retrograd.history.rows import FIXED_TYPES, Columns, Part, StoredPart
 from retrograd.history.sink import Event, Moment
 from retrograd.history.table import STATISTICS_NAMES
 from retrograd.runs.damage import DamagedPart, Damages, Listed
-from retrograd.runs.layout import RANK_FILE, Span, list_parts, list_shards, number_file, parse_span
+from retrograd.runs.layout import list_shards, number_file
+from retrograd.runs.merged import ListedParts
 from retrograd.runs.part_outline import (
     OUTLINED,
     PHASE_CODES,
@@ -75,6 +76,8 @@ class OpenFiles:
         self._lock = threading.Lock()
         self._files: OrderedDict[StoredRows, PartFile] = OrderedDict()
         self._groups = 0
+        self._merging = threading.Lock()
+        self._merged: tuple[Path, PartFile] | None = None
 
     def take(self, part: StoredRows) -> PartFile:
         """The open file of a part.
@@ -93,6 +96,18 @@ class OpenFiles:
             self.put(part, file)
             return file
 
+    def take_merged(self, path: Path) -> PartFile:
+        """An open file that parts were merged into, which is most often the one that was asked for last.
+
+        Raises:
+            DamagedRunError: it cannot be read.
+            FileNotFoundError: it is not there any more.
+        """
+        with self._merging:  # another thread may be fetching it
+            if self._merged is None or self._merged[0] != path:
+                self._merged = path, PartFile(path)
+            return self._merged[1]
+
     def put(self, part: StoredRows, file: PartFile) -> None:
         """Keep the file of a part open, of which there was none."""
         with self._lock:
@@ -105,6 +120,8 @@ class OpenFiles:
     def keep_only(self, parts: Iterable[StoredRows]) -> None:
         """Forget parts that a run has no more; whoever still reads them opens them again, or is told."""
         kept = set(parts)
+        with self._merging:
+            self._merged = None
         with self._lock:
             for part in [each for each in self._files if each not in kept]:
                 part.hold(self._files.pop(part))
@@ -113,26 +130,6 @@ class OpenFiles:
 
 def _weigh(file: PartFile) -> int:
     return int(file.metadata.num_row_groups) + _GROUPS_OF_A_FILE + file.held // _BYTES_OF_A_GROUP
-
-
-@dataclass(frozen=True, slots=True)
-class ListedParts:
-    """What was known of a rank when its parts were listed.
-
-    Attributes:
-        began: when its process began to write; None where that is not told.
-        counts: rows of its parts, by their flushes.
-    """
-
-    began: float | None
-    counts: dict[Span, int]
-
-    def is_of(self, folder: Path) -> bool:
-        """Tell whether the same process writes this folder of a rank: another one may have written steps anew."""
-        try:
-            return bool(read_json(folder / RANK_FILE).get("began") == self.began)
-        except (OSError, ValueError):
-            return False
 
 
 class StoredRows(StoredPart):
@@ -277,17 +274,12 @@ class StoredRows(StoredPart):
 
     def _read_merged(self, number: int, names: Sequence[str]) -> Columns | None:
         """Columns of a row group from the file that this one was merged into; None where that holds other rows."""
-        own, folder, group = parse_span(self.path.name), self.path.parent, self._groups[number]
-        found = [] if is_remote(folder) else [each for each in list_parts(folder) if each[0].contains(own)]
-        if not found or not self.session.is_of(folder.parent):
+        found, group = self.session.find(self.path), self._groups[number]
+        if found is None:
             return None
-        span, path = found[-1]
-        start = sum(
-            count for each, count in self.session.counts.items() if span.contains(each) and each.last < own.first
-        )
-        start += sum(each.count for each in self._groups[:number])
-        with explain_damage(path):
-            file = PartFile(path)
+        start = found.start + sum(each.count for each in self._groups[:number])
+        with explain_damage(found.path):
+            file = self._files.take_merged(found.path)
             if SORTED in (file.metadata.metadata or {}) or file.metadata.num_rows < start + group.count:
                 return None
             stored = self._list_stored(group, names)

@@ -57,8 +57,8 @@ class BadInit(Detector):
         f"{TINY:g}, or one of at least {HUGE:g} whose output is not seen, and the loss has not fallen by a tenth.",
         source="SageMaker Debugger holds a ratio of variances of 10 to be poor; the bounds are measured by us (a "
         "layer of torch's own initialisation has 0.6, one of He's 1.4).",
-        guard="Large inputs do not count, for a gain is a ratio, nor do large biases; norms and embeddings have none; a "
-        "loss that falls quickly to a fraction is not spoken of.",
+        guard="Large inputs do not count, for a gain is a ratio, nor do large biases; norms and embeddings have none; "
+        "a loss that falls quickly to a fraction is not spoken of.",
         repair="Initialise with variance 2/fan_in (nn.init.kaiming_normal_), or leave torch's own initialisation.",
     )
     explains = (
