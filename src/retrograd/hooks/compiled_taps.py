@@ -289,6 +289,8 @@ def comes_together_at(graphs: Sequence[Tensor], is_before: bool) -> bool:
 
 def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[Keys, Tensor]]:
     """Tensors as new objects, each with its keys: inductor writes into one that is free without counting a version."""
+    if len(tensors) == 1 and not names[0]:
+        return [((), tensors[0].detach())]
     return [
         (tuple(name.split(BETWEEN)) if name else (), tensor.detach())
         for name, tensor in zip(names, tensors, strict=True)
