@@ -163,10 +163,10 @@ def test_a_tap_that_is_gone_is_told_nothing() -> None:
     tap = Tap()
     handle = make_handle(tap)
     del tap
-    assert see_first([torch.ones(2)], handle, [""], True, [handle]) is NOBODY
+    assert see_first([torch.ones(2)], [handle], [""], True, [handle]) is NOBODY
     for ticket in (NOBODY, make_ticket({})):
-        see([torch.ones(2)], handle, [""], True, ticket, 1)
-        see_gradient(torch.ones(2), ticket, 0)
+        see([torch.ones(2)], [handle], [""], True, ticket, 1)
+        see_gradient(torch.ones(2), ticket, [0])
 
 
 def test_all_who_are_told_of_a_gradient_are() -> None:
@@ -176,9 +176,8 @@ def test_all_who_are_told_of_a_gradient_are() -> None:
         5: (lambda gradient: seen.append(("b", gradient)), lambda gradient: seen.append(("c", gradient))),
     }
     ticket = make_ticket(told)
-    see_gradient(torch.ones(2), ticket, 5)
-    see_gradient(torch.ones(2), ticket, 4)
-    see_gradient(torch.ones(2), ticket.clone(), 3)
+    see_gradient(torch.ones(2), ticket, [5, 4])
+    see_gradient(torch.ones(2), ticket.clone(), [3])
     assert [name for name, _ in seen] == ["b", "c", "a"]
 
 
@@ -220,6 +219,31 @@ def test_the_graph_has_one_call_for_each_value_and_gradient(saved: bool) -> None
     for module in modules:
         unwatch_forward(module, watcher)
     assert len(model.first._forward_hooks) == 1, "without it the graph would be compiled anew"
+
+
+def test_what_a_part_hands_on_is_read_in_one_call() -> None:
+    graphs: list[list[str]] = []
+
+    def note(graph: Any, inputs: Any) -> Any:
+        graphs.append([str(node.target) for node in graph.graph.nodes if "retrograd" in str(node.target)])
+        return make_boxed_func(graph.forward)
+
+    net = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Tanh(), nn.Sequential(nn.Identity(), nn.Identity()))
+    watched = {name: (net.get_submodule(name), Watcher()) for name in ("0", "0.0", "1", "2", "2.0", "2.1")}
+    for module, watcher in watched.values():
+        watch_forward(module, watcher)
+    x = torch.randn(2, 3)
+    torch.compile(net, backend=aot_autograd(fw_compiler=note), fullgraph=True)(x).sum().backward()
+    for module, watcher in watched.values():
+        unwatch_forward(module, watcher)
+    kinds = [[name.removeprefix("retrograd.").rpartition("_")[0] for name in graph] for graph in graphs]
+    assert kinds == [["see_first", "see"], ["see_gradient"] * 2]
+    hidden = net[0](x).detach().requires_grad_()
+    hidden.tanh().sum().backward()
+    for name, (_, watcher) in watched.items():
+        value, gradient = (hidden, hidden.grad) if name[0] == "0" else (hidden.tanh(), torch.ones(2, 3))
+        torch.testing.assert_close([each[()] for each in watcher.values], [value.detach()])
+        torch.testing.assert_close(watcher.gradients, [gradient])
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, NEEDS_COMPILER])])

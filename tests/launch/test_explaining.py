@@ -192,7 +192,7 @@ def test_a_command_is_ended_after_some_steps_and_may_tidy_up(tmp_path: Path) -> 
     )
     assert code == 1
     assert next(json.loads(line)["severity"] for line in output.splitlines()) == "critical"  # and nothing else
-    assert [line for line in errors.splitlines() if "nan" in line or line == "left"] == [*["nan"] * 7, "left"]
+    assert [line for line in errors.splitlines() if line in ("nan", "left")] == [*["nan"] * 7, "left"]
     assert "retrograd: the program is ended here, after 8 steps, as --steps asks" in errors.splitlines()
     assert open_run(tmp_path / "run").history.manifest["status"] == "finished"
     assert len(open_run(tmp_path / "run").history.loss.steps) == 8

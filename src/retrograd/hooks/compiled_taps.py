@@ -23,7 +23,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx.node import has_side_effect
+from torch.fx.node import Node, has_side_effect
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -42,7 +42,7 @@ from retrograd.hooks.listeners import Entry, SeeGradient, hooks_on
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.resting import is_anybody_awake
 from retrograd.hooks.saved import belongs_to_checkpoint, top_pair
-from retrograd.hooks.traced_calls import proxy_mode, result_of, traced_nodes, write_call
+from retrograd.hooks.traced_calls import node_of, proxy_mode, result_of, traced_nodes, write_call
 
 T = TypeVar("T")
 
@@ -193,7 +193,7 @@ def put_taps(create: Callable[..., Any], handle: Any, tensors: Mapping[str, Any]
 @uncompiled
 def see_first(
     tensors: Sequence[Tensor],
-    handle: Tensor,
+    handles: Sequence[Tensor],
     names: Sequence[str],
     trains: bool,
     others: Sequence[Tensor],
@@ -202,18 +202,16 @@ def see_first(
 
     Args:
         tensors: what is seen.
-        handle: of the tap.
-        names: of the tensors.
+        handles: of the tap, and of others that see the same.
+        names: of the tensors, for each of these.
         trains: grad is enabled.
-        others: handles of the other calls, which are not made where nobody is told of them.
+        others: handles of all calls in the graph, which are not made where nobody is told of them.
 
     Returns:
         The ticket; ``NOBODY`` if the other calls have nobody to tell: watchers know that once they have seen one.
     """
     told: Told = {}
-    tap = _tap_of(handle)
-    if tap is not None:
-        tap.see_compiled(tensors, names, trains, told, 0)
+    _show(tensors, handles, names, trains, told, 0)
     if others:
         _mark_compiled(others)
     return make_ticket(told) if told or is_anybody_awake() else NOBODY
@@ -221,14 +219,19 @@ def see_first(
 
 @uncompiled
 def see(
-    tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool, ticket: Tensor, first: int
+    tensors: Sequence[Tensor],
+    handles: Sequence[Tensor],
+    names: Sequence[str],
+    trains: bool,
+    ticket: Tensor,
+    first: int,
 ) -> Tensor:
     """Hand the tensors of a further call to its tap.
 
     Args:
         tensors: what is seen.
-        handle: of the tap.
-        names: of the tensors.
+        handles: of the tap, and of others that see the same.
+        names: of the tensors, for each of these.
         trains: grad is enabled.
         ticket: of the run.
         first: number of the first tensor in the graph.
@@ -236,22 +239,41 @@ def see(
     Returns:
         ``SEEN``: checkpoints take no graph with an operation that returns nothing.
     """
+    told = _told_by(ticket)
     if ticket is NOBODY:
-        _mark_compiled([handle])
-        return SEEN
-    tap, told = _tap_of(handle), _told_by(ticket)
-    if tap is not None and told is not None:
-        tap.see_compiled(tensors, names, trains, told, first)
+        _mark_compiled(handles)
+    elif told is not None:
+        _show(tensors, handles, names, trains, told, first)
     return SEEN
 
 
 @uncompiled
-def see_gradient(gradient: Tensor, ticket: Tensor, number: int) -> None:
-    """Hand the gradient of a tensor to those who are to be told of it."""
+def see_gradient(gradient: Tensor, ticket: Tensor, numbers: Sequence[int]) -> None:
+    """Hand the gradient of tensors, which is the same for these, to those who are to be told of it."""
     told = _told_by(ticket)
     if told:
-        for tell in told.get(number, ()):
-            tell(gradient.detach())
+        gradient = gradient.detach()
+        for number in numbers:
+            for tell in told.get(number, ()):
+                tell(gradient)
+
+
+def _show(
+    tensors: Sequence[Tensor],
+    handles: Sequence[Tensor],
+    names: Sequence[str],
+    trains: bool,
+    told: Told,
+    first: int,
+) -> None:
+    """Show them as new objects: inductor writes into one that is free without counting a version."""
+    count = len(tensors)
+    tensors = [tensor.detach() for tensor in tensors]
+    for place, handle in enumerate(handles):
+        tap = _tap_of(handle)
+        if tap is not None:
+            own = place * count
+            tap.see_compiled(tensors, names[own : own + count], trains, told, first + own)
 
 
 def _mark_compiled(handles: Sequence[Tensor]) -> None:
@@ -288,13 +310,10 @@ def comes_together_at(graphs: Sequence[Tensor], is_before: bool) -> bool:
 
 
 def name_tensors(tensors: Sequence[Tensor], names: Sequence[str]) -> list[tuple[Keys, Tensor]]:
-    """Tensors as new objects, each with its keys: inductor writes into one that is free without counting a version."""
+    """Tensors, each with its keys."""
     if len(tensors) == 1 and not names[0]:
-        return [((), tensors[0].detach())]
-    return [
-        (tuple(name.split(BETWEEN)) if name else (), tensor.detach())
-        for name, tensor in zip(names, tensors, strict=True)
-    ]
+        return [((), tensors[0])]
+    return [(tuple(name.split(BETWEEN)) if name else (), tensor) for name, tensor in zip(names, tensors, strict=True)]
 
 
 # ---- the operations -------------------------------------------------------------------------------------------------
@@ -328,10 +347,12 @@ def define(name: str, signature: str, version: int = _VERSION) -> Any:
 
 _TAP = define("tap", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()")
 _SEE_FIRST = define(
-    "see_first", "(Tensor[] tensors, Tensor handle, str[] names, bool trains, Tensor[] others) -> Tensor"
+    "see_first", "(Tensor[] tensors, Tensor[] handles, str[] names, bool trains, Tensor[] others) -> Tensor"
 )
-_SEE = define("see", "(Tensor[] tensors, Tensor handle, str[] names, bool trains, Tensor ticket, int first) -> Tensor")
-_SEE_GRADIENT = define("see_gradient", "(Tensor gradient, Tensor ticket, int number) -> ()")
+_SEE = define(
+    "see", "(Tensor[] tensors, Tensor[] handles, str[] names, bool trains, Tensor ticket, int first) -> Tensor"
+)
+_SEE_GRADIENT = define("see_gradient", "(Tensor gradient, Tensor ticket, int[] numbers) -> ()")
 _TICKET_AT = define("ticket_at", "(Tensor ticket, Tensor[] graphs, bool is_before) -> Tensor")
 
 
@@ -389,10 +410,14 @@ class TracedRun:
     Attributes:
         ticket: what the first call of a tap has returned; None before it.
         count: how many tensors have a number.
+        last: the last call, and what it sees, with the number of the first of these; None where it was not written.
+        gradients: the calls that see gradients, by what they see.
     """
 
     ticket: Tensor | None = None
     count: int = 0
+    last: tuple[Node, Sequence[Node], int] | None = None
+    gradients: dict[Node, Node] = field(default_factory=dict)
 
     @classmethod
     def here(cls) -> TracedRun:
@@ -415,30 +440,76 @@ def put_sight(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], t
     run = TracedRun.here()
     first = run.count
     run.count += len(tensors)
+    nodes = [node_of(tensor) for tensor in tensors]
+    if _join_last(run, nodes, node_of(handle), names, trains):
+        return run, first
     if run.ticket is None:
-        run.ticket = _put_call(_SEE_FIRST, handle, tensors, handle, names, trains, [])
+        run.ticket, call = _put_call(_SEE_FIRST, handle, tensors, [handle], names, trains, [])
         teach_inductor()
     else:
-        _put_call(_SEE, handle, tensors, handle, names, trains, run.ticket, first)
+        _, call = _put_call(_SEE, handle, tensors, [handle], names, trains, run.ticket, first)
+    run.last = None if call is None else (call, [each for each in nodes if each is not None], first)
     return run, first
 
 
-def _put_call(operation: Any, like: Tensor, *args: Any) -> Tensor:
-    """Put a call of an operation into the graph that returns one element, which is saved and not computed again."""
+def _join_last(
+    run: TracedRun, nodes: Sequence[Node | None], handle: Node | None, names: Sequence[str], trains: bool
+) -> bool:
+    """Have the last call see the same tensors for this handle, too; returns whether it does.
+
+    What a module returns is often what the last one in it has returned, and need not be read twice.
+    """
+    if run.last is None or handle is None or handle.op != "placeholder":
+        return False
+    call, seen, _ = run.last
+    if nodes != seen or call.args[3] is not trains or not _is_last_of_ours(call):
+        return False
+    tensors, handles, known, *others = call.args
+    call.args = (tensors, [*handles, handle], [*known, *names], *others)  # type: ignore[misc]
+    return True
+
+
+def _is_last_of_ours(call: Node) -> bool:
+    """Tell whether no other operation of ours has come after it."""
+    node = call.next
+    while node.op != "root":
+        if getattr(node.target, "namespace", None) == library.ns:
+            return False
+        node = node.next
+    return True
+
+
+def _put_call(operation: Any, like: Tensor, *args: Any) -> tuple[Tensor, Node | None]:
+    """Put a call of an operation into the graph that returns one element, which is saved and not computed again.
+
+    Returns:
+        What it returns; and the call where that was written.
+    """
     call = write_call(operation, *args)
     if call is None:
         result: Tensor = operation(*args)
         save_last_traced(operation)
-        return result
+        return result, None
     call.node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    return result_of(call, like, torch.uint32)
+    return result_of(call, like, torch.uint32), call.node
 
 
 @uncompiled
 def hand_gradient(gradient: Tensor | None, run: TracedRun, number: int) -> None:
     """Put into the graph, where one is traced, that the gradient of a tensor is seen."""
-    if gradient is not None and write_call(_SEE_GRADIENT, gradient, run.ticket, number) is None:
-        _SEE_GRADIENT(gradient, run.ticket, number)
+    if gradient is None:
+        return
+    node = node_of(gradient)
+    seen = None if node is None else run.gradients.get(node)
+    if seen is not None:
+        value, ticket, numbers = seen.args
+        seen.args = (value, ticket, [*numbers, number])  # type: ignore[misc]
+        return
+    call = write_call(_SEE_GRADIENT, gradient, run.ticket, [number])
+    if call is None:
+        _SEE_GRADIENT(gradient, run.ticket, [number])
+    elif node is not None:
+        run.gradients[node] = call.node
 
 
 def save_last_traced(operation: object) -> None:
@@ -479,6 +550,6 @@ torch.library.register_fake(_TICKET_AT._schema.name, new_ticket, lib=library)
 torch.library.register_fake(_SEE_GRADIENT._schema.name, lambda *_: None, lib=library)
 has_side_effect(_TAP)
 
-call_plainly(_SEE_FIRST, see_first, numbers_calls=True, returns=torch.uint32, handle=1, others=4)
-call_plainly(_SEE, see, numbers_calls=True, returns=torch.uint32, handle=1, ticket=4)
+call_plainly(_SEE_FIRST, see_first, numbers_calls=True, returns=torch.uint32, handles=1, others=4)
+call_plainly(_SEE, see, numbers_calls=True, returns=torch.uint32, handles=1, ticket=4)
 call_plainly(_SEE_GRADIENT, see_gradient, returns=None, ticket=1)

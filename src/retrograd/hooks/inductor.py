@@ -54,7 +54,7 @@ class _Form:
     function: Callable[..., Any]
     numbers_calls: bool
     returns: torch.dtype | None
-    handle: int | None
+    handles: int | None
     others: int | None
     ticket: int | None
 
@@ -70,7 +70,7 @@ def call_plainly(
     *,
     numbers_calls: bool = False,
     returns: torch.dtype | None = UNKNOWN,
-    handle: int | None = None,
+    handles: int | None = None,
     others: int | None = None,
     ticket: int | None = None,
 ) -> None:
@@ -81,12 +81,12 @@ def call_plainly(
         function: with the same arguments.
         numbers_calls: it counts calls, so it must not be put before or behind others that do.
         returns: nothing (None), or one tensor of a single element on the CPU, of this dtype.
-        handle: which argument is a handle, if one is.
+        handles: which argument is a list of handles.
         others: which argument is a list of the handles of all calls in the graph, which only inductor knows.
         ticket: which argument is a ticket. Nothing is called where that is ``NOBODY`` of the function's module.
     """
     has_side_effect(operation)
-    _forms[operation] = _Form(function, numbers_calls, returns, handle, others, ticket)
+    _forms[operation] = _Form(function, numbers_calls, returns, handles, others, ticket)
 
 
 def teach_inductor() -> None:
@@ -162,9 +162,9 @@ def _make_call(lowering: Any) -> Any:
             result = self.get_name() if self.op_overload._schema.returns else None
             wrapper.writeline(_write_call(wrapper, form, arguments, result))
 
-        def name_argument(self, place: int | None) -> str | None:
-            """How one of its arguments is written."""
-            return None if place is None else self.codegen_args()[place]
+        def name_tensors(self, place: int | None) -> list[str]:
+            """How the tensors of one of its arguments are written."""
+            return [] if place is None else self.codegen_args()[place].strip("[]").split(", ")
 
         def get_read_writes(self) -> Any:
             """What torch goes by when it puts operations in order."""
@@ -179,7 +179,7 @@ def _make_call(lowering: Any) -> Any:
 def _find_handles(graph: Any, kind: Any) -> list[str]:
     """The handles that are given to the graph, as they are written."""
     calls: list[Any] = [each for each in getattr(graph, "operations", ()) if isinstance(each, kind)]
-    handles = [each.name_argument(_forms[each.op_overload].handle) for each in calls]
+    handles = [name for each in calls for name in each.name_tensors(_forms[each.op_overload].handles)]
     return [handle for handle in dict.fromkeys(handles) if handle in getattr(graph, "graph_inputs", ())]
 
 
@@ -328,8 +328,8 @@ def _trust_tickets(nodes: Sequence[Any], kind: type, wrapper: Any) -> None:
         call: Any = node.node if isinstance(node.node, kind) else None
         if call is not None:
             form = _forms[call.op_overload]
-            for place in (form.handle, form.ticket):
-                expected.pop(call.name_argument(place), None)
+            for name in (*call.name_tensors(form.handles), *call.name_tensors(form.ticket)):
+                expected.pop(name, None)
 
 
 def _put_late(nodes: Sequence[Any], kind: Any, result: Any) -> list[Any]:

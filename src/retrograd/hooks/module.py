@@ -191,9 +191,10 @@ class Tap(TracedHook, Generic[Watcher]):
     ) -> None:
         """Tell those watchers that are awake of a call inside compiled code, and note what sees its gradients."""
         self.is_compiled = True
+        named = name_tensors(tensors, names)
         for watcher in self.watchers:
             if watcher.switch.awake:
-                seen = watcher.see_in_compiled_code(name_tensors(tensors, names), trains)
+                seen = watcher.see_in_compiled_code(named, trains)
                 for number, see in enumerate(seen, first):
                     if see is not None:
                         told[number] = (*told.get(number, ()), see)

@@ -53,6 +53,16 @@ def traced_nodes() -> Sequence[torch.fx.Node]:
     return () if mode is None else mode.tracer.graph.nodes
 
 
+def node_of(tensor: Tensor) -> torch.fx.Node | None:
+    """The node of the traced graph that stands for a tensor; None if that is not known."""
+    mode = proxy_mode()
+    if mode is None or not _has_names():
+        return None
+    with sys.modules[_WRAPPING].disable_functional_mode():
+        found = _find_proxies(tensor, mode.tracer)
+    return None if found is _UNKNOWN else found.node
+
+
 def write_call(operation: Any, *args: Any) -> Any:
     """Write a call of an operation that changes nothing; returns its proxy, or None where it has to be called."""
     mode = proxy_mode()
