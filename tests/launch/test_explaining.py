@@ -232,7 +232,9 @@ def test_a_run_that_ends_without_a_word_is_explained_later(tmp_path: Path, capsy
     assert code == -9
     assert len(errors.splitlines()) == 2
     assert main(["explain", str(tmp_path / "run")]) == 0
-    assert "run, stopped: no findings in " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "run, stopped: the record was not closed, as when killed; the last rows are of step " in said
+    assert ": no findings in " in said
 
 
 def test_the_verdict(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +252,31 @@ def test_last_words_tell_of_a_process_that_was_killed(tmp_path: Path) -> None:
     facts.write_text(facts.read_text().replace('"finished"', '"running"'))  # and nobody holds its lock
     assert find_verdict(tmp_path / "run", "run").startswith(
         "; 1 process ended without closing its record, as when killed;"
+    )
+
+
+def test_last_words_count_processes_whose_rows_another_has_written(tmp_path: Path) -> None:
+    """Rank 0 wrote for four ranks until it was killed; how the others ended, its folder does not tell."""
+    facts = write_run(tmp_path / "run") / "rank00000" / "rank.json"
+    facts.write_text(facts.read_text().replace('"finished"', '"running"'))
+    manifest = tmp_path / "run" / "manifest.json"
+    merged = {"ranks": [0, 1, 2, 3], "lost": {}, "late": 0, "differing": {}}
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "merged": merged}))
+    assert find_verdict(tmp_path / "run", "run").startswith("; the record that 4 processes share was not closed")
+
+
+def test_the_ranks_that_were_killed_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        write_run(tmp_path / "run", range(3), join=True)
+    monkeypatch.delenv("RANK")
+    facts = tmp_path / "run" / "rank00001" / "rank.json"
+    facts.write_text(facts.read_text().replace('"finished"', '"running"'))
+    assert main(["explain", str(tmp_path / "run")]) == 0
+    assert (
+        "the record was not closed by rank 1, as when killed; the last rows are of step 2: " in capsys.readouterr().out
     )
 
 
