@@ -88,6 +88,17 @@ def test_the_views_of_a_run_at_an_address(memory: Any, capsys: pytest.CaptureFix
     assert "is an address" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["ls", "serve"])
+def test_what_reads_from_disks_alone_does_not_speak_of_writing(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "memory://runs/a"]) == 2
+    said = capsys.readouterr().err
+    assert "[not-a-run]" in said
+    assert "reads from this machine alone" in said
+    assert "retrograd explain" in said
+
+
 def test_a_run_at_an_address_is_not_compacted(
     memory: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

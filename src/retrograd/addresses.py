@@ -25,7 +25,7 @@ from types import MethodType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
-from retrograd.errors import RetrogradError, RunUnreachableError, RunWriteError
+from retrograd.errors import NotARunError, RetrogradError, RunUnreachableError, RunWriteError
 
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+):(?P<slashes>/{1,2})(?P<rest>.*)", re.DOTALL)
 _OF_THIS_MACHINE = frozenset({"file", "local"})
@@ -75,6 +75,20 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     """
     if is_address(path):
         local_folder(path)
+    return Path(path)
+
+
+def path_to_read(path: str | os.PathLike[str]) -> Path:
+    """The path of what is read by what reads from this machine alone.
+
+    Raises:
+        NotARunError: it is an address.
+    """
+    if is_address(path):
+        raise NotARunError(
+            f"{str(path)!r} is an address, and this command reads from this machine alone.",
+            repair="ask `retrograd explain`, `view` or `report`, which read a run from a store; or copy it to a disk.",
+        )
     return Path(path)
 
 

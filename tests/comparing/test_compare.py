@@ -16,9 +16,13 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.cli import main
+from retrograd.comparing.differences import knows_inputs
 from retrograd.errors import CompareError
+from retrograd.findings.record import Record
 from retrograd.history import windows
+from retrograd.history.facts import Input
 from retrograd.history.history import History
+from retrograd.history.sink import Event, Moment
 
 
 @dataclass
@@ -264,6 +268,53 @@ def test_other_lengths(first: History) -> None:
     comparison = rg.compare(first, Script(steps=5).run())
     assert comparison.verdict == "identical"
     assert "A was recorded up to step 11, B up to step 4" in str(comparison)
+
+
+def test_a_longer_run_is_said_to_be_longer_once() -> None:
+    """What clears gradients behind the last update begins a step that the longer run goes on with."""
+
+    def train(steps: int) -> History:
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with rg.record(net) as recording:
+            for _ in range(steps):
+                net(torch.ones(4, 3)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return recording.history
+
+    [finding] = rg.compare(train(3), train(5)).findings
+    assert finding.message == "A was recorded up to step 2, B up to step 4."
+
+
+def test_runs_of_other_numbers_of_ranks(tmp_path: Path) -> None:
+    """Rows of both ranks, merged as they trained; the inputs that are kept are those of rank 0 alone."""
+    one, other = Script(), Script(batch=32)
+    one.run(tmp_path / "a")
+    other.run(tmp_path / "b")
+    for name, ranks in (("a", [0]), ("b", [0, 1])):
+        path = tmp_path / name / "manifest.json"
+        told = json.loads(path.read_text())
+        path.write_text(json.dumps({**told, "processes": len(ranks), "merged": {"ranks": ranks, "lost": {}}}))
+    comparison = rg.compare(tmp_path / "a", tmp_path / "b")
+    assert comparison.findings[0].message == (
+        "A has 1 rank and B has 2: steps are given other batches, unless all ranks share one."
+    )
+    assert "agree" not in str(comparison)
+
+
+def test_inputs_of_a_merged_run_are_known_where_those_of_all_its_ranks_are() -> None:
+    def make(*known: int) -> Record:
+        history = History()
+        history.manifest = {"merged": {"ranks": [0, 1]}}
+        fact = Input(name="self:input.x", shape=(8, 3), dtype="float32", digest="aa", moment=Moment(0))
+        event = Event(Moment(0), "input", fact.name, text=fact.text)
+        return Record(history, events={rank: [event] for rank in known})
+
+    assert knows_inputs(make(0, 1), make(0, 1))
+    assert not knows_inputs(make(0, 1), make(0))
+    assert not knows_inputs(make(), make(0, 1))
 
 
 def test_a_compiled_model_has_the_same_sites(first: History) -> None:

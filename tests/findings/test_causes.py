@@ -1,5 +1,9 @@
+import pytest
+
+from retrograd.findings.detector import Detector
+from retrograd.findings.detectors import DETECTORS
 from retrograd.findings.explain import rank_findings
-from retrograd.findings.finding import Finding, Severity
+from retrograd.findings.finding import SEVERITIES, Finding, Severity
 
 EXPLAINS = {"cause": ("symptom",), "symptom": ("cause",)}
 
@@ -22,3 +26,37 @@ def test_a_note_does_not_hide_an_alarm() -> None:
 def test_what_began_before_is_no_symptom() -> None:
     said = rank_findings([made("symptom", "warning", 1), made("cause", "warning", 5)], {"cause": ("symptom",)})
     assert [each.detector for each in said] == ["symptom", "cause"]
+
+
+def test_a_heading_is_as_severe_as_what_it_explains() -> None:
+    """A run that is lost, and its cause: the cause is critical, and stands in front of what is not."""
+    found = [made("symptom", "critical", 9), made("beside", "critical", 20), made("cause", "warning", 5)]
+    said = rank_findings(found, {"cause": ("symptom",)})
+    assert [(each.detector, each.severity) for each in said] == [("cause", "critical"), ("beside", "critical")]
+    assert [(each.detector, each.severity) for each in said[0].causes] == [("symptom", "critical")]
+
+
+def test_what_a_symptom_explains_is_not_lost() -> None:
+    """A chain: the middle one has taken the last under itself before the first takes it."""
+    found = [made("last", "critical", 9), made("middle", "warning", 5), made("first", "warning", 1)]
+    [said] = rank_findings(found, {"first": ("middle",), "middle": ("last",)})
+    assert (said.detector, said.severity) == ("first", "critical")
+    assert {each.detector for each in said.causes} == {"middle", "last"}
+
+
+@pytest.mark.parametrize("detector", DETECTORS, ids=lambda each: each.slug)
+def test_no_detector_hides_what_is_graver(detector: type[Detector]) -> None:
+    """Whatever a heading explains, the gravest severity of all is that of a heading."""
+    for slug in {each.slug for each in DETECTORS} - {detector.slug}:
+        for severity in SEVERITIES:
+            found = [made(detector.slug, severity), made(slug, "critical")]
+            said = rank_findings(found, {each.slug: each.explains for each in DETECTORS})
+            assert said[0].severity == "critical"
+            assert {each.detector for finding in said for each in (finding, *finding.causes)} == {detector.slug, slug}
+
+
+@pytest.mark.parametrize("slug", ["nan-input", "nan-forward", "nan-backward", "nan-update"])
+def test_a_jump_of_the_loss_is_a_symptom_of_numbers_that_are_not_finite(slug: str) -> None:
+    explains = {each.slug: each.explains for each in DETECTORS}
+    [said] = rank_findings([made("loss-spike", "warning", 40), made(slug, "critical", 40)], explains)
+    assert said.detector == slug

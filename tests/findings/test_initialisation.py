@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,13 @@ FLAT = [0.7] * 20
 
 
 def make_net(
-    sizes: dict[str, float], modules: dict[str, str], loss: float = 0.7, *, first: int = 0, classes: int = 2
+    sizes: dict[str, float],
+    modules: dict[str, str],
+    loss: float = 0.7,
+    *,
+    first: int = 0,
+    classes: int = 2,
+    also: Sequence[Parameter] = (),
 ) -> Record:
     """Layers whose outputs have these root mean squares."""
     sites: dict[str, np.ndarray] = {f"{path}:output": spread(4 * size) for path, size in sizes.items()}
@@ -20,6 +28,7 @@ def make_net(
     facts = [
         Operations(name="self", listed=tuple((*each, ("float32[]",), "", False) for each in listed)),
         Input(name="self:input.x", value=0.0, std=1.0, dtype="float32", moment=Moment(0)),
+        *also,
     ]
     return make_record(range(first, first + 20), lambda step: sites, [loss] * 20, modules=modules, facts=facts)
 
@@ -38,6 +47,14 @@ def test_a_head_that_loses_much() -> None:
     [found] = ask(BadInit, make_net(sizes, DEEP, loss=50.0, classes=10))
     assert found.site == "4"
     assert not ask(BadInit, make_net(sizes, DEEP, loss=2.4, classes=10))
+
+
+@pytest.mark.parametrize(("bias", "is_found"), [(0.0, True), (29.0, True), (60.0, False)])
+def test_a_large_bias_is_no_large_weight(bias: float, *, is_found: bool) -> None:
+    """Of an output of 60 the weights make 31 at least where the bias is 29; nothing need be theirs where it is 60."""
+    look = Parameter(name="4:bias", value=bias, shape=(10,), dtype="float32", moment=Moment(0))
+    sizes = {"0": 0.6, "1": 0.4, "2": 0.5, "3": 0.3, "4": 60.0}
+    assert bool(ask(BadInit, make_net(sizes, DEEP, loss=50.0, classes=10, also=[look]))) == is_found
 
 
 def test_a_tanh_behind_large_weights() -> None:

@@ -45,6 +45,16 @@ def test_a_loss_that_is_no_longer_finite() -> None:
     assert "no longer finite" in found.message
 
 
+@pytest.mark.parametrize(("scale", "is_said"), [(1.0, False), (65536.0, True)])
+def test_a_rate_is_too_high_for_a_loss_that_is_large_itself(scale: float, *, is_said: bool) -> None:
+    record = make_run(
+        lambda step: scale * (2.3 if step < 5 else 90.0), lambda step: 0.01 if step < 4 else 2.0, rate=0.1
+    )
+    [found] = ask(LearningRateTooHigh, record)
+    assert ("is too high for a loss of " in found.message) == is_said
+    assert ("Look why the loss is so large" in found.repair) == is_said
+
+
 @pytest.mark.parametrize(
     ("losses", "ratio"),
     [

@@ -42,6 +42,23 @@ def test_layers_that_live(always: list[int], losses: list[float], kind: str) -> 
     assert not ask(DeadUnits, make_relu(always, losses, kind=kind))
 
 
+@pytest.mark.parametrize(("alive", "since"), [((), 0), ((1,), 2)])
+def test_units_that_began_dead_did_so_before_the_first_look(alive: tuple[int, ...], since: int) -> None:
+    """A look at step 2 finds all dead; the outputs of the steps before tell since when."""
+    facts = [
+        Units(name="1:output", value=64, samples=32, zero=64, always=64, since=2, moment=Moment(s)) for s in (2, 4, 8)
+    ]
+
+    def sites(step: int) -> Elements:
+        return {"1:output": spread(1.0 if step in alive else 0.0), "0:weight.grad": spread(1.0)}
+
+    record = make_record(
+        range(20), sites, FLAT, modules={"self": "Sequential", "0": "Linear", "1": "ReLU"}, facts=facts
+    )
+    [found] = ask(DeadUnits, record)
+    assert found.step == since
+
+
 def test_a_few_samples_prove_nothing() -> None:
     facts = [Units(name="1:output", value=64, samples=2, always=60, moment=Moment(s)) for s in LOOKS]
     sites = {"1:output": np.maximum(spread(4.0, 64), 0)}

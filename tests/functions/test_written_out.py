@@ -14,6 +14,8 @@ from torch import Tensor
 from retrograd.errors import FunctionError
 from retrograd.functions import written_out
 from retrograd.functions.function import Function
+from retrograd.hooks import functions
+from retrograd.hooks.functions import inner_apply
 from retrograd.hooks.nonfinite import source_of
 from tests import warm
 from tests.functions.linear import MyLinear, PlainLinear, tensors
@@ -124,6 +126,36 @@ def test_either_apply_of_torch(monkeypatch: pytest.MonkeyPatch, is_compiled: boo
         torch.autograd.grad(ours, arguments, incoming), torch.autograd.grad(theirs, arguments, incoming), strict=True
     ):
         assert torch.equal(one, other)
+
+
+def test_an_apply_of_a_node_that_does_more_than_is_known_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, calls = torch.autograd.function.BackwardCFunction, list[Any]()
+    original = node.apply
+
+    def apply(self: Any, *args: Any) -> Any:
+        calls.append(self)
+        return original(self, *args)
+
+    monkeypatch.setattr(node, "apply", apply)
+
+    class Linear(MyLinear):
+        pass
+
+    arguments = tensors()
+    gradients = torch.autograd.grad(Linear()(*arguments).sum(), arguments)
+    assert len(calls) == 1
+    assert all(map(torch.equal, gradients, torch.autograd.grad(PlainLinear.apply(*arguments).sum(), arguments)))
+
+
+def test_an_apply_of_a_function_that_does_more_than_is_known_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = PlainLinear.apply
+
+    def apply(cls: Any, *args: Any) -> Any:
+        return original(*args)
+
+    assert not apply.__code__.co_names, "what is around it is not found by names alone"
+    monkeypatch.setattr(functions, "APPLY", apply.__code__)
+    assert inner_apply(PlainLinear) is None
 
 
 @pytest.mark.parametrize(

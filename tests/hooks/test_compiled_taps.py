@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import sys
@@ -21,8 +22,10 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.errors import RetrogradWarning
 from retrograd.hooks import compiled, compiled_taps, inductor, traced_calls
-from retrograd.hooks.compiled_taps import NOBODY, Numbered, make_handle, make_ticket, see, see_gradient
+from retrograd.hooks.compiled_taps import NOBODY, Numbered, Told, make_handle, make_ticket, see, see_first, see_gradient
 from retrograd.hooks.module import unwatch_forward, watch_forward
+
+NEEDS_COMPILER = pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -152,25 +155,29 @@ def test_what_a_tensor_stands_for_is_found_by_a_copy_of_it_too() -> None:
 
 def test_a_tap_that_is_gone_is_told_nothing() -> None:
     class Tap:
-        def see_compiled(self, tensors: Any, names: Any, trains: bool) -> Tensor:
+        is_compiled = False
+
+        def see_compiled(self, tensors: Any, names: Any, trains: bool, told: Any, first: int) -> None:
             raise AssertionError("it is gone")
 
     tap = Tap()
     handle = make_handle(tap)
     del tap
-    assert see([torch.ones(2)], handle, [""], True, 0) is NOBODY
-    see_gradient(torch.ones(2), NOBODY, 0)
+    assert see_first([torch.ones(2)], [handle], [""], True, [handle]) is NOBODY
+    for ticket in (NOBODY, make_ticket({})):
+        see([torch.ones(2)], [handle], [""], True, ticket, 1)
+        see_gradient(torch.ones(2), ticket, [0])
 
 
 def test_all_who_are_told_of_a_gradient_are() -> None:
     seen: list[tuple[str, Tensor]] = []
-    told = (
-        (lambda gradient: seen.append(("a", gradient)),),
-        (lambda gradient: seen.append(("b", gradient)), lambda gradient: seen.append(("c", gradient))),
-    )
+    told: Told = {
+        3: (lambda gradient: seen.append(("a", gradient)),),
+        5: (lambda gradient: seen.append(("b", gradient)), lambda gradient: seen.append(("c", gradient))),
+    }
     ticket = make_ticket(told)
-    see_gradient(torch.ones(2), ticket, 1)
-    see_gradient(torch.ones(2), ticket.clone(), 0)
+    see_gradient(torch.ones(2), ticket, [5, 4])
+    see_gradient(torch.ones(2), ticket.clone(), [3])
     assert [name for name, _ in seen] == ["b", "c", "a"]
 
 
@@ -201,7 +208,7 @@ def test_the_graph_has_one_call_for_each_value_and_gradient(saved: bool) -> None
     x = torch.randn(2, 3)
     torch.compile(model, backend=aot_autograd(fw_compiler=note), fullgraph=True)(x).sum().backward()
     kinds = [[name.removeprefix("retrograd.").rpartition("_")[0] for name in graph] for graph in graphs]
-    assert kinds == [["see"] * 2, ["see_gradient"] * 2]
+    assert kinds == [["see_first", "see"], ["see_gradient"] * 2]
     hidden = nn.functional.linear(x, model.first.weight, model.first.bias).detach().requires_grad_()
     out = nn.functional.linear(hidden.tanh(), model.second.weight, model.second.bias)
     out.sum().backward()
@@ -212,6 +219,88 @@ def test_the_graph_has_one_call_for_each_value_and_gradient(saved: bool) -> None
     for module in modules:
         unwatch_forward(module, watcher)
     assert len(model.first._forward_hooks) == 1, "without it the graph would be compiled anew"
+
+
+def test_what_a_part_hands_on_is_read_in_one_call() -> None:
+    graphs: list[list[str]] = []
+
+    def note(graph: Any, inputs: Any) -> Any:
+        graphs.append([str(node.target) for node in graph.graph.nodes if "retrograd" in str(node.target)])
+        return make_boxed_func(graph.forward)
+
+    net = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Tanh(), nn.Sequential(nn.Identity(), nn.Identity()))
+    watched = {name: (net.get_submodule(name), Watcher()) for name in ("0", "0.0", "1", "2", "2.0", "2.1")}
+    for module, watcher in watched.values():
+        watch_forward(module, watcher)
+    x = torch.randn(2, 3)
+    torch.compile(net, backend=aot_autograd(fw_compiler=note), fullgraph=True)(x).sum().backward()
+    for module, watcher in watched.values():
+        unwatch_forward(module, watcher)
+    kinds = [[name.removeprefix("retrograd.").rpartition("_")[0] for name in graph] for graph in graphs]
+    assert kinds == [["see_first", "see"], ["see_gradient"] * 2]
+    hidden = net[0](x).detach().requires_grad_()
+    hidden.tanh().sum().backward()
+    for name, (_, watcher) in watched.items():
+        value, gradient = (hidden, hidden.grad) if name[0] == "0" else (hidden.tanh(), torch.ones(2, 3))
+        torch.testing.assert_close([each[()] for each in watcher.values], [value.detach()])
+        torch.testing.assert_close(watcher.gradients, [gradient])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, NEEDS_COMPILER])])
+def test_whoever_packs_saved_tensors_may_keep_copies_alone(backend: str) -> None:
+    model, watcher = Net(), Watcher()
+    modules = [model.first, model.second]
+    for module in modules:
+        watch_forward(module, watcher)
+    compiled, inputs = torch.compile(model, backend=backend), [torch.randn(2, 3) for _ in range(3)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.numpy(force=True).copy(), torch.from_numpy):
+        losses = [compiled(x).sum() for x in inputs]
+    gc.collect()
+    for loss in losses:
+        loss.backward()
+    for module in modules:
+        unwatch_forward(module, watcher)
+    expected = [torch.ones(2, 3), torch.ones(2, 3) @ model.second.weight]
+    assert len(watcher.gradients) == 6
+    for second, first, x in zip(watcher.gradients[::2], watcher.gradients[1::2], inputs, strict=True):
+        slope = 1 - model.first(x).tanh() ** 2
+        torch.testing.assert_close([second, first], [expected[0], expected[1] * slope])
+    assert not compiled_taps._packed, "held after the last watcher has gone"
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_while_nobody_is_awake_only_the_first_tap_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def count(name: str) -> None:
+        function = getattr(compiled_taps, name)
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            called.append(name)
+            return function(*args)
+
+        monkeypatch.setattr(compiled_taps, name, call)
+
+    for name in ("see_first", "see", "see_gradient"):
+        count(name)
+    model, watcher = Net(), Watcher()
+    modules = [model.first, model.second]
+    for module in modules:
+        watch_forward(module, watcher)
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        compiled = torch.compile(model, fullgraph=True)
+        for awake in (False, True, False, True):
+            watcher.switch.awake = awake
+            called.clear()
+            compiled(torch.randn(2, 3)).sum().backward()
+            others = ["see", *["see_gradient"] * 2] if awake else []
+            assert called == ["see_first", *others]
+    assert len(watcher.values) == len(watcher.gradients) == 4
+    for module in modules:
+        unwatch_forward(module, watcher)
+        assert len(module._forward_hooks) == 1, "it is a part of compiled code, though it was asleep at first"
 
 
 def describe(node: Any) -> tuple[Any, ...]:
@@ -309,7 +398,7 @@ def test_what_traces_is_known_without_torchs_own_question(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
+@NEEDS_COMPILER
 def test_cuda_graphs_are_cut_at_each_call_and_nowhere_else_and_kernels_at_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch's own judgement of what inductor has made; on a device a captured call would run only once."""
     found: list[tuple[bool, bool]] = []

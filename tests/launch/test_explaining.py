@@ -192,7 +192,7 @@ def test_a_command_is_ended_after_some_steps_and_may_tidy_up(tmp_path: Path) -> 
     )
     assert code == 1
     assert next(json.loads(line)["severity"] for line in output.splitlines()) == "critical"  # and nothing else
-    assert [line for line in errors.splitlines() if "nan" in line or line == "left"] == [*["nan"] * 7, "left"]
+    assert [line for line in errors.splitlines() if line in ("nan", "left")] == [*["nan"] * 7, "left"]
     assert "retrograd: the program is ended here, after 8 steps, as --steps asks" in errors.splitlines()
     assert open_run(tmp_path / "run").history.manifest["status"] == "finished"
     assert len(open_run(tmp_path / "run").history.loss.steps) == 8
@@ -232,7 +232,9 @@ def test_a_run_that_ends_without_a_word_is_explained_later(tmp_path: Path, capsy
     assert code == -9
     assert len(errors.splitlines()) == 2
     assert main(["explain", str(tmp_path / "run")]) == 0
-    assert "run, stopped: no findings in " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "run, stopped: the record was not closed, as when killed; the last rows are of step " in said
+    assert ": no findings in " in said
 
 
 def test_the_verdict(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +252,31 @@ def test_last_words_tell_of_a_process_that_was_killed(tmp_path: Path) -> None:
     facts.write_text(facts.read_text().replace('"finished"', '"running"'))  # and nobody holds its lock
     assert find_verdict(tmp_path / "run", "run").startswith(
         "; 1 process ended without closing its record, as when killed;"
+    )
+
+
+def test_last_words_count_processes_whose_rows_another_has_written(tmp_path: Path) -> None:
+    """Rank 0 wrote for four ranks until it was killed; how the others ended, its folder does not tell."""
+    facts = write_run(tmp_path / "run") / "rank00000" / "rank.json"
+    facts.write_text(facts.read_text().replace('"finished"', '"running"'))
+    manifest = tmp_path / "run" / "manifest.json"
+    merged = {"ranks": [0, 1, 2, 3], "lost": {}, "late": 0, "differing": {}}
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "merged": merged}))
+    assert find_verdict(tmp_path / "run", "run").startswith("; the record that 4 processes share was not closed")
+
+
+def test_the_ranks_that_were_killed_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        write_run(tmp_path / "run", range(3), join=True)
+    monkeypatch.delenv("RANK")
+    facts = tmp_path / "run" / "rank00001" / "rank.json"
+    facts.write_text(facts.read_text().replace('"finished"', '"running"'))
+    assert main(["explain", str(tmp_path / "run")]) == 0
+    assert (
+        "the record was not closed by rank 1, as when killed; the last rows are of step 2: " in capsys.readouterr().out
     )
 
 
@@ -306,6 +333,33 @@ def test_the_origin_of_nan_is_said_with_its_line(hear: Hear) -> None:
     kept, said = hear([Event(Moment(7), "nonfinite", fact.name, text=fact.text), *losses(float("nan"))])
     assert said == ("retrograd: critical  NaN or infinity is made in block.att, step 7: all -inf (train.py:48)\n")
     assert len(kept) == 1
+
+
+@pytest.mark.parametrize(
+    ("fact", "said"),
+    [
+        (
+            NonFinite(name="fc1:weight", born="update", operands={"parameter": "2240 of 4096 are NaN"}),
+            "NaN or infinity is in a parameter behind step 7, first seen in fc1:weight",
+        ),
+        (
+            NonFinite(name="fc1", born="input", operation="linear", line="/a/common.py:21"),
+            "NaN or infinity comes in at step 7, first seen in fc1 (common.py:21)",
+        ),
+        (
+            NonFinite(name="head", born="backward", operation="sqrt", line="/a/train.py:9"),
+            "The gradient becomes NaN or infinite in head, step 7: sqrt (train.py:9)",
+        ),
+        (
+            NonFinite(name="fc:weight", born="update", operation="RMSprop.step", line="/a/train.py:9"),
+            "NaN or infinity is made in fc:weight, step 7: RMSprop.step (train.py:9)",
+        ),
+    ],
+    ids=["weight", "input", "gradient", "update"],
+)
+def test_what_was_only_seen_is_not_said_to_be_made_there(hear: Hear, fact: NonFinite, said: str) -> None:
+    _, told = hear([Event(Moment(7), "nonfinite", fact.name, text=fact.text)])
+    assert told == f"retrograd: critical  {said}\n"
 
 
 def test_what_loss_scaling_brings_about_is_no_finding(hear: Hear) -> None:

@@ -340,3 +340,29 @@ def test_two_wrappers_of_one_model_each_have_their_own_boundary() -> None:
         assert found.keys() == expected.keys()
         for site, rms in expected.items():
             assert found[site] == pytest.approx(rms), site
+
+
+def test_what_lies_in_code_that_was_compiled_before_is_not_said_to_be_uncalled() -> None:
+    """The wrapper is held outside, and the module in it is recorded: hooks on its parts come too late."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.unused = nn.Linear(6, 2), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.one(x).relu()
+
+    def list_reasons(model: nn.Module, call: Any) -> dict[str, str]:
+        with rg.record(model) as recording:
+            call(torch.ones(2, 6)).sum().backward()
+        return {each["site"]: each["reason"] for each in recording.history.manifest["not_recorded"]}
+
+    model = Net()
+    assert "never called" in list_reasons(model, model)["unused:output"]
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(torch.ones(2, 6))
+    reasons = list_reasons(model, compiled)
+    assert "compiled before the recording" in reasons["one:output"]
+    torch.compiler.reset()
+    assert "one:output" not in list_reasons(model, compiled)

@@ -194,7 +194,7 @@ def sweep(*, is_kept: bool) -> Collector:
             held.append(model)
         del model
     recording.close()
-    assert is_kept or any(one & other for one, other in itertools.pairwise(numbers))
+    assert is_kept or any(one & other for one, other in itertools.combinations(numbers, 2))
     return seen
 
 

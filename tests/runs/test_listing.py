@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from retrograd.cli import main
 from retrograd.errors import NotARunError
 from retrograd.history.sink import Event, Moment
 from retrograd.runs.listing import list_runs
+from retrograd.runs.reader import open_run
 from tests.runs.written import open_writer, write_run
 
 
@@ -75,3 +77,24 @@ def test_runs_are_told_sorted_and_found(
     monkeypatch.setattr("webbrowser.open", lambda address: not opened.append(address))
     assert main(["report", "--open"]) == 0
     assert opened == [(parent / "long" / "report.html").as_uri()]
+
+
+def test_the_last_loss_is_that_of_the_last_step_over_micro_batches_and_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 ends a step earlier, as when it is killed; each micro-batch lies in a part file of its own."""
+    losses = {0: {0: (1.0, 2.0), 1: (5.0, 6.0)}, 1: {0: (3.0, 4.0), 1: (7.0, 9.0), 2: (10.0, 40.0)}}
+    for rank, steps in losses.items():
+        monkeypatch.setenv("RANK", str(rank))
+        writer = open_writer(tmp_path / "run", join=True)
+        for step, values in steps.items():
+            for micro, value in enumerate(values):
+                writer.add_event(Event(Moment(step, micro, 0), "loss", value=value, time=1.0))
+                writer.flush()
+        writer.close()
+    monkeypatch.delenv("RANK")
+    [line] = list_runs(tmp_path)
+    assert line.loss == 25.0
+    assert line.loss == open_run(tmp_path / "run").history.loss.values[-1]
+    shutil.rmtree(tmp_path / "run" / "rank00001")
+    assert list_runs(tmp_path)[0].loss == 5.5

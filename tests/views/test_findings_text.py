@@ -14,6 +14,7 @@ TEXT = """\
 critical   NaN is made in blocks.1.conv1, step 312: softmax over a row that is all -inf
            at blocks.1.conv1 · steps 312 to 399 · /home/me/train.py:48 · nan-origin
            to do: Mask with a large negative number, not with -inf.
+           explains 1 other finding: -v
 
 warning    92 % of the units of blocks.2.act1 have been dead since step 40
            at blocks.2.act1:output · step 40 · rank 1 · dead-units

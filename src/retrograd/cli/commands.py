@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import retrograd as rg
-from retrograd.addresses import local_path, read_path
+from retrograd.addresses import path_to_read, read_path
 from retrograd.amounts import name_letters
 from retrograd.foreign.text import show_plainly
 from retrograd.launch.chosen_run import check_is_no_script, check_run, choose_run, show_in_browser, tell_page
@@ -136,7 +136,7 @@ address, which holds a token. Nothing is written. Ctrl-C ends it.
                 show_in_browser(address)
 
         with contextlib.suppress(KeyboardInterrupt):
-            serve(local_path(choose_run(self.run)).absolute(), self.port, told=tell)
+            serve(path_to_read(choose_run(self.run)).absolute(), self.port, told=tell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +262,7 @@ It reads what the processes leave in their files, so it also works on one that h
     def carry_out(self) -> int:
         from retrograd.views.hang_report import watch_run
 
-        return watch_run(local_path(self.run), once=self.once, limit=self.limit)
+        return watch_run(path_to_read(self.run), once=self.once, limit=self.limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +282,7 @@ The exit code is 0 if the node gives the same as before, bit for bit, and 1 if n
     trust: bool = option("--trust", False, "you know who wrote it: carry out whatever it names, without checks")
 
     def carry_out(self) -> int:
-        replayed = rg.replay(local_path(self.bundle), strict=not self.any_torch, trusted=self.trust)
+        replayed = rg.replay(path_to_read(self.bundle), strict=not self.any_torch, trusted=self.trust)
         print(replayed)
         return 0 if replayed else 1
 
@@ -322,7 +322,7 @@ Findings are counted where somebody has asked for them, as `retrograd run` does 
     json: bool = option("--json", False, "a run a line, as JSON")
 
     def carry_out(self) -> None:
-        lines = list_runs(local_path(self.folder), self.sort)
+        lines = list_runs(path_to_read(self.folder), self.sort)
         if self.json:
             print("".join(f"{each.as_json()}\n" for each in lines), end="")
         else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from retrograd.amounts import list_names
+from retrograd.amounts import count_of, list_names
 from retrograd.comparing.pairs import plain_name
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
@@ -39,8 +39,20 @@ def _is_said(finding: Finding, other: Finding) -> bool:
 
 
 def knows_inputs(a: Record, b: Record) -> bool:
-    """Tell whether both hold the inputs of their models."""
-    return bool(a.of(Input)) and bool(b.of(Input))
+    """Tell whether both hold the inputs of their models, in each of the ranks that their rows are merged of."""
+    return all(map(_knows_inputs, (a, b)))
+
+
+def _knows_inputs(record: Record) -> bool:
+    known = {each.rank for each in record.of(Input)}
+    return bool(known) and known.issuperset(record.history.manifest.get("merged", {}).get("ranks", ()))
+
+
+def _compare_ranks(a: Record, b: Record, letter: str) -> Iterator[Finding]:
+    one, other = (each.history.manifest.get("processes") for each in (a, b))
+    if one is not None and other is not None and one != other:
+        ranks = f"A has {count_of(one, 'rank')} and {letter} has {other}"
+        yield _make("ranks", f"{ranks}: steps are given other batches, unless all ranks share one.", 0)
 
 
 def _compare_parameters(a: Record, b: Record, letter: str) -> Iterator[Finding]:
@@ -130,7 +142,10 @@ def _changed_options(one: OptimizerMade, other: OptimizerMade) -> Iterator[tuple
 def _compare_calls(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     """Find the first step with different calls, with a different rate, and with a forward in a different mode."""
     rates = modes = False
+    both = min(each.last_step or 0 for each in (a, b))  # that one was recorded for longer is said besides
     for (step, mine), (_, theirs) in zip(a.calls_by_step(), b.calls_by_step(), strict=False):
+        if step > both:
+            return
         if _order_calls(mine) != _order_calls(theirs):
             yield _tell_calls(step, mine, theirs, letter)
             return
@@ -275,8 +290,8 @@ def find_context(a: Record, b: Record, letter: str) -> list[str]:
 
 
 _KINDS: tuple[Callable[[Record, Record, str], Iterator[Finding]], ...] = (
-    _compare_parameters, _compare_buffers, _compare_inputs, _compare_modules, _compare_operations, _compare_modes,
-    _compare_optimizers, _compare_calls,
+    _compare_ranks, _compare_parameters, _compare_buffers, _compare_inputs, _compare_modules, _compare_operations,
+    _compare_modes, _compare_optimizers, _compare_calls,
 )  # fmt: skip
 
 

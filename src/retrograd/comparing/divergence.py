@@ -158,7 +158,8 @@ def tell_parting(parting: Divergence, a: Record, b: Record, before: Predecessors
         is_explained: whether a known difference explains it; the finding then states the effect, not the cause.
     """
     site = parse_leniently(parting.site)
-    if is_explained and before.no_forward and site.quantity == "value":
+    has_other_inputs = parting.counts[0] != parting.counts[1]
+    if (is_explained or has_other_inputs) and before.no_forward and site.quantity == "value":
         slug, message = "forward", f"The first output, {site}, differs at step {parting.step}."
     else:
         slug, message = _explain(site, parting.step, a, before, knows_inputs=knows_inputs(a, b))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from retrograd.amounts import count_of
@@ -77,7 +77,7 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
 
 
 def rank_findings(found: Sequence[Finding], explains: Mapping[str, tuple[str, ...]]) -> list[Finding]:
-    """Findings to be said: causes first, each with what it explains.
+    """Findings to be said: causes first, each with what it explains, and as severe as the gravest of that.
 
     Args:
         found: all, of all detectors.
@@ -93,14 +93,18 @@ def rank_findings(found: Sequence[Finding], explains: Mapping[str, tuple[str, ..
     said = []
     for index, finding in enumerate(ordered):
         if index not in explained:
-            causes = tuple(ordered[each] for each in ordered_keys(explained, index))
-            said.append(replace(finding, causes=finding.causes + causes))
-    return said
+            causes = finding.causes + tuple(ordered[each] for each in _list_explained(explained, index))
+            worst = min((finding, *causes), key=lambda each: SEVERITIES.index(each.severity)).severity
+            said.append(replace(finding, severity=worst, causes=causes))
+    return sorted(said, key=_place)
 
 
-def ordered_keys(explained: Mapping[int, int], cause: int) -> list[int]:
-    """The numbers of what a finding explains."""
-    return [index for index, by in explained.items() if by == cause]
+def _list_explained(explained: Mapping[int, int], cause: int) -> Iterator[int]:
+    """List the numbers of what a finding explains, and of what that explains in turn."""
+    for index, by in explained.items():
+        if by == cause:
+            yield index
+            yield from _list_explained(explained, index)
 
 
 def _place(finding: Finding) -> tuple[int, int, float]:

@@ -131,11 +131,11 @@ def _enter(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trai
         return
     gradients: list[InputGradient] = []
     if not any(map(is_transformed, tensors)):
-        ticket = put_sight(tensors, handle, names, trains)
-        for index, tensor in enumerate(tensors):
+        run, first = put_sight(tensors, handle, names, trains)
+        for number, tensor in enumerate(tensors, first):
             found = edge_of(tensor) if trains else None
             if found is not None:
-                gradients.append(_TracedGradient(partial(hand_gradient, ticket=ticket, index=index), *found))
+                gradients.append(_TracedGradient(partial(hand_gradient, run=run, number=number), *found))
     _here.entered.append(_Entered(handle, next_sequence_number(), gradients))
 
 

@@ -24,8 +24,9 @@ from torch.nn.modules import module as modules
 
 from retrograd.hooks.compiled import ask_once, when_loaded
 from retrograd.hooks.compiled_roots import tap_roots
+from retrograd.hooks.compiled_taps import is_handle
 from retrograd.hooks.engine import has_transform
-from retrograd.hooks.listeners import Hook, Patch, Undo, replace
+from retrograd.hooks.listeners import TAP, TAP_OF_WRAPPER, Hook, Patch, Undo, replace
 
 _CALLS, _GUARDS = "torch._dynamo.variables.nn_module", "torch._dynamo.guards"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -187,11 +188,13 @@ def _find_hooks(room: Any, variable: Any, translator: Any) -> list[tuple[TracedH
     found = []
     for name in _HOOKS:
         table = room.AttrSource(variable.source, name)
-        hooks = dict.values(getattr(variable.value, name))  # in the order of the keys that are guarded
-        for place, hook in enumerate(hooks):
+        hooks = dict.items(getattr(variable.value, name))  # in the order of the keys that are guarded
+        for place, (number, hook) in enumerate(hooks):
             source = room.DictGetItemSource(table, room.ConstDictKeySource(table, place))
             room.VariableTracker.build(translator, hook, source=source, realize=True)
             if isinstance(hook, TracedHook):
+                if number in (TAP, TAP_OF_WRAPPER):  # what is of this class has this number, and is found sooner by it
+                    source = room.DictGetItemSource(table, number)
                 handle = room.AttrSource(source, "handle")
                 found.append((hook, room.VariableTracker.build(translator, hook.handle, source=handle, realize=True)))
     return found
@@ -245,10 +248,24 @@ def _guard_missing_taps(room: ModuleType) -> Undo:
     return replace(owner, "EMPTY_NN_MODULE_HOOKS_DICT", guard_table)
 
 
+def _trust_handles(room: ModuleType) -> Undo:
+    """Have torch not guard of which kind handles are: a hook of a class that is guarded has no other."""
+    owner: Any = vars(room)["GuardBuilder"]
+    original = owner.TENSOR_MATCH
+
+    @functools.wraps(original)
+    def guard_tensor(self: Any, guard: Any, value: Any = None) -> None:
+        if not (guard.name.endswith(".handle") and is_handle(self.get(guard))):
+            original(self, guard, value)
+
+    return replace(owner, "TENSOR_MATCH", guard_tensor)
+
+
 tapped_calls = Patch(
     lambda: [
         when_loaded(_CALLS, _shorten_calls),
         when_loaded(_GUARDS, _guard_missing_taps),
+        when_loaded(_GUARDS, _trust_handles),
         tap_roots(),
     ]
 )

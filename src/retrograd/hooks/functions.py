@@ -27,11 +27,16 @@ APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func_
 """Code of the call of a Python Function, in whose forward no graph is made; from torch 2.15 on it has no frame."""
 
 _ASKS = frozenset(
-    {"_is_setup_context_defined", "setup_context", "forward", "super", "apply", "RuntimeError"}
+    {"_is_setup_context_defined", "setup_context", "forward", "super", "__class__", "apply", "RuntimeError"}
     | {"torch", "_C", "_are_functorch_transforms_active", "custom_function_call"}
     | {"_functorch", "utils", "unwrap_dead_wrappers"}
 )
 """What ``Function.apply`` uses, up to torch 2.14."""
+
+_NODE_ASKS = frozenset(
+    {"_forward_cls", "backward", "vjp", "Function", "RuntimeError", "_get_user_fn", "getattr", "list"}
+)
+"""What the ``apply`` of a node uses: it asks which method of the Function there is, and whether it takes a list."""
 
 _all_need_gradients: Any = getattr(torch.autograd.Function, "needs_input_grad", None)
 
@@ -44,10 +49,15 @@ def inner_apply(function: FunctionClass) -> Callable[..., Any] | None:
 
     None where ``apply`` is compiled as it is, or does more than is known here.
     """
-    if APPLY is None or not _ASKS.issuperset(APPLY.co_names) or transforms_active is None or unwrap_if_dead is None:
+    if not _uses_no_more(APPLY, _ASKS) or transforms_active is None or unwrap_if_dead is None:
         return None
     inner: Callable[..., Any] = super(torch.autograd.Function, function).apply
     return inner
+
+
+def _uses_no_more(code: CodeType | None, known: frozenset[str]) -> bool:
+    """Tell whether all that a code asks for is known; of code that is not Python's, nothing is."""
+    return code is not None and known.issuperset(code.co_names + code.co_freevars)
 
 
 def refine_node(function: FunctionClass, methods: dict[str, Any]) -> None:
@@ -55,7 +65,8 @@ def refine_node(function: FunctionClass, methods: dict[str, Any]) -> None:
 
     Nothing is done where nodes are not known: they are objects of Python, which take the attributes one by one.
 
-    The engine finds ``backward`` where it looks for ``apply``, and calls it without asking which method there is.
+    The engine finds ``backward`` where it looks for ``apply``, and calls it without asking which method there is; not
+    where torch's ``apply`` does more than is known here.
 
     Args:
         function: it has a ``backward`` or none, and no ``vjp``.
@@ -66,7 +77,7 @@ def refine_node(function: FunctionClass, methods: dict[str, Any]) -> None:
     kind = function._backward_cls
     body = {"__slots__": ("retrograd_call",), "__module__": kind.__module__, **methods}
     written = vars(function).get("backward")
-    if written is not None:
+    if written is not None and _uses_no_more(getattr(kind.apply, "__code__", None), _NODE_ASKS):
         body["apply"] = written.__func__
     function._backward_cls = type(kind.__name__, (kind,), body)
 

@@ -24,13 +24,6 @@ from torch.fx.node import has_side_effect
 
 from retrograd.notices import warn
 
-_plain: dict[Any, Callable[..., Any]] = {}
-_results: dict[Any, torch.dtype | None] = {}
-_numbering: set[Any] = set()
-_unknown: list[str] = []
-"""What an inductor of another torch lacks: it is taught nothing."""
-
-
 _NAMES = attrgetter(
     "V",
     "ir.FallbackKernel.create",
@@ -54,12 +47,32 @@ UNKNOWN: Any = object()
 """What an operation returns is to be asked."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How an operation is written; see :func:`call_plainly`."""
+
+    function: Callable[..., Any]
+    numbers_calls: bool
+    returns: torch.dtype | None
+    handles: int | None
+    others: int | None
+    ticket: int | None
+
+
+_forms: dict[Any, _Form] = {}
+_unknown: list[str] = []
+"""What an inductor of another torch lacks: it is taught nothing."""
+
+
 def call_plainly(
     operation: Any,
     function: Callable[..., Any],
     *,
     numbers_calls: bool = False,
     returns: torch.dtype | None = UNKNOWN,
+    handles: int | None = None,
+    others: int | None = None,
+    ticket: int | None = None,
 ) -> None:
     """Have inductor write a call of a function of ours for an operation.
 
@@ -68,13 +81,12 @@ def call_plainly(
         function: with the same arguments.
         numbers_calls: it counts calls, so it must not be put before or behind others that do.
         returns: nothing (None), or one tensor of a single element on the CPU, of this dtype.
+        handles: which argument is a list of handles.
+        others: which argument is a list of the handles of all calls in the graph, which only inductor knows.
+        ticket: which argument is a ticket. Nothing is called where that is ``NOBODY`` of the function's module.
     """
     has_side_effect(operation)
-    _plain[operation] = function
-    if returns is not UNKNOWN:
-        _results[operation] = returns
-    if numbers_calls:
-        _numbering.add(operation)
+    _forms[operation] = _Form(function, numbers_calls, returns, handles, others, ticket)
 
 
 def teach_inductor() -> None:
@@ -97,7 +109,7 @@ def _warn_of_other(error: Exception) -> None:
 
 
 def _teach(lowering: Any) -> None:
-    new = [operation for operation in _plain if operation not in lowering.lowerings]
+    new = [operation for operation in _forms if operation not in lowering.lowerings]
     if not new:
         return
     register, each_leaf = lowering.register_lowering, torch.utils._pytree.tree_map_only
@@ -106,7 +118,7 @@ def _teach(lowering: Any) -> None:
     def lower(operation: Any) -> Callable[..., Any]:
         def make(*args: Any) -> Any:
             box = lowering.ir.TensorBox.create
-            made = short.make(operation, args) if operation in _results else None
+            made = short.make(operation, args) if _forms[operation].returns is not UNKNOWN else None
             if made is None:
                 made = plain.create(operation, *args)
             return each_leaf(lowering.ir.IRNode, box, made)
@@ -124,7 +136,7 @@ def _plain_calls(lowering: Any) -> tuple[Any, Any]:
     signature(lowering.ir.ExternKernelAlloc).parameters["op_overload"]
     kind = _make_call(lowering)
     found = _make_plain_call(lowering, kind), _make_short_call(lowering, kind)
-    _have_calls_wait(kind)
+    _have_calls_wait(lowering, kind)
     return found
 
 
@@ -137,19 +149,22 @@ def _make_call(lowering: Any) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             graph, self.before = graph_of.graph, None
-            if self.op_overload in _numbering:
+            if _forms[self.op_overload].numbers_calls:
                 self.before, graph.retrograd_last = getattr(graph, "retrograd_last", None), self
 
         def codegen(self, wrapper: Any) -> None:
             if _is_all_cpp(graph_of.graph) or not hasattr(wrapper, "add_import_once"):
                 super().codegen(wrapper)
                 return
-            operation: Any = self.op_overload
-            function = _plain[operation]
-            name = f"retrograd_{function.__name__}"
-            wrapper.add_import_once(f"from {function.__module__} import {function.__name__} as {name}")
-            call = f"{name}({', '.join(self.codegen_args())})"
-            wrapper.writeline(f"{self.get_name()} = {call}" if operation._schema.returns else call)
+            form, arguments = _forms[self.op_overload], self.codegen_args()
+            if form.others is not None:
+                arguments[form.others] = f"[{', '.join(_find_handles(graph_of.graph, Call))}]"
+            result = self.get_name() if self.op_overload._schema.returns else None
+            wrapper.writeline(_write_call(wrapper, form, arguments, result))
+
+        def name_tensors(self, place: int | None) -> list[str]:
+            """How the tensors of one of its arguments are written."""
+            return [] if place is None else self.codegen_args()[place].strip("[]").split(", ")
 
         def get_read_writes(self) -> Any:
             """What torch goes by when it puts operations in order."""
@@ -159,6 +174,36 @@ def _make_call(lowering: Any) -> Any:
             return read_writes
 
     return Call
+
+
+def _find_handles(graph: Any, kind: Any) -> list[str]:
+    """The handles that are given to the graph, as they are written."""
+    calls: list[Any] = [each for each in getattr(graph, "operations", ()) if isinstance(each, kind)]
+    handles = [name for each in calls for name in each.name_tensors(_forms[each.op_overload].handles)]
+    return [handle for handle in dict.fromkeys(handles) if handle in getattr(graph, "graph_inputs", ())]
+
+
+def _write_call(wrapper: Any, form: _Form, arguments: Sequence[str], result: str | None) -> str:
+    """The line that makes a call.
+
+    Args:
+        wrapper: what the line is written into.
+        form: of the call.
+        arguments: as they are written.
+        result: name of what it returns, if it returns anything.
+    """
+
+    def name_of(name: str) -> str:
+        wrapper.add_import_once(f"from {form.function.__module__} import {name} as retrograd_{name}")
+        return f"retrograd_{name}"
+
+    call = f"{name_of(form.function.__name__)}({', '.join(arguments)})"
+    if form.ticket is None:
+        return call if result is None else f"{result} = {call}"
+    ticket, nobody = arguments[form.ticket], name_of("NOBODY")
+    if result is None:
+        return f"if {ticket} is not {nobody}: {call}"
+    return f"{result} = {nobody} if {ticket} is {nobody} else {call}"
 
 
 def _is_all_cpp(graph: Any) -> bool:
@@ -194,7 +239,7 @@ def _make_short_call(lowering: Any, kind: Any) -> Any:
                 return _Place(len(inputs) - 1)
 
             arguments = _change_each(args, node, take)
-            result, devices = _results[operation], {each.get_device() for each in inputs}
+            result, devices = _forms[operation].returns, {each.get_device() for each in inputs}
             if _is_all_cpp(graph_of.graph) or (result is not None and devices != {on_cpu}):
                 return None  # torch would leave the device for the time of a call that belongs to the CPU
             if result is None:
@@ -258,21 +303,33 @@ def _freezing(ir: Any) -> Callable[[Any], Any]:
     return freeze
 
 
-def _have_calls_wait(kind: Any) -> None:
+def _have_calls_wait(lowering: Any, kind: Any) -> None:
     """Change the order of operations just before torch asks which of them reads a tensor last."""
     scheduler: Any = sys.modules["torch._inductor.scheduler"].Scheduler
-    original, result = scheduler.compute_last_usage, sys.modules["torch._inductor.ir"].MultiOutput
+    original, graph_of, result = scheduler.compute_last_usage, lowering.V, sys.modules["torch._inductor.ir"].MultiOutput
 
     @functools.wraps(original)
     def compute_last_usage(self: Any) -> None:
         if not _unknown:
             try:
                 self.nodes = _put_late(self.nodes, kind, result)
+                _trust_tickets(self.nodes, kind, graph_of.graph.wrapper_code)
             except AttributeError as error:
                 _warn_of_other(error)
         original(self)
 
     scheduler.compute_last_usage = compute_last_usage
+
+
+def _trust_tickets(nodes: Sequence[Any], kind: type, wrapper: Any) -> None:
+    """Have nobody check the sizes of handles and tickets, which takes as long as the calls."""
+    expected = getattr(wrapper, "_pending_input_asserts", {})
+    for node in nodes:
+        call: Any = node.node if isinstance(node.node, kind) else None
+        if call is not None:
+            form = _forms[call.op_overload]
+            for name in (*call.name_tensors(form.handles), *call.name_tensors(form.ticket)):
+                expected.pop(name, None)
 
 
 def _put_late(nodes: Sequence[Any], kind: Any, result: Any) -> list[Any]:

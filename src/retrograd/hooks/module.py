@@ -29,11 +29,10 @@ from retrograd.hooks.compiled_modules import (
     tapped_calls,
 )
 from retrograd.hooks.compiled_taps import (
-    NOBODY,
     RETURNED,
     Told,
+    forget_tickets,
     make_handle,
-    make_ticket,
     name_tensors,
     put_tap,
     trace_tap,
@@ -42,7 +41,7 @@ from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.listeners import TAP, TAP_OF_WRAPPER, Entry, Hook, SeeGradient, hidden_hooks, move_last
 from retrograd.hooks.native import taps
 from retrograd.hooks.nested import Keys, flatten
-from retrograd.hooks.resting import TapSwitch, add_tap, change_taps
+from retrograd.hooks.resting import TapSwitch, add_tap, change_taps, forget_switches
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -175,56 +174,42 @@ class Tap(TracedHook, Generic[Watcher]):
     Attributes:
         watchers: who watches.
         is_compiled: it is part of a graph that has run.
+        entries: its hooks on a module.
     """
 
-    __slots__ = ("__weakref__", "_tickets", "is_compiled", "watchers")
+    __slots__ = ("__weakref__", "entries", "is_compiled", "watchers")
 
     def __init__(self) -> None:
         self.watchers: tuple[Watcher, ...] = ()
+        self.entries: tuple[Entry, ...] = ()
         self.handle = make_handle(self)
         self.is_compiled = False
-        self._tickets: dict[Told, Tensor] = {}
+        add_tap(self)
 
-    def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
-        """Tell those watchers that are awake of a call inside compiled code; returns its ticket."""
+    def see_compiled(
+        self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool, told: Told, first: int
+    ) -> None:
+        """Tell those watchers that are awake of a call inside compiled code, and note what sees its gradients."""
         self.is_compiled = True
+        named = name_tensors(tensors, names)
         for watcher in self.watchers:
             if watcher.switch.awake:
-                return self._tell(tensors, names, trains)
-        return NOBODY
-
-    def _tell(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
-        told = []
-        for watcher in self.watchers:
-            if watcher.switch.awake:
-                see = watcher.see_in_compiled_code(name_tensors(tensors, names), trains)
-                if see:
-                    told.append(see)
-        return self._find_ticket(told) if told else NOBODY
-
-    def _find_ticket(self, told: Sequence[Sequence[SeeGradient | None]]) -> Tensor:
-        by_tensor = tuple(tuple(see for see in each if see is not None) for each in zip(*told, strict=True))
-        ticket = self._tickets.get(by_tensor)
-        if ticket is None:
-            ticket = self._tickets[by_tensor] = make_ticket(by_tensor)
-        return ticket
+                seen = watcher.see_in_compiled_code(named, trains)
+                for number, see in enumerate(seen, first):
+                    if see is not None:
+                        told[number] = (*told.get(number, ()), see)
 
     def watch(self, watchers: tuple[Watcher, ...]) -> None:
-        """Have these watchers instead, and new tickets."""
+        """Have these watchers instead."""
         self.watchers = watchers
-        self._tickets.clear()
+        forget_switches()
+        forget_tickets()
 
 
 class ModuleTap(Tap[Watcher]):
-    """The tap behind the hooks on one module.
+    """The tap behind the hooks on one module."""
 
-    Attributes:
-        entries: its hooks.
-    """
-
-    __slots__ = ("_is_hidden", "entries")
-
-    entries: tuple[Entry, ...]
+    __slots__ = ("_is_hidden",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +250,6 @@ class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         self._shown: dict[int, _Shown] = {}
         self._told: tuple[tuple[TapSwitch, SeeOutput | None, AfterForward], ...] = ()
         self.entries = (set_after(module, self, number=TAP),)
-        add_tap(self)
         wrapped = getattr(module, "_orig_mod", None) if is_compiled(module) else None
         self._of_wrappers = _TapOfWrappers.on(wrapped) if isinstance(wrapped, nn.Module) else None
         if self._of_wrappers is not None:
@@ -308,16 +292,22 @@ class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
             self._of_wrappers.leave(self)
         return stays
 
-    def _tell(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
-        if names[0].startswith(RETURNED):  # the call is compiled code itself
+    def see_compiled(
+        self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool, told: Told, first: int
+    ) -> None:
+        """Tell of a call; of one that is compiled code itself, what its hook need not tell again."""
+        if names[0].startswith(RETURNED):
+            self.is_compiled = True
+            if not any(watcher.switch.awake for watcher in self.watchers):
+                return
             module = self._find_module()
             frame = find_call_of(module) if module is not None and _returns_as_it_is(module) else None
             if frame is None:  # its forward alone is called, or somebody changes what it returns
-                return NOBODY
+                return
             names = [name.removeprefix(RETURNED) for name in names]
             shapes = {keys: tensor.shape for keys, tensor in name_tensors(tensors, names)}
             self._shown[threading.get_ident()] = _Shown(id(frame), shapes)
-        return super()._tell(tensors, names, trains)
+        super().see_compiled(tensors, names, trains, told, first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,15 +357,27 @@ class _TapOfWrappers(UntracedHook):
         if not self._taps:
             self._entry.remove()
 
-    def see_compiled(self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool) -> Tensor:
+    @property
+    def is_compiled(self) -> bool:
+        """It is a part of a graph that has run."""
+        return all(tap.is_compiled for tap in self._living())
+
+    @is_compiled.setter
+    def is_compiled(self, is_compiled: bool) -> None:
+        for tap in self._living():  # whoever is called
+            tap.is_compiled = is_compiled
+
+    def see_compiled(
+        self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool, told: Told, first: int
+    ) -> None:
         """Tell the tap of the wrapper that is called."""
-        taps = [tap for tap in (find() for find in self._taps) if tap is not None]
-        for tap in taps:
-            tap.is_compiled = True  # it is part of the graph, whoever is called
-        for tap in taps:
-            if tap.is_called:
-                return tap.see_compiled(tensors, names, trains)
-        return NOBODY
+        self.is_compiled = True
+        called = next((tap for tap in self._living() if tap.is_called), None)
+        if called is not None:
+            called.see_compiled(tensors, names, trains, told, first)
+
+    def _living(self) -> list[_ForwardTap]:
+        return [tap for tap in (find() for find in self._taps) if tap is not None]
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -31,7 +31,7 @@ class Switched(Protocol):
 
 
 class RestableTap(Protocol):
-    """A tap on a module: the very hook that its first entry has put into a table."""
+    """A tap: on a module the very hook that its first entry has put into a table."""
 
     @property
     def watchers(self) -> tuple[Switched, ...]:
@@ -45,6 +45,19 @@ class RestableTap(Protocol):
 def add_tap(tap: RestableTap) -> None:
     """Let a tap rest, too, from now on."""
     _taps.add(tap)
+    weakref.finalize(tap, forget_switches).atexit = False
+
+
+def forget_switches() -> None:
+    """Look for switches anew: a tap has other watchers, or is gone."""
+    _switches.clear()
+
+
+def is_anybody_awake() -> bool:
+    """Tell whether any tap has anything to do."""
+    if not _switches:
+        _switches.update((id(each.switch), each.switch) for tap in list(_taps) for each in tap.watchers)
+    return any(switch.awake for switch in list(_switches.values()))
 
 
 def change_taps() -> None:
@@ -130,6 +143,7 @@ class RestingTaps:
 
 
 _taps: WeakSet[RestableTap] = WeakSet()
+_switches: dict[int, TapSwitch] = {}
 _resters: WeakSet[RestingTaps] = WeakSet()
 
 _CALLS_BEFORE_REST = 2

@@ -53,6 +53,16 @@ def traced_nodes() -> Sequence[torch.fx.Node]:
     return () if mode is None else mode.tracer.graph.nodes
 
 
+def node_of(tensor: Tensor) -> torch.fx.Node | None:
+    """The node of the traced graph that stands for a tensor; None if that is not known."""
+    mode = proxy_mode()
+    if mode is None or not _has_names():
+        return None
+    with sys.modules[_WRAPPING].disable_functional_mode():
+        found = _find_proxies(tensor, mode.tracer)
+    return None if found is _UNKNOWN else found.node
+
+
 def write_call(operation: Any, *args: Any) -> Any:
     """Write a call of an operation that changes nothing; returns its proxy, or None where it has to be called."""
     mode = proxy_mode()
@@ -60,7 +70,7 @@ def write_call(operation: Any, *args: Any) -> Any:
         return None
     with sys.modules[_WRAPPING].disable_functional_mode():
         found = [_find_proxies(each, mode.tracer) for each in args]
-    if any(each is None for each in found):
+    if any(each is _UNKNOWN for each in found):
         return None
     name = operation.overloadpacket.__name__
     proxy = mode.tracer.create_proxy("call_function", operation, tuple(found), {}, name=name)
@@ -68,16 +78,19 @@ def write_call(operation: Any, *args: Any) -> Any:
     return proxy
 
 
+_UNKNOWN: Any = object()
+
+
 def _find_proxies(argument: Any, tracer: Any) -> Any:
-    """An argument as the graph has it; None if that is not known."""
+    """An argument as the graph has it; ``_UNKNOWN`` if nobody knows."""
     if isinstance(argument, Tensor):
         inner = argument.from_functional() if type(argument) is FunctionalTensor else None
         find = sys.modules[_TRACING].get_proxy_slot
         slot = find(inner, tracer, None) if type(inner) is FakeTensor else None
-        return None if slot is None else slot.proxy
+        return _UNKNOWN if slot is None else slot.proxy
     if isinstance(argument, (list, tuple)):
         found = [_find_proxies(each, tracer) for each in argument]
-        return None if any(each is None for each in found) else found
+        return _UNKNOWN if any(each is _UNKNOWN for each in found) else found
     return argument
 
 

@@ -17,7 +17,7 @@ from subprocess import Popen
 from types import FrameType
 
 from retrograd.addresses import open_folder
-from retrograd.amounts import count_of
+from retrograd.amounts import count_of, list_names
 from retrograd.errors import LaunchError
 from retrograd.files import to_utf8
 from retrograd.findings.explain import MOST_ROWS, explain
@@ -66,7 +66,19 @@ def _tell_end(run: Run) -> str:
     """How a run ended, or that it goes on; one that somebody has stopped has not failed."""
     errors = [error for rank in run.ranks if (error := rank.facts.get("error"))]
     is_stopped_by_hand = bool(errors) and all(error["kind"] == "KeyboardInterrupt" for error in errors)
+    if run.status == "stopped":
+        return _tell_where_stopped(run)
     return "interrupted" if run.status == "failed" and is_stopped_by_hand else run.status
+
+
+def _tell_where_stopped(run: Run) -> str:
+    """Say which ranks ended without a word, and how far their rows go."""
+    stopped = [rank for rank in run.ranks if rank.status == "stopped"]
+    steps = [rank.facts["last_step"] for rank in stopped if isinstance(rank.facts.get("last_step"), int)]
+    ranks = list_names([str(rank.rank) for rank in stopped])
+    which = f" by rank {ranks}" if len(run.ranks) > 1 and stopped else ""
+    rows = f"; the last rows are of step {max(steps):,}" if steps else ""
+    return f"stopped: the record was not closed{which}, as when killed{rows}"
 
 
 def _make_request(arguments: ExplainOptions) -> RunRequest:
@@ -173,9 +185,12 @@ def find_verdict(run: Path, shown: str) -> str:
 
 def _tell_stopped(run: Run) -> str:
     """Say how many processes died without a word; nothing where none did."""
-    stopped = sum(rank.status == "stopped" for rank in run.ranks)
-    whose = "its" if stopped == 1 else "their"
-    processes = count_of(stopped, "process", "processes")
+    stopped = {rank.rank for rank in run.ranks if rank.status == "stopped"}
+    merged = set(run.manifest.get("merged", {}).get("ranks", ())) - {rank.rank for rank in run.ranks}
+    if stopped and merged:  # one has written for others, and of these it is not known how they ended
+        return f"; the record that {len(stopped | merged)} processes share was not closed, as when they are killed"
+    whose = "its" if len(stopped) == 1 else "their"
+    processes = count_of(len(stopped), "process", "processes")
     return f"; {processes} ended without closing {whose} record, as when killed" if stopped else ""
 
 

@@ -57,10 +57,7 @@ class LiveFindings:
         for fact in read_facts([event]):
             is_search = self._is_scaled and isinstance(fact, NonFinite) and fact.born == "backward"
             if isinstance(fact, NonFinite) and not fact.masked and not is_search:
-                where = f" in {fact.name}" if fact.name else ""
-                reason = fact.reason or fact.operation
-                message = f"NaN or infinity is made{where}, step {fact.step}{f': {reason}' if reason else ''}"
-                self._report(event, f"nan-{fact.born}", message, fact.line)
+                self._report(event, f"nan-{fact.born}", _describe(fact), fact.line)
                 self._said.add("diverged")  # the loss follows
 
     def _hear_loss(self, event: Event) -> None:
@@ -99,6 +96,20 @@ class LiveFindings:
         self._events.note("finding", event.name, value=event.value, text=finding.as_json(), moment=event.moment)
         if self._tell is not None:
             self._tell(finding)
+
+
+def _describe(fact: NonFinite) -> str:
+    """Say what was seen, and no more: where it came from, the whole record may tell at the end."""
+    where = f" in {fact.name}" if fact.name else ""
+    seen = f", first seen{where}" if where else ""
+    reason = f": {fact.reason or fact.operation}" if fact.reason or fact.operation else ""
+    if fact.born == "input":  # the operation only took it
+        return f"NaN or infinity comes in at step {fact.step}{seen}{f': {fact.reason}' if fact.reason else ''}"
+    if fact.born == "backward":
+        return f"The gradient becomes NaN or infinite{where}, step {fact.step}{reason}"
+    if fact.born == "update" and not fact.operation:  # a gradient may have been so before, or what is written by hand
+        return f"NaN or infinity is in a parameter behind step {fact.step}{seen}"
+    return f"NaN or infinity is made{where}, step {fact.step}{reason}"
 
 
 def say_critical(finding: Finding) -> None:

@@ -265,7 +265,11 @@ class SlotWatch:
         calls.count = call + 1
         if call >= len(calls.plain):
             call = self._next_call(calls)
-        told = [self._see_compiled(buffer, calls, call, (*self._keys, *keys), tensor) for keys, tensor in tensors]
+        plain = calls.plain[call]
+        if plain is not None and len(tensors) == 1 and not tensors[0][0]:
+            told = [plain.record_in_compiled_code(tensors[0][1])]
+        else:
+            told = [self._see_compiled(buffer, calls, call, (*self._keys, *keys), tensor) for keys, tensor in tensors]
         if not trains or top_pair() is not None:  # else no checkpoint is around it
             self._parts.add(told)
         return told
@@ -274,14 +278,7 @@ class SlotWatch:
         self, buffer: ModeBuffer, calls: SlotCalls, call: int, keys: Keys, tensor: torch.Tensor
     ) -> SeeGradient | None:
         recorder = self._find_recorder(buffer, calls, call, keys, tensor)
-        if recorder is None:
-            return None
-        try:
-            recorder.copy_from_now_on()
-            recorder.record(tensor)
-        except Exception as error:
-            self._factory.events.fault(Site(self.path, keys, call + 1), error)
-        return recorder.see_gradient if recorder.wants_gradient else None
+        return None if recorder is None else recorder.record_in_compiled_code(tensor)
 
     def see_rest(self, tensors: Sequence[tuple[Keys, torch.Tensor]]) -> None:
         """Record further tensors of the last call."""

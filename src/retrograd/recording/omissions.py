@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from retrograd.history.sink import NO_GRADIENT
+from retrograd.hooks.compiled import has_been_compiled
 from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of, parameter_site
 from retrograd.recording.keep import find_keep
@@ -47,10 +48,11 @@ class RequestedModule:
     Attributes:
         path: its path.
         calls: sites of its outputs and arguments, as far as they are known before it has run.
+        had_code: its forward had been compiled when it was found, by itself or by who calls it.
         parameters: its own parameters.
     """
 
-    __slots__ = ("_find", "_find_tapped", "_was_compiled", "calls", "parameters", "path")
+    __slots__ = ("_find", "_find_tapped", "_was_compiled", "calls", "had_code", "parameters", "path")
 
     def __init__(
         self, entry: NamedModule, wants: Callable[[Candidate], bool], first_names: WeakTensorKeyDictionary
@@ -59,6 +61,7 @@ class RequestedModule:
         self._find = weakref.ref(entry.module)
         self._find_tapped = weakref.ref(entry.tapped)
         self._was_compiled = is_compiled(entry.tapped)
+        self.had_code = has_been_compiled(entry.module)
         self.calls = [each.site for each in entry.candidates() if _is_of_call(each.site) and wants(each)]
         self.parameters = []
         for name, parameter in entry.parameters:
@@ -188,8 +191,9 @@ class Coverage:
 
     @cached_property
     def compiled(self) -> tuple[str, ...]:
-        """Beginnings of the paths that lie inside compiled modules."""
-        return self.requested.compiled
+        """Beginnings of the paths that lie inside compiled modules, or inside called ones that were compiled before."""
+        early = (each.path for each in self.requested.modules if each.had_code and each.path in self.called)
+        return (*self.requested.compiled, *map(beginning_of, early))
 
     def lacks(self, site: Site) -> bool:
         """True if there is nothing of a site that was asked for."""

@@ -143,7 +143,7 @@ class SiteRecorder:
         visit: :meth:`see_value`, for plain tensors without a Python frame where there is compiled code.
     """
 
-    __slots__ = ("_clock", "_enter", "_fault", "_watch", "gradient", "value", "visit")
+    __slots__ = ("_clock", "_enter", "_fault", "_is_copied", "_tell", "_watch", "gradient", "value", "visit")
 
     def __init__(self, backward: RecordedPass, value: TensorRecorder | None, gradient: TensorRecorder | None) -> None:
         self._clock = backward.clock
@@ -152,12 +152,15 @@ class SiteRecorder:
         self.value = value
         self.gradient = gradient
         self._watch: GradientWatch | None = None
+        self._tell: SeeGradient | None = None
+        self._is_copied = False
         self.visit: Callable[[torch.Tensor], bool] = self.see_value
         if gradient is not None:
             hook: SeeGradient = self.see_gradient
             if gradient.is_plain:
                 hook, shortcut = make_gradient_hook(self._clock, ("entered",), hook)
                 gradient.take(shortcut)
+            self._tell = hook
             self._watch = GradientWatch(hook, backward.guard, backward.leaf_handles, gradient.copy_from_now_on)
         if value is not None and value.is_plain:
             self.visit, shortcut = make_value_tap(self.see_value, self._watch)
@@ -204,11 +207,19 @@ class SiteRecorder:
         if self.value is not None:
             self.value.see(tensor)
 
-    def copy_from_now_on(self) -> None:
-        """The memory of what is seen may be used again."""
-        for each in (self.value, self.gradient):
-            if each is not None:
-                each.copy_from_now_on()
+    def record_in_compiled_code(self, tensor: torch.Tensor) -> SeeGradient | None:
+        """Record the value, whose memory is used again as that of its gradient is; returns what sees the gradient."""
+        if not self._is_copied:
+            self._is_copied = True
+            for each in (self.value, self.gradient):
+                if each is not None:
+                    each.copy_from_now_on()
+        try:
+            if self.value is not None:
+                self.value.see(tensor)
+        except Exception as error:
+            self._fault(self.value.site, error)  # type: ignore[union-attr]
+        return self._tell
 
     def watch(self, tensor: torch.Tensor) -> None:
         """Set a hook for the gradient alone: the value was recorded before."""

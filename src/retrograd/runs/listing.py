@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from retrograd.errors import DamagedRunError, NotARunError, RunError
 from retrograd.foreign.text import parse_object, read_json
@@ -30,6 +30,9 @@ from retrograd.runs.layout import (
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import check_manifest, is_newer
 
+if TYPE_CHECKING:
+    from retrograd.history.events import Losses
+
 RunOrder = Literal["when", "name", "steps", "status", "loss", "findings"]
 
 _STATUSES = ("failed", "running", "stopped")
@@ -49,7 +52,7 @@ class RunLine:
         last_step: the last step that was recorded; None where there is none yet.
         status: ``running``, ``finished``, ``failed``, ``stopped``, ``damaged`` where a file of it is torn, or ``newer
             format`` where a later version of retrograd has written it.
-        loss: the last loss, which may be NaN; None where none was seen.
+        loss: that of the last step, over its micro-batches and ranks, which may be NaN; None where none was seen.
         findings: how many are kept, by severity; None where nobody has asked yet.
     """
 
@@ -111,7 +114,7 @@ def read_line(run: Path) -> RunLine:
             status="damaged"
             if any(map(_has_torn_parts, folders))
             else _find_status([(folder, facts) for folder, facts in ranks if not is_extra(folder.name)]),
-            loss=_find_last_loss(folders[0]) if folders else None,
+            loss=_find_last_loss([each for each in folders if len(folders) == 1 or not is_extra(each.name)]),
             findings=_count_findings(run / FINDINGS),
         )
     except (OSError, ValueError, RunError):
@@ -143,21 +146,39 @@ def _status_of(folder: Path, facts: Mapping[str, Any]) -> str:
     return "stopped" if status == "running" and not is_locked(folder / LOCK) else status
 
 
-def _find_last_loss(folder: Path) -> float | None:
-    """The last loss of a rank, from its last part file of events that has one."""
-    import pyarrow.compute as pc
+def _find_last_loss(folders: Sequence[Path]) -> float | None:
+    """The loss of the last step that has one, as the history tells it, from the last part files of events alone.
 
+    Args:
+        folders: of the ranks that are part of the history.
+    """
+    from retrograd.history.events import LossSums
+
+    found = [part for folder in folders for part in _read_last_losses(folder)]
+    sums = LossSums()
+    last = max((int(losses.steps.max()) for losses in found), default=0)
+    for losses in found:
+        sums.add(losses.since(last))
+    return next(map(float, reversed(sums.curve.values)), None)
+
+
+def _read_last_losses(folder: Path) -> Iterator[Losses]:
+    """Losses of a rank, the last part first, until all of its last step are among them."""
+    from retrograd.history.events import read_losses
+    from retrograd.history.table import OF_LOSSES
     from retrograd.runs.parts import read_part
 
+    last: int | None = None
     for _, path in reversed(list_parts(folder / EVENTS)):
         try:
-            events = read_part(path, ["kind", "value"])
+            losses = read_losses(read_part(path, list(OF_LOSSES)))
         except (FileNotFoundError, DamagedRunError):  # merged into a larger one meanwhile, or torn
             continue
-        losses = events.filter(pc.equal(events["kind"].cast("string"), "loss"))["value"]
-        if len(losses):
-            return float(losses[-1].as_py())
-    return None
+        if len(losses.steps):
+            yield losses
+            last = int(losses.steps.max()) if last is None else last
+            if losses.steps.min() < last:
+                return
 
 
 def _count_findings(path: Path) -> dict[str, int] | None:

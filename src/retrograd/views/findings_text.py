@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from functools import partial
 
+from retrograd.amounts import count_of
 from retrograd.findings.finding import Finding, Findings, Severity, list_grounds, list_place, tell_repair
 from retrograd.foreign.text import show_plainly
 
@@ -70,6 +71,8 @@ def _tell(finding: Finding, verbose: bool) -> Iterator[str]:
         yield f"{gap}to do: {tell_repair(finding)}"
     if verbose:
         yield from (f"{gap}{name}: {text}" for name, text in list_grounds(finding))
+    elif finding.causes:
+        yield f"{gap}explains {count_of(len(finding.causes), 'other finding')}: -v"
 
 
 def _show(line: str, width: int | None) -> str:

@@ -57,8 +57,8 @@ class BadInit(Detector):
         f"{TINY:g}, or one of at least {HUGE:g} whose output is not seen, and the loss has not fallen by a tenth.",
         source="SageMaker Debugger holds a ratio of variances of 10 to be poor; the bounds are measured by us (a "
         "layer of torch's own initialisation has 0.6, one of He's 1.4).",
-        guard="Large inputs do not count, for a gain is a ratio; norms and embeddings have none; a loss that falls "
-        "quickly to a fraction is not spoken of.",
+        guard="Large inputs do not count, for a gain is a ratio, nor do large biases; norms and embeddings have none; "
+        "a loss that falls quickly to a fraction is not spoken of.",
         repair="Initialise with variance 2/fan_in (nn.init.kaiming_normal_), or leave torch's own initialisation.",
     )
     explains = (
@@ -76,7 +76,7 @@ class BadInit(Detector):
         if not len(matrix.steps):
             raise CannotTell("no output was recorded in training")
         rms = matrix.values[:, 0]
-        gains = measure_gains(record, layers, rms)
+        gains = measure_gains(record, layers, np.maximum(rms - _bias_rms(record, layers), 0.0))
         large = [k for k in range(len(layers)) if gains[k] >= GAIN and layers[k].weighs]
         if self._grows(layers, rms, large) or (large and self._matters(record, layers, rms, large)):
             yield self._tell(record, layers, rms, gains, large)
@@ -169,7 +169,11 @@ class BadInit(Detector):
                 Evidence(f"root mean square at {last.site}", float(rms[large[-1]]), f"≥ {WIDE:g}"),
                 Evidence("loss before the first update", record.once(Training).initial),
             ],
-            precondition=["it is so before the first update", "the gain is a ratio: large inputs do not make it"],
+            precondition=[
+                "it is so before the first update",
+                "the gain is a ratio: large inputs do not make it",
+                "biases are taken off",
+            ],
             refute="with the weights of these layers divided by their gain it trains no better",
         )
 
@@ -178,6 +182,16 @@ def measure_gains(record: Record, layers: list[Layer], rms: FloatArray) -> Float
     """Root mean square of each layer's output over that of what ran before it; NaN where that is not known."""
     before = np.concatenate(([_input_rms(record)], rms[:-1]))
     return divide(rms, np.maximum(before, 1.0))
+
+
+def _bias_rms(record: Record, layers: list[Layer]) -> FloatArray:
+    """Root mean square of each layer's bias before the first update; 0 where it has none.
+
+    What its weights give is, by the triangle inequality, at least the output less this.
+    """
+    known = {each.name: each.value for each in record.parameters if each.step == 0}
+    found = np.array([known.get(f"{layer.path}:bias", 0.0) for layer in layers])
+    return np.where(np.isfinite(found), found, 0.0)
 
 
 def weight_gains(record: Record, *, of_rows: bool = False) -> dict[str, float]:

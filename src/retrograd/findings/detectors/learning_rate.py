@@ -22,6 +22,9 @@ LARGE = 0.1
 HUGE = 0.5
 """‖Δw‖ / ‖w‖ beyond which it is said without a rise where the loss is none the better."""
 
+LARGE_LOSS = 1000.0
+"""A loss that is so large before any update has large gradients by itself: its scale may be what is wrong."""
+
 LASTED = 3
 """Steps at which the loss is up, or updates are large, that it takes to be more than a single bad batch."""
 
@@ -109,10 +112,12 @@ class LearningRateTooHigh(Detector):
         rise = f"the loss rose from {before:.3g} to {finite.max():.3g}"
         rise = rise if finite.max() > ROSE / 2 * before else f"the loss was {before:.3g} before"
         end = f"ended at {late:.3g}" if np.isfinite(late) else "is no longer finite"
+        is_large = before >= LARGE_LOSS
+        meant = f" for a loss of {before:.3g}" if is_large else ""
         return self.find(
             "critical",
-            f"{named} is too high: at step {step} an update changed the weights by {ratio:.2g} times their norm, "
-            f"{rise} and {end}.",
+            f"{named} is too high{meant}: at step {step} an update changed the weights by {ratio:.2g} times their "
+            f"norm, {rise} and {end}.",
             step=step,
             last_step=record.last_step,
             line=record.optimizer_line,
@@ -126,6 +131,7 @@ class LearningRateTooHigh(Detector):
                 f"the loss rose after the update, and it or the updates were that large at {LASTED} steps or more",
                 "it ends no lower than before",
             ],
+            repair=f"Look why the loss is so large; its gradients are, too. {self.words.repair}" if is_large else "",
             refute="with a tenth of the learning rate the loss rises all the same",
         )
 

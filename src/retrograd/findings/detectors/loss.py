@@ -90,7 +90,7 @@ class LossSpike(Detector):
     )
     explains = (
         "diverged", "exploding", "loss-flat", "loss-noisy", "dead-units", "saturated", "learning-rate-too-high",
-        "nan-forward", "nan-backward", "nan-update", "overflow-headroom",
+        "overflow-headroom",
     )  # fmt: skip
 
     def check(self, record: Record) -> Iterator[Finding]:

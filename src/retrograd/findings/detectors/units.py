@@ -153,7 +153,18 @@ def _from_looks(record: Record, layer: Layer) -> Dead | None:
     since = [each for each in looks if last.since <= each.step]
     if len(since) < LOOKS or sum(each.samples for each in since) < SAMPLES or not last.always:
         return None
-    return Dead(layer, last.always, int(last.value), last.since, len(since))
+    begin = _begin_of_all(record, layer, last.since) if last.always == last.value else last.since
+    return Dead(layer, last.always, int(last.value), begin, len(since))
+
+
+def _begin_of_all(record: Record, layer: Layer, seen: int) -> int:
+    """The step since which no output is above zero, at which a look has found all units dead; it may be before that."""
+    if layer.site not in record.sites:
+        return seen
+    series = record.series(layer.site)
+    living = np.flatnonzero((series.steps < seen) & ~(series.max <= 0))
+    later = series.steps[int(living[-1]) + 1 if len(living) else 0 :]
+    return int(min(later[0], seen)) if len(later) else seen
 
 
 def _from_rows(record: Record, layer: Layer) -> Dead | None:
