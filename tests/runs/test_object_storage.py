@@ -285,6 +285,13 @@ def test_an_unmodified_script(script: Path, run: str) -> None:
     assert rg.open_run(run).status == "finished"
 
 
+def test_a_bucket_that_is_not_there_is_one_error(server: Server) -> None:
+    with pytest.raises(RunWriteError, match="cannot be written.*bucket.*\n.*whether its bucket is there") as caught:
+        rg.record(nn.Linear(2, 2), "s3://no-bucket-of-this-name/run")
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__, "what the client of the store went through is not shown"
+
+
 def test_a_store_that_hangs_while_a_run_is_read(server: Server, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = open_writer(run)
     writer.add_rows(make_steps([0])[0])

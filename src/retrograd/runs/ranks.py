@@ -55,10 +55,13 @@ class RankClaim:
         except Exception as error:
             if not is_refusal(error):
                 raise
+            is_far = is_remote(run)
             raise RunWriteError(
                 f"The run folder {str(run)!r} cannot be written: {getattr(error, 'strerror', None) or error}.",
-                repair="give a folder that can be created, on a disk with room.",
-            ) from error
+                repair="check the address, whether its bucket is there, and the credentials that are in the environment."
+                if is_far
+                else "give a folder that can be created, on a disk with room.",
+            ) from (None if is_far else error)  # of a store's client: fifty lines that say the same
 
     @property
     def rank(self) -> int:
