@@ -286,7 +286,7 @@ def test_an_unmodified_script(script: Path, run: str) -> None:
 
 
 def test_a_bucket_that_is_not_there_is_one_error(server: Server) -> None:
-    with pytest.raises(RunWriteError, match="cannot be written.*bucket.*\n.*whether its bucket is there") as caught:
+    with pytest.raises(RunWriteError, match=r"cannot be written.*bucket.*\n.*whether its bucket is there") as caught:
         rg.record(nn.Linear(2, 2), "s3://no-bucket-of-this-name/run")
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__, "what the client of the store went through is not shown"

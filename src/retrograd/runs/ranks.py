@@ -58,7 +58,7 @@ class RankClaim:
             is_far = is_remote(run)
             raise RunWriteError(
                 f"The run folder {str(run)!r} cannot be written: {getattr(error, 'strerror', None) or error}.",
-                repair="check the address, whether its bucket is there, and the credentials that are in the environment."
+                repair="check the address, whether its bucket is there, and the credentials in the environment."
                 if is_far
                 else "give a folder that can be created, on a disk with room.",
             ) from (None if is_far else error)  # of a store's client: fifty lines that say the same
