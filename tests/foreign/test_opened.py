@@ -311,8 +311,10 @@ def test_a_bit_that_turned_in_a_table_is_told(sound: Path, tmp_path: Path) -> No
         part.write_bytes(changed)
         slug, text = call(lambda: read_rows(tmp_path / "run"))
         assert slug in {"damaged-run", "ok"}, text
-        if slug == "ok":  # it was in what no reader looks at
-            assert read_rows(tmp_path / "run") == read_rows(sound / "run")
+        if slug == "ok":  # it was in what no reader looks at, or its rows are left out, and told
+            run = rg.open_run(tmp_path / "run")
+            rows = repr(run.history.table().to_pydict())
+            assert run.damaged or rows == read_rows(sound / "run")
 
 
 def read_rows(folder: Path) -> str:
