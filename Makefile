@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help demo test thorough check triton bench clean
+.PHONY: help demo test thorough check triton bench gpu clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /	/' | expand -t 10
@@ -46,6 +46,10 @@ bench: $(VENV)/installed-dev ## measure what it costs
 	$(BIN)/python benchmarks/features.py
 	$(BIN)/python benchmarks/inventory.py
 	$(BIN)/python benchmarks/saved_tensors.py
+
+# Uninstalled, so that it runs where nothing can be fetched: with .venv if there is one, else with $(PYTHON).
+gpu: ## all that has to be seen on a CUDA device, in nine minutes; ARGS="--only waits": some of it; small without one
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/gpu.py --out $(or $(OUT),runs/gpu) $(ARGS)
 
 clean: ## remove the environments, what was built and the caches; recorded runs stay
 	rm -rf .venv .venv-* build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -249,7 +249,7 @@ class ResNet(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))
 
 
-RESNETS = {50: (3, 4, 6, 3), 152: (3, 8, 36, 3)}
+RESNETS = {14: (1, 1, 1, 1), 50: (3, 4, 6, 3), 152: (3, 8, 36, 3)}
 
 
 def make_resnet(depth: int = 50, batch: int = 4, pixels: int = 96) -> Net:

@@ -190,7 +190,7 @@ class TorchSlab:
     def drain(self) -> tuple[bytes, bytes]:
         with self._lock, torch.no_grad():
             used = np.flatnonzero(self._calls)
-            parts, bins = self._transfer()
+            parts, bins = self._transfer(used)
             rows = np.zeros(len(used), dtype=ROW)
             rows["row"] = used
             merged = merge_rows(_columns(parts), np.searchsorted(used, self._part_rows), len(used))
@@ -199,7 +199,7 @@ class TorchSlab:
             for name, column in merged.items():
                 rows[name] = column
             self._clear()
-        return _pack(rows, bins[used, :BINS])
+        return _pack(rows, bins[:, :BINS])
 
     def forget(self) -> None:
         with self._lock, torch.no_grad():
@@ -238,17 +238,18 @@ class TorchSlab:
         self._part_rows.append(row)
         self._part_repeats.append(repeats)
         if bins is not None:
-            self._bins[row] += bins * repeats
+            self._bins[row].add_(bins, alpha=repeats)
 
-    def _transfer(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """All parts, repeated, and all bins, on the host."""
+    def _transfer(self, used: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """All parts, repeated, and the bins of these rows, on the host."""
         integer = EXPONENT[self._real][0]
         parts = torch.stack(self._parts) if self._parts else self._bins.new_empty((0, len(PART)), dtype=self._real)
-        host = torch.cat([parts.view(integer).to(torch.int64).flatten(), self._bins.flatten()]).cpu()
+        chosen = self._bins if len(used) == len(self) else self._bins[torch.from_numpy(used).to(self.device)]
+        host = torch.cat([parts.view(integer).to(torch.int64).flatten(), chosen.flatten()]).cpu()
         bits, bins = host[: parts.numel()], host[parts.numel() :]
         numbers = bits.to(integer).view(self._real).double().reshape(parts.shape).numpy()
         numbers[:, :LOW] *= np.array(self._part_repeats, dtype=np.float64)[:, None]
-        return numbers, bins.reshape(self._bins.shape).numpy()
+        return numbers, bins.reshape(chosen.shape).numpy()
 
     def _clear(self) -> None:
         self._calls = [0] * len(self)
@@ -266,10 +267,12 @@ def _columns(parts: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[Any]]:
 
 def _pack(rows: npt.NDArray[np.void], bins: npt.NDArray[np.int64]) -> tuple[bytes, bytes]:
     """Set the stretch of each row, and make bytes of rows and stretches."""
-    stretches = []
-    for row, counts in zip(rows, bins, strict=True):
-        used = np.flatnonzero(counts)
-        if used.size:
-            row["first_bin"], row["bins"] = used[0], used[-1] + 1 - used[0]
-            stretches.append(counts[used[0] : used[-1] + 1].tobytes())
-    return rows.tobytes(), b"".join(stretches)
+    if not bins.size:
+        return rows.tobytes(), b""
+    filled = bins != 0
+    first, last = filled.argmax(axis=1), BINS - 1 - filled[:, ::-1].argmax(axis=1)
+    rows["first_bin"] = np.where(filled.any(axis=1), first, 0)
+    rows["bins"] = np.where(filled.any(axis=1), last + 1 - first, 0)
+    numbers = np.arange(BINS)
+    inside = (numbers >= rows["first_bin"][:, None]) & (numbers < (rows["first_bin"] + rows["bins"])[:, None])
+    return rows.tobytes(), bins[inside].tobytes()
