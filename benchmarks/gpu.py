@@ -64,7 +64,7 @@ PYTEST = (
 SAVED = ("saved_tensors.py", "--steps", "2", "--rounds", "2")
 ONLY = ("--only", "nothing", "save_on_cpu")
 PARTS = (
-    Part("build", "compile our C code", 45, ("../setup.py", "-q", "build_ext", "--inplace")),
+    Part("build", "compile our C code in place", 45),
     Part("tests", "tests marked gpu", 90, (*PYTEST, *list_gpu_tests())),
     Part("waits", "where a recorded step waits for the device", 35),
     Part("twins", "20 steps watched and not watched, bit for bit: bf16, and fp16 with a GradScaler", 70),
