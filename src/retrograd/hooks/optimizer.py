@@ -259,6 +259,7 @@ def _update_scale(original: Callable[..., Any], scaler: GradScaler, *args: Any, 
     return result
 
 
+@uncompiled_itself
 def _run_inside(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     _here.depth += 1
     try:
