@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +153,85 @@ except OSError:
 print(gc.isenabled())
 """
     assert run(code, make_environment(REQUEST, ENVIRONMENT)) == f"{before == 'enable'}\n"
+
+
+NEWER = (ast.AnnAssign, ast.AsyncFunctionDef, ast.JoinedStr, ast.Match, ast.NamedExpr, ast.Nonlocal, ast.Starred)
+"""What Python 2.7 does not know."""
+
+
+def test_every_python_can_read_the_bootstrap() -> None:
+    tree = ast.parse((BOOTSTRAP / "sitecustomize.py").read_bytes().decode("ascii"))
+    assert not [node for node in ast.walk(tree) if isinstance(node, NEWER)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            given = node.args
+            assert not [*given.posonlyargs, *given.kwonlyargs]
+            assert not [each for each in given.args if each.annotation]
+            assert node.returns is None
+        if isinstance(node, ast.ClassDef):
+            assert not node.keywords
+        if isinstance(node, ast.Raise):
+            assert node.cause is None
+        if isinstance(node, ast.Call):
+            assert not (isinstance(node.func, ast.Name) and node.func.id in ("print", "super"))
+
+
+def find_pythons(*versions: str) -> list[str]:
+    """Those of these versions that this machine has."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    found = [python for version in versions for python in sorted(root.glob(f"{version}.*/bin/python"))]
+    installed = filter(None, (shutil.which(f"python{version}") for version in versions))
+    return [*map(str, found), *(each for each in installed if Path(each).parent.name != "shims")]
+
+
+OLD = find_pythons("2.7", "3.5", "3.6", "3.7", "3.8", "3.9", "3.10")
+OTHER = find_pythons("3.12", "3.13", "3.14")
+
+
+def run_python(python: str, code: str, environment: dict[str, str]) -> tuple[str, str]:
+    done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout, done.stderr
+
+
+def end_in(python: str, code: str, environment: dict[str, str]) -> tuple[str, str]:
+    """What is printed by a process that was started by this Python, and has become another one."""
+    program = f"import os; os.execv({python!r}, [{python!r}, '-c', {code!r}])"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout, done.stderr
+
+
+@pytest.mark.skipif(not OLD, reason="no older Python")
+def test_an_older_python_runs_as_without_us() -> None:
+    for python in OLD:
+        bare, ours = (
+            (*run_python(python, "print(1)", each), *end_in(python, "print(1)", each))
+            for each in (ENVIRONMENT, make_environment(REQUEST, ENVIRONMENT))
+        )
+        assert ours == bare == ("1\n", "", "1\n", ""), python
+
+
+@pytest.mark.skipif(not OLD, reason="no older Python")
+def test_an_older_python_runs_the_users_sitecustomize(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.stdout.write('mine')")
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+    for python in OLD:
+        assert run_python(python, "", make_environment(REQUEST, environment)) == ("mine", "")
+
+
+@pytest.mark.skipif(not OTHER, reason="no other Python")
+def test_a_python_without_this_package_imports_torch_and_ends_as_without_us(tmp_path: Path) -> None:
+    """Also where it took over from a process that had recorded."""
+    (tmp_path / "torch.py").write_text("ok = 1")
+    (tmp_path / "run").mkdir()
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
+    environment["PYTHONPATH"] = str(tmp_path)
+    ours = make_environment(RunRequest(path=str(tmp_path / "run"), shown="run", command=("train.py",)), environment)
+    for python in OTHER:
+        said, complained = run_python(python, "import torch; print(torch.ok)", ours)
+        assert said == "1\n"
+        assert complained.startswith("retrograd: it did not start, and the script runs without it: ")
+        assert len(complained.splitlines()) == 1
+        said, complained = end_in(python, "print(1)", ours)
+        assert said == "1\n"
+        assert complained.startswith("retrograd: what was recorded before this Python took over is not known here: ")
+        assert len(complained.splitlines()) == 1

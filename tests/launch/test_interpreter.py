@@ -13,6 +13,7 @@ from retrograd.launch.hook_file import install_hook, remove_hook
 from retrograd.launch.interpreter import find_obstacle
 from tests.launch.conftest import ENVIRONMENT, ROOT, SCRIPTS
 from tests.launch.recorded import HEALTHY
+from tests.launch.test_bootstrap import find_pythons
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symbolic links")
@@ -75,3 +76,17 @@ def test_an_isolated_interpreter_is_recorded_where_the_hook_is_installed(tmp_pat
     assert (done.returncode, done.stdout) == (7, "done\n")
     assert done.stderr.splitlines()[0].startswith("retrograd: recording ")
     assert "retrograd: recorded 1 step at" in done.stderr
+
+
+OLD = find_pythons("2.7", "3.6", "3.8", "3.10")
+
+
+@pytest.mark.skipif(not OLD, reason="no older Python")
+def test_a_python_that_is_too_old_is_said_so_and_run(tmp_path: Path) -> None:
+    for python in OLD:
+        ours = [sys.executable, "-m", "retrograd.cli", "run", "-o", "out", python, "-c", "print(1)"]
+        done = subprocess.run(ours, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+        assert done.stdout == "1\n"
+        assert " is Python " in done.stderr
+        assert done.stderr.endswith("Repair: use Python 3.11 or later, in which retrograd is installed.\n")
+        assert len(done.stderr.splitlines()) == 1

@@ -3,12 +3,12 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from retrograd.hooks.live_objects import list_instances
 from retrograd.launch import models
 from retrograd.launch.models import PATIENCE, Search
 
@@ -35,13 +35,13 @@ class Found:
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
     """A search that does not see what other tests hold on to."""
     gc.collect()
-    strangers = [thing for thing in gc.get_objects() if issubclass(type(thing), (nn.Module, torch.optim.Optimizer))]
+    strangers = list_instances(nn.Module, torch.optim.Optimizer)
     numbers = {id(thing) for thing in strangers}
 
-    def get_objects() -> list[object]:
-        return [thing for thing in gc.get_objects() if id(thing) not in numbers]
+    def list_new(*kinds: type[object]) -> list[object]:
+        return [thing for thing in list_instances(*kinds) if id(thing) not in numbers]
 
-    monkeypatch.setattr(models, "gc", SimpleNamespace(get_objects=get_objects))
+    monkeypatch.setattr(models, "list_instances", list_new)
     found = Found()
     yield found
     found.search.close()

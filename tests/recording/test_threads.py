@@ -222,3 +222,72 @@ def test_gradients_are_left_alone_while_another_thread_adds_to_them(monkeypatch:
             thread.join()
     nn.Identity()(torch.ones(1))  # what another thread has ended for this one is taken away with its next call
     assert not ours
+
+
+def watch_in_a_thread(name: str, count: int) -> None:
+    def work() -> None:
+        for _ in range(count):
+            rg.watch(name, torch.ones(3, requires_grad=True) * 2).sum().backward()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def losses_of(history: rg.History) -> list[float]:
+    return [float(event.value) for event in history.events if event.kind == "loss"]
+
+
+def test_what_is_watched_in_a_thread_is_recorded_without_a_model() -> None:
+    with rg.record() as recording:
+        watch_in_a_thread("elsewhere", 2)
+        rg.watch("here", torch.ones(3, requires_grad=True) * 2).sum().backward()
+        watch_in_a_thread("elsewhere", 1)
+    history = recording.history
+    assert history["watch/elsewhere.grad"].count.sum() == history["watch/elsewhere"].count.sum() == 3 * 3
+    assert history["watch/here.grad"].count.sum() == 3
+    assert losses_of(history) == [6.0] * 4
+
+
+def test_a_recording_without_a_model_leaves_threads_alone_that_have_one_of_their_own() -> None:
+    def work(wait: Barrier) -> rg.History:
+        with rg.record() as recording:
+            wait()
+            for _ in range(20):
+                rg.watch(threading.current_thread().name, torch.ones(3, requires_grad=True) * 2).sum().backward()
+            wait()
+        return recording.history
+
+    with rg.record() as outer:
+        histories = run_together([work, work])
+    assert not list(outer.history.sites)
+    for history in histories:
+        assert len(list(history.sites)) == 2
+        assert losses_of(history) == [6.0] * 20
+
+
+def test_passes_of_ten_threads_at_once_are_ten_passes() -> None:
+    """Each waits, in the middle of its pass, for all others to be in theirs."""
+    barrier = threading.Barrier(10)
+
+    class Meets(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            barrier.wait(60)
+            return gradient
+
+    def work(number: int) -> None:
+        x = torch.full((), float(number), requires_grad=True)
+        Meets.apply(x).backward()
+        assert x.grad == 1
+
+    with rg.record() as recording:
+        run_together([lambda _, number=number: work(number) for number in range(10)])
+        torch.full((), 10.0, requires_grad=True).mul(1).backward()
+    assert sorted(losses_of(recording.history)) == [float(number) for number in range(11)]
+    moments = [event.moment for event in recording.history.events if event.kind == "loss"]
+    assert len({(each.step, each.micro) for each in moments}) == 11

@@ -219,6 +219,13 @@ def _end(changers: tuple[BackwardListener, ...], listeners: tuple[BackwardListen
         _end(changers[:-1], listeners, failed)
 
 
+def join_pass(listener: BackwardListener) -> None:
+    """Tell a listener of the outermost pass that runs now in this thread, unless it has been, or is about to be."""
+    running = _here.running
+    if running is not None and not any(other is listener for other in running.listeners):
+        _greet(listener)
+
+
 def _greet(listener: BackwardListener) -> None:
     """Tell of the outermost pass that runs now in this thread, if somebody was listening when it began."""
     running = _here.running

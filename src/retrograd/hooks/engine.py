@@ -5,10 +5,12 @@ A torch that is older than the oldest that the tests run with is refused when th
 
 from __future__ import annotations
 
+import linecache
 import re
 import sys
 from collections.abc import Callable
-from types import FunctionType
+from functools import cache
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -100,8 +102,20 @@ def uncompiled(function: F) -> F:
 
 
 def uncompiled_itself(function: F) -> F:
-    """As :func:`uncompiled`, but for functions that call the user's code, which may be compiled."""
+    """As :func:`uncompiled`, but for functions that call torch's or the user's code, which may be compiled.
+
+    ``warnings.warn(…, stacklevel=n)`` in there does not count the frame, so that the warning is placed where it is
+    without us: Python passes over frames of files whose name has both words in it, for its own sake.
+    """
+    assert isinstance(function, FunctionType)
+    function.__code__ = _uncounted(function.__code__)
+    linecache.lazycache(function.__code__.co_filename, function.__globals__)  # tracebacks show its lines all the same
     return _leave(function, eval_frame._FrameExecStrategy(_SKIP, _AS_EVER))
+
+
+@cache
+def _uncounted(code: CodeType) -> CodeType:
+    return code.replace(co_filename=f"{code.co_filename} (importlib, _bootstrap)")
 
 
 def breaks_graph(function: F) -> F:

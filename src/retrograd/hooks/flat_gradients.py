@@ -5,14 +5,14 @@ Of a parameter that it has flattened each process has a stretch, or nothing, and
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from retrograd.hooks.distributed import is_flattened, total_norm
+from retrograd.hooks.live_objects import list_instances
 from retrograd.norms import join_norms
 
 
@@ -51,11 +51,11 @@ class FlatGradients:
 def _find_groups(flattened: list[int]) -> list[tuple[Any, set[int]]]:
     """Process groups, each with those of the parameters that are in stretches all over it.
 
-    A wrapper leads to its parameters, and they not to it, so all objects of the process are looked at (0.1 s for
-    400,000). The groups come in the order of the parameters, which all processes share.
+    A wrapper leads to its parameters, and they not to it, so all modules of the process are looked at. The groups come
+    in the order of the parameters, which all processes share.
     """
     groups: dict[int, tuple[Any, set[int]]] = {}
-    for thing in gc.get_objects():
+    for thing in list_instances(nn.Module):
         if type(thing).__name__ != "FullyShardedDataParallel":
             continue
         handle = getattr(thing, "_handle", None)

@@ -124,7 +124,8 @@ class FunctionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         listener, seen = self.listener, None
         frame = sys._getframe(1)
-        if frame.f_code is TORCHS_WAY:
+        is_python = frame.f_code is TORCHS_WAY
+        if is_python:
             frame = find_caller(frame, function)
         if listener is not None:
             try:
@@ -133,11 +134,11 @@ class FunctionMode(TorchFunctionMode):
                 self._drop(listener, error)
         else:
             self._leave_here()
-        if seen is None or listener is None:
-            return function(*args, **kwargs)
         frames = self._frames
-        call = frames.made.get((id(frame.f_code), frame.f_lasti)) or frames.make(frame, function)
-        result = call(function, args, kwargs)
+        call = frames.made.get((id(frame.f_code), frame.f_lasti)) or frames.make(frame)
+        result = frames.call_python(frame, call, function, args, kwargs) if is_python else call(function, args, kwargs)
+        if seen is None or listener is None:
+            return result
         try:
             listener.after(seen, function, result, frame)
         except Exception as error:

@@ -380,6 +380,7 @@ def _wrap_scripting() -> Undo:
     original = getattr(room, _NAME)
 
     @functools.wraps(original)
+    @uncompiled_itself
     def create(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with _hidden(model):
             return original(model, *args, **kwargs)

@@ -15,7 +15,7 @@ import torch.overrides
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from retrograd.hooks.engine import uncompiled
+from retrograd.hooks.engine import uncompiled, uncompiled_itself
 
 _OVERRIDES = torch.overrides.__file__
 TORCHS_WAY: CodeType = torch.overrides.handle_torch_function.__code__
@@ -104,6 +104,10 @@ def is_stand_in(frame: FrameType) -> bool:
     return frame.f_code.co_code == _CALL.co_code and frame.f_code.co_varnames == _CALL.co_varnames
 
 
+_FRAMES_AROUND = 2
+"""``softmax`` in ``nn.Softmax`` warns for the caller of ``forward``'s caller; torch counts no further."""
+
+
 class SameFrames:
     """Stands between a function mode and what it calls.
 
@@ -118,9 +122,8 @@ class SameFrames:
         """Held, so that no other gets their identities."""
 
     @uncompiled
-    def make(self, frame: FrameType, function: Any) -> Callable[..., Any]:
-        """Make what calls ``(function, args, kwargs)`` as if from this frame, or the one outside of torch's own way."""
-        frame = find_caller(frame, function)
+    def make(self, frame: FrameType) -> Callable[..., Any]:
+        """Make what calls ``(function, args, kwargs)`` as if from this frame."""
         key = id(frame.f_code), frame.f_lasti
         if key not in self.made:
             code = _CALL.replace(
@@ -132,6 +135,23 @@ class SameFrames:
             self._codes.append(frame.f_code)
             self.made[key] = FunctionType(code, frame.f_globals)
         return self.made[key]
+
+    @uncompiled_itself
+    def call_python(
+        self, frame: FrameType, call: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a function that torch writes in Python as if from this frame, and from the two around it.
+
+        Its warnings may be meant for any of these; behind the stand-ins are frames by which it has come to the mode.
+        """
+        outer = frame.f_back
+        for _ in range(_FRAMES_AROUND):
+            if outer is None:
+                break
+            around = self.made.get((id(outer.f_code), outer.f_lasti)) or self.make(outer)
+            function, args, kwargs, call = call, (function, args, kwargs), {}, around
+            outer = outer.f_back
+        return call(function, args, kwargs)
 
     def clear(self) -> None:
         """Hold no frame's globals."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 """Folder of the ``sitecustomize`` that every Python process below finds first."""
@@ -24,6 +30,10 @@ _WITH_VALUE = "WX"
 _LAST = "cm"
 _ASK = "import os, sys; os._exit(any(getattr(each, '__name__', '') == '_TorchFinder' for each in sys.meta_path))"
 _REACHED = 1
+_ASK_VERSION = "import sys; sys.stdout.write('%d.%d' % sys.version_info[:2])"
+_OLDEST = (3, 11)
+"""The oldest Python that we run in, as in ``pyproject.toml``."""
+
 _SECONDS = 10.0
 
 
@@ -32,6 +42,11 @@ def find_obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str
 
     It is asked, since it may have been prepared by ``retrograd install-hook``.
     """
+    if _PYTHON.fullmatch(Path(command[0]).name) and (version := _find_old_version(command[0], environment)):
+        return (
+            f"{Path(command[0]).name} is Python {version}, and cannot be recorded, traced or debugged. It runs as "
+            f"without us. Repair: use Python {'.'.join(map(str, _OLDEST))} or later, in which retrograd is installed."
+        )
     options = set(_list_options(command)) & _REASONS.keys()
     if not options or _is_reached(command[0], options, environment):
         return ""
@@ -62,14 +77,27 @@ def _list_options(command: Sequence[str]) -> Iterator[str]:
             next(words, "")
 
 
+def _find_old_version(python: str, environment: Mapping[str, str]) -> str:
+    """The version of a Python that is older than we need; empty for any other, and where it is not known."""
+    if os.path.realpath(python) == os.path.realpath(sys.executable):
+        return ""
+    asked = _ask([python, "-S", "-c", _ASK_VERSION], environment)
+    found = re.fullmatch(rb"(\d+)\.(\d+)", asked.stdout) if asked is not None else None
+    is_old = found is not None and (int(found[1]), int(found[2])) < _OLDEST
+    return found[0].decode() if found is not None and is_old else ""
+
+
 def _is_reached(python: str, options: set[str], environment: Mapping[str, str]) -> bool:
+    asked = _ask([python, *(f"-{option}" for option in options), "-c", _ASK], environment)
+    return asked is not None and asked.returncode == _REACHED
+
+
+def _ask(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[bytes] | None:
     import subprocess
 
-    words = [python, *(f"-{option}" for option in options), "-c", _ASK]
     try:
-        asked = subprocess.run(
+        return subprocess.run(
             words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
         )
     except (OSError, subprocess.SubprocessError):
-        return False
-    return asked.returncode == _REACHED
+        return None

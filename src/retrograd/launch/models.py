@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import re
 import sys
@@ -19,6 +18,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.errors import RecordingError
 from retrograd.hooks.discovery import ModelDiscovery
 from retrograd.hooks.distributed import is_rehearsal
+from retrograd.hooks.live_objects import list_instances
 from retrograd.hooks.module import has_compiled_part
 
 PATIENCE = 20
@@ -199,12 +199,11 @@ class Family:
         self._parents.setdefault(child, WeakSet()).add(parent)
 
     def look_around(self) -> None:
-        """Learn from all live objects (0.1 s for 400,000 of them)."""
-        for thing in gc.get_objects():
-            kind = type(thing)  # isinstance would ask the object itself, and lazy ones answer by importing things
-            if issubclass(kind, Optimizer):
+        """Learn from all live objects."""
+        for thing in list_instances(Optimizer, nn.Module):
+            if issubclass(type(thing), Optimizer):
                 self._optimizers.add(thing)
-            elif issubclass(kind, nn.Module) and "_modules" in thing.__dict__:  # else it is still being made
+            elif "_modules" in thing.__dict__:  # else it is still being made
                 self._modules.add(thing)
                 for child in nn.Module.children(thing):
                     self.learn(thing, child)

@@ -28,7 +28,7 @@ from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES
 from retrograd.facts.source import FactHost, FactSource, MakeSource
 from retrograd.history.facts import Call
-from retrograd.hooks.backward import backward_listeners
+from retrograd.hooks.backward import backward_listeners, join_pass
 from retrograd.hooks.discovery import construction_watch
 from retrograd.hooks.distributed import is_rehearsal
 from retrograd.launch.closing import say_end
@@ -75,6 +75,7 @@ class Session:
         self._taken: set[str] = set()
         self._obstacle = "no backward pass was seen"
         self._closed = False
+        self._lock = threading.RLock()
         self._exit = ExitNote()
         self._inventory: RunInventory | None = None
         self._search = Search(self._record, self._give_up)
@@ -117,6 +118,7 @@ class Session:
 
     def start_over(self) -> None:
         """Record a forked child for itself: what its parent has seen but not yet written is the parent's."""
+        self._lock = threading.RLock()
         self._sink.lose()
         if self._recorder is not None:
             self._recorder.clock.close_all()
@@ -136,6 +138,13 @@ class Session:
         if is_rehearsal():
             return
         self._sink.means_to_train()
+        with self._lock:
+            self._begin()
+        if self._recorder is not None:
+            join_pass(self._recorder)  # where another thread has made it meanwhile
+        backward_listeners.remove(self)
+
+    def _begin(self) -> None:
         if self._recorder is None and not self._has_given_up:
             try:
                 self._search.pass_begins()
@@ -144,7 +153,6 @@ class Session:
                 self._tell_blind_call()
             except Exception as error:  # a fault of ours must not end the pass
                 self._give_up(error)
-        backward_listeners.remove(self)
 
     def backward_ends(self, failed: bool) -> None:
         """The first pass has ended."""

@@ -399,7 +399,7 @@ class RecordedPass:
         """Begin a pass from these tensors, whose gradients are multiplied by ``scale``."""
         self.scale = scale
         if self.clock.on:
-            self.losses = tuple(root.detach().clone() for root in roots if _is_loss(root))
+            self.losses = tuple(root.detach().clone() for root in roots if is_loss(root))
 
     def enter(self) -> bool:
         """Note that the pass has reached its first recorded tensor; returns whether it is recorded."""
@@ -471,6 +471,7 @@ class RecordedPass:
         self.input_gradients.clear()
 
 
-def _is_loss(root: torch.Tensor) -> bool:
+def is_loss(root: torch.Tensor) -> bool:
+    """Tell whether a pass that starts from this tensor has it for a loss: one number that can be read."""
     is_plain = type(root) is torch.Tensor and not root.is_meta and not is_transformed(root)
     return is_plain and root.numel() == 1 and root.is_floating_point()

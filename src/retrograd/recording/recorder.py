@@ -34,7 +34,7 @@ from retrograd.hooks.rewriters import intervention_listeners
 from retrograd.hooks.watched import unwatch_by_hand, watch_by_hand
 from retrograd.notices import warn
 from retrograd.progress.steps import Steps
-from retrograd.recording.clock import Clock, RecordedPass
+from retrograd.recording.clock import Clock, RecordedPass, is_loss
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.intervention_watch import InterventionWatch
 from retrograd.recording.keep import TensorKeeper
@@ -49,6 +49,9 @@ from retrograd.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.recording.site_recorder import RecorderFactory
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import WATCH, Site
+
+_threads: dict[int, int] = {}
+"""Recorder → the thread in which it began; one without models leaves the passes of such a thread to that recorder."""
 
 
 class Recorder:
@@ -93,6 +96,8 @@ class Recorder:
         self._swapped: list[str] = []
         self._closed = False
         self._thread = threading.get_ident()
+        self._lock = threading.RLock()
+        self._beside: list[tuple[tuple[torch.Tensor, ...], torch.Tensor | None]] = []
         self.events = events = EventLog(sink)
         self.fault = events.fault
         self._steps = steps = Steps()
@@ -137,6 +142,7 @@ class Recorder:
         intervention_listeners.add(self._interventions)
         optimizer_listeners.add(self._optimizers)
         watch_by_hand(self)
+        _threads[id(self)] = self._thread
         self._facts.begin()
         self._describe()
 
@@ -234,15 +240,32 @@ class Recorder:
             return ()
 
     def is_of_this_thread(self) -> bool:
-        """True if the recorded models run in the thread that asks."""
-        return threading.get_ident() in (self._thread, self.clock.thread)
+        """True if the recorded models run in the thread that asks, or if there are none and it has no other."""
+        here = threading.get_ident()
+        is_open = self.clock.is_free and here not in _threads.values()
+        return is_open or here in (self._thread, self.clock.thread)
 
     @never_raise()
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """Begin a pass, unless another thread runs it, or it is for the shapes alone."""
-        clock, backward = self.clock, self._backward
-        if threading.get_ident() != clock.thread or is_rehearsal():
+        """Begin a pass, unless it is for the shapes alone, or another thread runs it while models are recorded."""
+        if is_rehearsal():
             return
+        if not self.clock.is_free:
+            if threading.get_ident() == self.clock.thread:
+                self._begin_pass(roots)
+            return
+        with self._lock:  # passes of any thread
+            if not self.is_of_this_thread():
+                return
+            if not self._backward.is_running:
+                self.clock.thread = threading.get_ident()
+                self._begin_pass(roots)
+            elif threading.get_ident() != self.clock.thread:
+                losses = tuple(root.detach().clone() for root in roots if is_loss(root))
+                self._beside.append((losses, self._optimizers.scales.find(roots)))
+
+    def _begin_pass(self, roots: tuple[torch.Tensor, ...]) -> None:
+        clock, backward = self.clock, self._backward
         backward.is_running = True
         clock.is_second_half = clock.is_piped and is_second_half()
         self._optimizers.pass_begins()
@@ -261,9 +284,19 @@ class Recorder:
     @never_raise()
     def backward_ends(self, failed: bool) -> None:
         """End the pass."""
-        clock, backward = self.clock, self._backward
-        if threading.get_ident() != clock.thread or is_rehearsal():
+        if threading.get_ident() != self.clock.thread or is_rehearsal():
             return
+        if not self.clock.is_free:
+            self._end_pass(failed)
+            return
+        with self._lock:
+            self._end_pass(failed)
+            beside, self._beside = self._beside, []
+            for losses, scale in beside:
+                self._add_pass(losses, scale)
+
+    def _end_pass(self, failed: bool) -> None:
+        clock, backward = self.clock, self._backward
         backward.finish_inputs(failed)
         if self._reductions.groups and clock.on and not failed:
             self._reductions.pass_ends()
@@ -279,6 +312,14 @@ class Recorder:
         self._facts.backward_ends(failed)
         if clock.on and self._taps.unseen:
             self._taps.tell_of_missing()
+
+    def _add_pass(self, losses: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
+        """Add a pass that another thread began beside the one that has ended, as far as is known: its losses."""
+        clock = self.clock
+        clock.begin_pass()
+        if clock.on and clock.enter_backward():
+            self._emitter.add_losses(clock.moment, losses, scale)
+        self._backward.leave()
 
     def _may_be_ours(self, failed: bool) -> bool:
         """Tell whether the pass that ends may have reached what was recorded, where no gradient has told."""
@@ -325,6 +366,7 @@ class Recorder:
         intervention_listeners.remove(self._interventions)
         optimizer_listeners.remove(self._optimizers)
         unwatch_by_hand(self)
+        _threads.pop(id(self), None)
         self.clock.close_all()
         self._optimizers.decide()
         self._optimizers.updates.release()

@@ -3,9 +3,11 @@
 It waits until the process has imported torch, and only then loads the package. Every worker of a data loader pays
 for this file, so it imports nothing that a bare interpreter has not loaded already. Python knows one
 ``sitecustomize``; the user's own, which this one hides, is run at the end.
+
+A program may start any other Python too, 2.7 among them: this file is read by all of them, so it is written in what
+they share, and an older one than we need does nothing but run the user's own.
 """
 
-import atexit
 import os
 import sys
 
@@ -15,8 +17,9 @@ if MYPY:  # for the type checker alone: typing is slow to import
     from types import ModuleType
     from typing import Any
 
+_IS_KNOWN = sys.version_info >= (3, 11)  # as in pyproject.toml
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_SESSIONS = {  # variable with what was asked for → module and function that begin to do it
+_SESSIONS = {  # variable with what was asked for -> module and function that begin to do it
     "RETROGRAD_RUN": ("retrograd.launch.session", "start_session"),
     "RETROGRAD_TRACE": ("retrograd.launch.tracing", "start_tracing_session"),
     "RETROGRAD_INVENTORY": ("retrograd.launch.inventory", "start_inventory_session"),
@@ -30,20 +33,23 @@ class _TorchFinder:
     """A finder of modules that finds none, but starts our part when torch has been loaded."""
 
     @classmethod
-    def find_spec(cls, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
+    def find_spec(cls, name, path=None, target=None):
+        # type: (str, Any, Any) -> ModuleSpec | None
         if name != "torch":
             return None
         others = (finder for finder in sys.meta_path if finder is not cls and hasattr(finder, "find_spec"))
-        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec is not None:
             cls._follow(spec.loader)
         return spec
 
     @classmethod
-    def _follow(cls, loader: "Any") -> None:
+    def _follow(cls, loader):
+        # type: (Any) -> None
         execute = loader.exec_module
 
-        def execute_and_start(module: "ModuleType") -> None:
+        def execute_and_start(module):
+            # type: (ModuleType) -> None
             del loader.exec_module  # the loader stays torch's own
             execute(module)
             sys.meta_path.remove(cls)
@@ -52,7 +58,8 @@ class _TorchFinder:
         loader.exec_module = execute_and_start
 
 
-def _start_sessions() -> None:
+def _start_sessions():
+    # type: () -> None
     """Begin what was asked for, without a collection of all that torch has made meanwhile: that takes 0.1 s."""
     import gc
 
@@ -60,25 +67,26 @@ def _start_sessions() -> None:
     gc.disable()
     try:
         _start_each()
+    except Exception as error:  # whatever is wrong here must not keep a script from importing torch
+        sys.stderr.write("retrograd: it did not start, and the script runs without it: " + repr(error) + "\n")
     finally:
         if is_collecting:
             gc.enable()
 
 
-def _start_each() -> None:
+def _start_each():
+    # type: () -> None
     from retrograd.notices import warnings_kept
     from retrograd.randomness import random_kept
 
     for variable, (module, function) in _SESSIONS.items():
         if variable in os.environ:
-            try:
-                with random_kept(), warnings_kept():
-                    getattr(__import__(module, fromlist=[function]), function)()
-            except Exception as error:  # whatever is wrong here must not keep a script from importing torch
-                sys.stderr.write(f"retrograd: it did not start, and the script runs without it: {error!r}\n")
+            with random_kept(), warnings_kept():
+                getattr(__import__(module, fromlist=[function]), function)()
 
 
-def _say_end() -> None:
+def _say_end():
+    # type: () -> None
     if _TorchFinder not in sys.meta_path:
         return
     obstacle = "torch was not imported"
@@ -87,39 +95,49 @@ def _say_end() -> None:
         if os.environ.get(_SPEAKER) == str(os.getpid()):
             _say(undone + obstacle)
         return
-    from retrograd.launch.closing import say_end  # late, since it takes longer than all else here
-
+    try:
+        from retrograd.launch.closing import say_end  # late, since it takes longer than all else here
+    except Exception as error:  # the process may have become a Python that has none of our packages
+        if os.environ.get(_SPEAKER) == str(os.getpid()):
+            _say("what was recorded before this Python took over is not known here: " + repr(error))
+        return
     say_end(obstacle)
 
 
-def _say(words: str) -> None:
+def _say(words):
+    # type: (str) -> None
     """Print one line, as ``retrograd.notices.say`` does, which takes longer to load than a small script to run."""
     if sys.__stderr__ is None:
         return
     try:
-        print(f"retrograd: {words}", file=sys.__stderr__, flush=True)
+        sys.__stderr__.write("retrograd: " + words + "\n")
+        sys.__stderr__.flush()
     except (OSError, ValueError):  # nobody listens, or the script has closed it
         return
 
 
-def _run_hidden() -> None:
+def _run_hidden():
+    # type: () -> None
     """Run the user's own sitecustomize, with the paths that the program would have without us."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
     ours = sys.modules.pop(__name__)
     try:
-        import sitecustomize  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != __name__:
+        import sitecustomize
+    except ImportError as error:
+        if getattr(error, "name", __name__) != __name__:
             raise
     finally:
         sys.modules.setdefault(__name__, ours)
 
 
-def _is_installed() -> bool:
+def _is_installed():
+    # type: () -> bool
     return any(getattr(finder, "__name__", "") == _TorchFinder.__name__ for finder in sys.meta_path)
 
 
-if not _SESSIONS.keys().isdisjoint(os.environ) and not _is_installed():
+if _IS_KNOWN and not _SESSIONS.keys().isdisjoint(os.environ) and not _is_installed():
+    import atexit
+
     sys.meta_path.insert(0, _TorchFinder)
     if os.environ.setdefault(_SPEAKER, str(os.getpid())) == str(os.getpid()):
         atexit.register(_say_end)
