@@ -210,6 +210,8 @@ class Operation:
         cuts: an operand had a graph or required a gradient, and the result has none though it is made of it.
         mode: empty with grad mode on; ``no_grad`` or ``inference``; ``function`` in the forward of a Python Function,
             which has a graph of its own.
+        checkpoint: line of the reentrant checkpoint that ran it, where no backward pass comes to that because no input
+            of it requires grad, and an operand of this does.
     """
 
     name: str
@@ -222,6 +224,7 @@ class Operation:
     arguments: str = ""
     cuts: bool = False
     mode: str = ""
+    checkpoint: str = ""
 
 
 _OPERATION = tuple(each.name for each in fields(Operation))
