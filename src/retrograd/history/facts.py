@@ -360,6 +360,27 @@ class Overwrite(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FreedPart(Fact):
+    """What a backward pass was refused for: a part of its graph that an earlier pass has freed.
+
+    ``name`` is the variable that holds it, as in ``state`` or ``self.state``, empty where none was found; ``value`` how
+    many nodes of that part newer ones take.
+
+    Attributes:
+        node: class of the node that is taken.
+        line: the only one that assigns the variable; empty where there are several.
+        is_made_once: that line lies outside of the loop in which backward is called; null where that is not known.
+        leaves_something: the pass would come to a leaf without that part, too: detached from it, it would train on.
+    """
+
+    kind = "freed"
+    node: str = ""
+    line: str = ""
+    is_made_once: bool | None = None
+    leaves_something: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kink(Fact):
     """A node whose inputs lie where its function has no derivative. ``name`` is the module, ``value`` how many do.
 
@@ -393,7 +414,7 @@ class Kink(Fact):
 
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
-    NonFinite, Overwrite, Kink,
+    NonFinite, Overwrite, FreedPart, Kink,
 )  # fmt: skip
 """Every kind of fact."""
 
