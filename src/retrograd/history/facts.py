@@ -307,10 +307,21 @@ class GraphSize(Fact):
 
     Attributes:
         alive: graphs of earlier steps that are still held.
+        looks, parts: how many graphs were looked at before, and of how many of them a part is still held.
+        held, module, line: the operation that made what is held of one of them, in which module, and who called it; or
+            the class of its node alone.
+        ring, ring_line: a Function that keeps its output as an attribute of ``ctx``, ``Exp.y``, and who called it.
     """
 
     kind = "graph"
     alive: int = 0
+    looks: int = 0
+    parts: int = 0
+    held: str = ""
+    module: str = ""
+    line: str = ""
+    ring: str = ""
+    ring_line: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

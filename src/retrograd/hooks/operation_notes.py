@@ -192,6 +192,11 @@ class OperationNotes(ForwardListener):
             self.fail(error)
             return MADE_BEFORE
 
+    def made_by(self, number: int) -> NotedOperation | None:
+        """The operation whose result the node with this number belongs to."""
+        place = self._numbers.get(number)
+        return None if place is None else self.noted[place]
+
     def _is_noting(self) -> bool:
         if len(self.noted) >= self._limit:
             self.is_cut = True
