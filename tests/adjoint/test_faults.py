@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -188,3 +190,54 @@ def test_a_fault_of_one_call_of_a_shared_module() -> None:
     check = check_adjoint(Twice(), torch.ones(2, 3))
     assert [str(row.site) for row in check.faults] == ["cell#2:input.x"]
     assert check.faults[0].backward / check.faults[0].forward == pytest.approx(1.5)
+
+
+class Unsteady(torch.autograd.Function):
+    """3 x, whose backward adds noise of a size, or adds up in another order each time."""
+
+    size = 0.0
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        Unsteady.calls += 1
+        rounded = gradient * (1 + (Unsteady.calls % 2) * torch.finfo(gradient.dtype).eps)
+        return 3 * rounded + Unsteady.size * torch.randn_like(gradient)
+
+
+@pytest.mark.parametrize("size", [1e-2, 1e-5, 1e-9, 1e-12])
+def test_a_backward_that_draws_is_told_from_one_that_is_wrong_however_small_the_noise(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Unsteady, "size", size)
+    x = BATCH.double().requires_grad_()
+    output = Unsteady.apply(x)
+    first, second = (torch.autograd.grad(output.sum(), x, retain_graph=True)[0] for _ in range(2))
+    check = check_adjoint(nn.Sequential(nn.Linear(6, 6), Applied(Unsteady)), BATCH)
+    (row,) = check.faults
+    assert (row.site.path, row.verdict) == ("1", Verdict.RANDOM)
+    assert "gives another gradient each time" in row.reason
+    said = float(row.reason.partition("apart by ")[2].split()[0])
+    norm = torch.linalg.vector_norm
+    assert said == pytest.approx(float(norm(second - first) / norm(first)), rel=0.5)
+
+
+def test_a_backward_that_differs_by_rounding_alone_is_ok_and_so_is_one_with_a_hook_that_draws() -> None:
+    assert Unsteady.size == 0.0
+    assert {row.verdict for row in check_adjoint(Applied(Unsteady), BATCH)} == {Verdict.OK}
+    hooked = nn.Linear(6, 6)
+    hooked.weight.register_hook(lambda gradient: gradient + 1e-9 * torch.randn_like(gradient))
+    assert Verdict.RANDOM not in {row.verdict for row in check_adjoint(hooked, BATCH)}
+
+
+class Applied(nn.Module):
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function.apply(x)  # type: ignore[no-any-return]

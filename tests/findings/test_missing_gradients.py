@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, OverwrittenTensor
 from retrograd.findings.detectors.missing_gradients import MissingGradient, NotOptimized
@@ -88,6 +89,18 @@ def beside(net: Any, x: Tensor) -> Tensor:
     return functional.pad(x, (0, 8))
 
 
+def in_a_checkpoint(net: Any, x: Tensor) -> Tensor:
+    return torch.tanh(checkpoint(net.first, x, use_reentrant=True))  # here
+
+
+def in_the_other_checkpoint(net: Any, x: Tensor) -> Tensor:
+    return torch.tanh(checkpoint(net.first, x, use_reentrant=False))
+
+
+def in_a_checkpoint_of_an_input_that_requires_grad(net: Any, x: Tensor) -> Tensor:
+    return torch.tanh(checkpoint(net.first, x.requires_grad_(), use_reentrant=True))
+
+
 def straight_through(net: Any, x: Tensor) -> Tensor:
     features: Tensor = net.first(x)
     return features + (torch.round(features) - features).detach()
@@ -139,7 +152,37 @@ def test_where_the_gradient_was_lost(case: Between) -> None:
     assert finding.repair
 
 
-@pytest.mark.parametrize("case", [fine, logged, straight_through])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_reentrant_checkpoint_to_which_no_pass_comes() -> None:
+    net = Net(in_a_checkpoint)
+    (finding,) = train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+    assert net.first.weight.grad is None
+    assert (finding.detector, finding.line) == ("missing-gradient", line_here(in_a_checkpoint))
+    assert "no input of it requires grad" in finding.message
+    assert "use_reentrant=False" in finding.repair
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_loss_that_is_made_in_such_a_checkpoint_alone() -> None:
+    net = Net(in_a_checkpoint)
+    net.middle.requires_grad_(False)
+    net.last.requires_grad_(False)
+    optimizer = torch.optim.SGD(net.first.parameters(), lr=0.1)
+    (finding,) = train(net, make_step(net, optimizer), error="does not require grad")
+    assert (finding.detector, finding.severity, finding.line) == ("no-graph", "critical", line_here(in_a_checkpoint))
+    assert "use_reentrant=False" in finding.repair
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        fine,
+        logged,
+        straight_through,
+        in_the_other_checkpoint,
+        in_a_checkpoint_of_an_input_that_requires_grad,
+    ],
+)
 def test_healthy(case: Between) -> None:
     net = Net(case)
     assert train(net, make_step(net, torch.optim.SGD(net.parameters(), lr=0.1))) == []

@@ -380,6 +380,56 @@ def test_checkpoints_are_seen_through() -> None:
         assert {each.why for each in why.values()} == {"has one"}, str(why)
 
 
+def checkpointed(net: Net, x: Tensor) -> Tensor:
+    return torch.utils.checkpoint.checkpoint(net.encoder, x, use_reentrant=True)  # here
+
+
+def nested(net: Net, x: Tensor) -> Tensor:
+    def inner(x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(net.encoder, x, use_reentrant=True)
+
+    return torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=True)  # here
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("case", [checkpointed, nested])
+def test_a_reentrant_checkpoint_to_which_no_pass_comes_and_what_helps(case: Forward) -> None:
+    net = Net(case)
+    with explain_gradients(net) as why:
+        step(net)
+    assert net.encoder.weight.grad is None
+    assert (why["encoder:weight"].why, why["encoder:weight"].line) == ("checkpoint", line_here(case))
+    assert why["head:weight"].why == "has one"
+    x = torch.randn(5, 3, requires_grad=True)  # the remedy
+    with explain_gradients(net) as why:
+        net(x).sum().backward()
+    assert net.encoder.weight.grad is not None
+    assert {each.why for each in why.values()} == {"has one"}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_loss_that_is_made_in_such_a_checkpoint_alone() -> None:
+    net = Net(fine)
+    with explain_gradients(net) as why, pytest.raises(RuntimeError, match="does not require grad"):
+        torch.utils.checkpoint.checkpoint(net, torch.randn(5, 3), use_reentrant=True).sum().backward()
+    assert why.loss is not None
+    assert why.loss.why == "checkpoint"
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_checkpoint_in_no_grad_is_not_to_blame() -> None:
+    def blind(net: Net, x: Tensor) -> Tensor:
+        torch.utils.checkpoint.checkpoint(net.head, torch.randn(2, 4, requires_grad=True), use_reentrant=True)
+        with torch.no_grad():
+            return checkpointed(net, x)
+
+    net = Net(blind)
+    with explain_gradients(net) as why:
+        step(net)
+    assert net.encoder.weight.grad is None
+    assert "checkpoint" not in why["encoder:weight"].why
+
+
 def test_nothing_is_kept_alive() -> None:
     net = Net(fine)
     graph = weakref.ref(net.between)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any
@@ -25,6 +25,12 @@ from retrograd.hooks.nested import flatten
 from retrograd.hooks.rewriters import try_rules
 from retrograd.randomness import Randomness
 from retrograd.sites.site import ROOT, Site
+
+_OTHER_SEED = 0x5EED
+"""Of the random numbers of a backward that is run again."""
+
+_ROUNDINGS = 64
+"""By how many of these two runs may differ that add up in another order; our own choice."""
 
 _MOST_LETTERS = 160
 """Of a message of torch that is quoted in a row."""
@@ -122,10 +128,30 @@ class Examination:
                     self._wide = False
                     return self._make_rows()
                 return [self._failed(call.variables[index], error) for index in wanted]
+            unsteady = self._find_unsteady(call, probe, gradients)
             for index in wanted:
-                row = self._examine_or_say(call, index, probe, gradients[index])
+                row = unsteady.get(index) or self._examine_or_say(call, index, probe, gradients[index])
                 rows[index] = min(rows.get(index, row), row, key=rank)
         return [row for index, row in rows.items() if not self._is_unused(call.variables[index], row)]
+
+    def _find_unsteady(
+        self, call: DifferentiableCall, probe: RandomProbe, gradients: Sequence[Tensor]
+    ) -> dict[int, Row]:
+        """Rows of gradients that another run of the backward gives otherwise, unless a hook of the user does so.
+
+        The bits are compared. Sums in another order, as of atomic additions on a device, differ by rounding alone.
+        """
+        apart = _compare_runs(call, probe, gradients)
+        if apart and self._options.adjoint is None:
+            bare = self._open(bare=True)
+            bare.move_to(call)
+            alone = _compare_runs(bare, probe, bare.pull_back(probe.cotangents))
+            apart = apart if alone else {}
+        words = "its backward gives another gradient each time that it is run: apart by {:.1e} of its size".format
+        return {
+            index: self._row(self._site(call.variables[index]), Verdict.RANDOM, words(size))
+            for index, size in apart.items()
+        }
 
     def _open(self, *, bare: bool = False) -> DifferentiableCall:
         """The call, in float64 if it can be run so."""
@@ -311,6 +337,17 @@ class Examination:
             method="forward mode" if shown.by_forward_mode else "finite differences",
             precision=shown.precision.name,
         )
+
+
+def _compare_runs(call: DifferentiableCall, probe: RandomProbe, gradients: Sequence[Tensor]) -> dict[int, float]:
+    """How far the gradients of another run are from these, relative to their norm, where that is beyond rounding."""
+    again = call.pull_back(probe.cotangents, seed=_OTHER_SEED)
+    apart: dict[int, float] = {}
+    for index, (first, second) in enumerate(zip(gradients, again, strict=True)):
+        if not torch.equal(first, second) and bool(first.isfinite().all() and second.isfinite().all()):
+            size = float(torch.linalg.vector_norm(first)) or 1.0
+            apart[index] = float(torch.linalg.vector_norm(second - first)) / size
+    return {index: size for index, size in apart.items() if size > _ROUNDINGS * call.precision.epsilon}
 
 
 def find_unfitness(call: DifferentiableCall) -> tuple[Verdict, str] | None:

@@ -159,19 +159,24 @@ class DifferentiableCall:
 
     # ---- derivatives ----
 
-    def pull_back(self, cotangents: Sequence[Tensor]) -> list[Tensor]:
+    def pull_back(self, cotangents: Sequence[Tensor], seed: int | None = None) -> list[Tensor]:
         """Jᵀ u for each variable, by a backward pass; zeros where none arrives.
 
         Args:
             cotangents: one for each output, of its shape.
+            seed: of random numbers that the backward may draw; else they go on where those of the forward ended.
         """
         if self._adjoint is not None:
+            if seed is not None:
+                seed_generators(seed)
             return apply_adjoint(self._adjoint, cotangents, [variable.tensor for variable in self.variables])
         leaves = {each.tensor: each.tensor if each.is_parameter else _leaf(each.tensor) for each in self.variables}
         for parameter in self._module.parameters():
             parameter.grad = None
         outputs = self._counting(self._evaluate({each.tensor: leaves[each.tensor] for each in self._arguments()}))
         attached = [(out, u) for out, u in zip(outputs, cotangents, strict=True) if out.requires_grad]
+        if seed is not None:
+            seed_generators(seed)
         if attached:
             run_backward([out for out, _ in attached], [u for _, u in attached])
         gradients = [leaves[variable.tensor].grad for variable in self.variables]

@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.facts.calls import CallSource
+from retrograd.facts.freed_graphs import FreedGraphs
 from retrograd.facts.modes import ModeSource
 from retrograd.facts.nonfinite_look import NonFiniteLook
 from retrograd.facts.operations import ForwardOperations
@@ -32,7 +33,7 @@ from retrograd.sites.site import ROOT
 
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
-    NonFiniteLook,
+    NonFiniteLook, FreedGraphs,
 )  # fmt: skip
 """Sources of every recording."""
 

@@ -10,7 +10,7 @@ import re
 import threading
 from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -101,7 +101,7 @@ class ForwardOperations(FactSource):
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Write them."""
         is_noted = self._notes.is_started
-        graph = self._sizes.measure(roots, is_wanted=is_noted)
+        graph = self._sizes.measure(roots, self._notes if is_noted else None)
         if graph is not None:
             self._compare(graph.kinds, is_noted=is_noted)
         if is_noted:
@@ -173,6 +173,10 @@ _FIRST = 8
 """Recorded passes of which every one is looked at."""
 
 
+_MOST_SIGNED = 20_000
+"""Nodes of a graph of which each is watched; of a larger one its root alone."""
+
+
 class GraphSizes:
     """Watches each recorded pass, and measures graphs at looks and at the first passes. It holds none."""
 
@@ -180,15 +184,16 @@ class GraphSizes:
         self._host = host
         self._signs: list[ref[NodeSign]] = []  # without callbacks, which would run within compiled code
         self._count = self._living = 0
+        self._parts = GraphParts()
 
-    def measure(self, roots: tuple[torch.Tensor, ...], *, is_wanted: bool) -> GraphOutline | None:
-        """A pass begins; returns the outline of its graph, where that is wanted, or it is time."""
+    def measure(self, roots: tuple[torch.Tensor, ...], notes: OperationNotes | None) -> GraphOutline | None:
+        """A pass begins; returns the outline of its graph, where operations were noted, or it is time."""
         nodes = [node for root in roots if not is_transformed(root) and (node := root.grad_fn) is not None]
         if not nodes or not self._host.is_recorded:
             return None
         self._count += 1
-        is_wanted = is_wanted or self._count <= _FIRST or self._host.is_look
-        outline = self._measure(nodes) if is_wanted else None
+        is_wanted = notes is not None or self._count <= _FIRST or self._host.is_look
+        outline = self._measure(nodes, notes) if is_wanted else None
         self._signs.append(ref(sign_node(nodes[0])))
         if len(self._signs) > 2 * self._living + _FIRST:
             self._count_living()
@@ -200,10 +205,69 @@ class GraphSizes:
         self._living = len(self._signs)
         return self._living
 
-    def _measure(self, nodes: list[Any]) -> GraphOutline:
-        outline = outline_graph(nodes, MOST_NODES)
-        self._host.note_fact(GraphSize(value=float(outline.nodes), alive=self._count_living()))
+    def _measure(self, nodes: list[Any], notes: OperationNotes | None) -> GraphOutline:
+        outline = outline_graph(nodes, MOST_NODES, self._parts.look, _MOST_SIGNED)
+        held = self._parts.add(outline.signs, notes)
+        ring, line = "", ""
+        if outline.rings:
+            number, ring = outline.rings[0]
+            made = None if notes is None else notes.made_by(number)
+            line = "" if made is None else made.line
+        self._host.note_fact(
+            GraphSize(
+                value=float(outline.nodes), alive=self._count_living(), ring=ring, ring_line=line, **held._asdict()
+            )
+        )
         return outline
+
+
+class HeldParts(NamedTuple):
+    """What is held of graphs that were measured before: see :class:`~retrograd.history.facts.GraphSize`."""
+
+    looks: int
+    parts: int
+    held: str = ""
+    module: str = ""
+    line: str = ""
+
+
+class GraphParts:
+    """Watches the nodes of the graphs that were measured: of which of them is a part still held at the next look?
+
+    What is part of a later graph, too, is no part of an earlier one any more.
+    """
+
+    def __init__(self) -> None:
+        self.look = 0
+        self._signs: dict[int, list[ref[NodeSign]]] = {}
+        self._operations: dict[int, NotedOperation] = {}
+        """Number of a node of a graph of which operations were noted → the operation; while the node is held."""
+
+    def add(self, signs: list[ref[NodeSign]], notes: OperationNotes | None) -> HeldParts:
+        """A graph was measured, of which these nodes are signed."""
+        living = {look: kept for look, each in self._signs.items() if (kept := _list_living(look, each))}
+        newest = [max(kept, key=lambda sign: sign.number) for kept in living.values()]
+        found = HeldParts(self.look, len(living))
+        known = next((made for sign in newest if (made := self._operations.get(sign.number)) is not None), None)
+        if known is not None:
+            found = found._replace(held=known.name, module=known.module, line=known.line)
+        elif newest:
+            found = found._replace(held=newest[0].kind)
+        numbers = {sign.number for kept in living.values() for sign in kept}
+        self._signs = {look: self._signs[look] for look in living} | {self.look: signs}
+        self._operations = {each: made for each, made in self._operations.items() if each in numbers}
+        if notes is not None:
+            fresh = [sign.number for each in signs if (sign := each()) is not None]
+            self._operations |= {each: made for each in fresh if (made := notes.made_by(each)) is not None}
+        self.look += 1
+        return found
+
+
+def _list_living(look: int, signs: list[ref[NodeSign]]) -> list[NodeSign]:
+    """Signs of nodes that are still there, and in no later graph; what is gone is left out from now on."""
+    living = [(each, sign) for each in signs if (sign := each()) is not None]
+    signs[:] = [each for each, _ in living]
+    return [sign for _, sign in living if sign.look == look]
 
 
 # ---- softmax ----

@@ -132,6 +132,12 @@ COPYING = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "scalar_ten
 FLAT = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside"})
 """Functions whose derivative is zero everywhere."""
 
+CHECKPOINT = (
+    "the reentrant checkpoint ran `{function}` without a graph, and no input of it requires grad: no pass comes to it",
+    "pass use_reentrant=False to checkpoint, or let an input require grad (model.enable_input_require_grads())",
+)
+"""What a reentrant checkpoint does to parameters inside of it, and the repair."""
+
 BLIND = frozenset({"no_grad", "inference"})
 """Modes in which no operation makes a node."""
 
@@ -198,10 +204,13 @@ def find_last_cut(chain: Chain) -> LostGradient | None:
     left = [number for number, each in enumerate(chain.listed) if each.cuts and name_of(each) in LEAVING | COPYING]
     for number in (*reversed(behind), *reversed(left)):
         return describe_cut(chain.listed[number])
-    return None
+    return next((_describe_checkpoint(each) for each in reversed(chain.listed) if each.checkpoint), None)
 
 
 def _look_behind(chain: Chain, mine: list[int]) -> LostGradient | None:
+    inside = [number for number in mine if chain.listed[number].checkpoint]
+    if inside and not any(chain.listed[number].node for number in mine):
+        return _describe_checkpoint(chain.listed[inside[0]])
     blind = [number for number in mine if chain.listed[number].cuts and chain.listed[number].mode in BLIND]
     if len(blind) == len(mine):
         return describe_cut(chain.listed[blind[0]])
@@ -245,6 +254,11 @@ def describe_cut(operation: Operation) -> LostGradient:
     function = operation.name.strip("_") if operation.name.startswith("__") else operation.name
     sentence, repair = (text.format(function=function) for text in CUTS[_find_way(operation)])
     return LostGradient(operation.line, function, sentence, f"{repair}.")
+
+
+def _describe_checkpoint(operation: Operation) -> LostGradient:
+    sentence, repair = CHECKPOINT
+    return LostGradient(operation.checkpoint, "checkpoint", sentence.format(function=operation.name), f"{repair}.")
 
 
 def _find_way(operation: Operation) -> str:

@@ -16,7 +16,7 @@ from retrograd.amounts import count_of, list_names
 from retrograd.errors import GraphError
 from retrograd.findings.finding import Evidence, Finding, Findings
 from retrograd.gradients.passes import PassSeen, PassWatch, look_at_graph
-from retrograd.gradients.reasons import WITH, Leaf, Observations, Reason, describe_cut, judge
+from retrograd.gradients.reasons import WITH, Leaf, Observations, Reason, describe_cut, describe_use_in_function, judge
 from retrograd.graph.module_names import name_models
 from retrograd.graph.origins import LIMIT, Origins
 from retrograd.hooks.backward import EngineRun, backward_followers
@@ -315,6 +315,10 @@ def _judge_loss(seen: PassSeen, evidence: Observations) -> Reason:
     if not torch.is_grad_enabled() and evidence.notes is None:
         message = "gradients are switched off here, and may have been when it was computed"
         return Reason("loss", "None", "no_grad", message, repair="compute it outside of no_grad()")
+    inside = [use for uses in getattr(evidence.notes, "uses", ()) for use in uses if use.checkpoint]
+    if inside:
+        why, message, line, repair = describe_use_in_function(inside)
+        return Reason("loss", "None", why, message, line, repair)
     trained = [leaf.name for leaf in evidence.leaves if leaf.tensor.requires_grad]
     if evidence.leaves and not trained:
         message = "no parameter requires a gradient"

@@ -25,8 +25,8 @@ from retrograd.hooks.torch_calls import user_line
 
 Why = Literal[
     "has one", "not yet", "unknown",
-    "frozen", "not a leaf", "never called", "not used", "no_grad", "inference_mode", "cut", "not in the loss",
-    "no graph", "not asked for", "returned", "no derivative", "cleared", "failed",
+    "frozen", "not a leaf", "never called", "not used", "no_grad", "checkpoint", "inference_mode", "cut",
+    "not in the loss", "no graph", "not asked for", "returned", "no derivative", "cleared", "failed",
     "zero factor", "dead units", "saturated", "step function", "not picked", "hook", "zero",
     "not optimized", "not in the model", "another copy", "no backward",
 ]  # fmt: skip

@@ -8,9 +8,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from retrograd.findings.gradients import CUTS
+from retrograd.findings.gradients import CHECKPOINT, CUTS
 from retrograd.gradients.passes import FlowEnd, PassSeen, Why, has_nonzero
-from retrograd.hooks.flow import Cut, FlowNotes
+from retrograd.hooks.flow import Cut, FlowNotes, ParameterUse
 from retrograd.hooks.nodes import name_of
 
 State = Literal["None", "zero", "some"]
@@ -241,11 +241,9 @@ def _find_gap(leaf: Leaf, seen: Observations) -> tuple[Why, str, str, str]:
         return "no backward", "no backward pass ran", "", "call loss.backward()"
     blind = [use for use in uses if not use.has_gradients]
     if uses and len(blind) == len(uses):
-        return (
-            describe_cut(next((cut for cut in mine if cut.line == blind[0].line), mine[0]))
-            if mine
-            else _unused(leaf, seen)
-        )
+        if mine:
+            return describe_cut(next((cut for cut in mine if cut.line == blind[0].line), mine[0]))
+        return describe_use_in_function(blind)
     if not uses:
         return _unused(leaf, seen)
     left = [cut for cut in notes.leaving if cut in mine]
@@ -255,6 +253,16 @@ def _find_gap(leaf: Leaf, seen: Observations) -> tuple[Why, str, str, str]:
     last = uses[-1]
     message = f"what {last.function} made of it is not part of the loss"
     return "not in the loss", message, last.line, "add what is made of it to the loss, or freeze it"
+
+
+def describe_use_in_function(uses: Sequence[ParameterUse]) -> tuple[Why, str, str, str]:
+    """Nothing but the forward of a Function took it, where no graph is made."""
+    first = next((use for use in uses if use.checkpoint), uses[0])
+    if first.checkpoint:
+        message, repair = (text.format(function=first.function) for text in CHECKPOINT)
+        return "checkpoint", message, first.checkpoint, repair
+    message = f"`{first.function}` took it in the forward of a Function, of which no gradient came back for it"
+    return "not in the loss", message, first.line, "hand it to the Function as an argument, and return its gradient"
 
 
 def _unused(leaf: Leaf, seen: Observations) -> tuple[Why, str, str, str]:

@@ -210,6 +210,8 @@ class Operation:
         cuts: an operand had a graph or required a gradient, and the result has none though it is made of it.
         mode: empty with grad mode on; ``no_grad`` or ``inference``; ``function`` in the forward of a Python Function,
             which has a graph of its own.
+        checkpoint: line of the reentrant checkpoint that ran it, where no backward pass comes to that because no input
+            of it requires grad, and an operand of this does.
     """
 
     name: str
@@ -222,6 +224,7 @@ class Operation:
     arguments: str = ""
     cuts: bool = False
     mode: str = ""
+    checkpoint: str = ""
 
 
 _OPERATION = tuple(each.name for each in fields(Operation))
@@ -304,10 +307,21 @@ class GraphSize(Fact):
 
     Attributes:
         alive: graphs of earlier steps that are still held.
+        looks, parts: how many graphs were looked at before, and of how many of them a part is still held.
+        held, module, line: the operation that made what is held of one of them, in which module, and who called it; or
+            the class of its node alone.
+        ring, ring_line: a Function that keeps its output as an attribute of ``ctx``, ``Exp.y``, and who called it.
     """
 
     kind = "graph"
     alive: int = 0
+    looks: int = 0
+    parts: int = 0
+    held: str = ""
+    module: str = ""
+    line: str = ""
+    ring: str = ""
+    ring_line: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,6 +371,27 @@ class Overwrite(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FreedPart(Fact):
+    """What a backward pass was refused for: a part of its graph that an earlier pass has freed.
+
+    ``name`` is the variable that holds it, as in ``state`` or ``self.state``, empty where none was found; ``value`` how
+    many nodes of that part newer ones take.
+
+    Attributes:
+        node: class of the node that is taken.
+        line: the only one that assigns the variable; empty where there are several.
+        is_made_once: that line lies outside of the loop in which backward is called; null where that is not known.
+        leaves_something: the pass would come to a leaf without that part, too: detached from it, it would train on.
+    """
+
+    kind = "freed"
+    node: str = ""
+    line: str = ""
+    is_made_once: bool | None = None
+    leaves_something: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kink(Fact):
     """A node whose inputs lie where its function has no derivative. ``name`` is the module, ``value`` how many do.
 
@@ -390,7 +425,7 @@ class Kink(Fact):
 
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
-    NonFinite, Overwrite, Kink,
+    NonFinite, Overwrite, FreedPart, Kink,
 )  # fmt: skip
 """Every kind of fact."""
 

@@ -25,6 +25,7 @@ from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
 from retrograd.hooks.engine import current_graph_task, grad_enabled
+from retrograd.hooks.functions import begins_function
 from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
 from retrograd.hooks.nodes import saved_of
 from retrograd.hooks.saved import is_plain, push_pair, remove_pair, top_pair, version_of, witness_version
@@ -33,6 +34,9 @@ T = TypeVar("T")
 
 EnoughComputed: type[Exception] = _StopRecomputationError
 """Raised by torch, wherever a tensor is saved, when all that a part had saved is there again."""
+
+SWITCH_GRAD = torch._C._set_grad_enabled
+"""What all switches of grad mode come down to."""
 
 _SAVES = "_checkpoint_hook.__init__.<locals>.pack_hook"
 _LOADS = "_checkpoint_hook.__init__.<locals>.unpack_hook"
@@ -71,6 +75,48 @@ def _reentrant_parts() -> list[Any]:
             parts.append(frame.f_locals["ctx"])
         frame = frame.f_back
     return parts
+
+
+class GradSwitch:
+    """Whether gradients are on outside of all Functions, as calls of torch's switch tell, from now on.
+
+    In the forward of a Function they are off, whatever they are around its call.
+    """
+
+    __slots__ = ("is_on",)
+
+    def __init__(self) -> None:
+        self.is_on = grad_enabled()
+
+    def switched(self, is_on: bool, frame: FrameType) -> None:
+        """The switch was called, from this frame."""
+        if not _is_in_function(frame):
+            self.is_on = is_on
+
+
+def _is_in_function(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not _RUN:
+        if begins_function(frame.f_code):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def find_cut_checkpoint(frame: FrameType | None) -> FrameType | None:
+    """Find what called the outermost reentrant checkpoint around a frame, if no input of it requires grad.
+
+    It runs its function without grad, and no backward pass comes to it, which would run it again with grad. Where
+    gradients are off around its call too, that is so whatever it is given.
+    """
+    found = None
+    while frame is not None and frame.f_code is not _RUN:
+        if "Checkpoint" in frame.f_code.co_qualname and begins_function(frame.f_code):  # torch's, or another library's
+            part = frame.f_locals.get(frame.f_code.co_varnames[0])
+            if getattr(part, "next_functions", ()) or any(getattr(part, "needs_input_grad", ())):
+                return None
+            found = frame
+        frame = frame.f_back
+    return found and found.f_back
 
 
 def _other_parts(save: Any, load: Any) -> list[Any]:

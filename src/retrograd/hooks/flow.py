@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.hooks.calls import Logs
+from retrograd.hooks.checkpoints import GradSwitch, find_cut_checkpoint
 from retrograd.hooks.engine import grad_enabled, inference_enabled, uncompiled
 from retrograd.hooks.function_mode import FunctionListener
 from retrograd.hooks.nodes import root_edges, variable_of
@@ -65,6 +66,8 @@ class ParameterUse(NamedTuple):
     line: str
     module: str | None
     has_gradients: bool
+    checkpoint: str = ""
+    """Line of the reentrant checkpoint that ran it, where no pass comes to that."""
 
 
 class _Flow(NamedTuple):
@@ -105,6 +108,7 @@ class FlowNotes(FunctionListener):
             self._places[parameter] = place
         self._flows = WeakTensorKeyDictionary()
         self._switched = ""
+        self._grad = GradSwitch()
 
     @uncompiled
     def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> tuple[Any, ...]:
@@ -117,6 +121,7 @@ class FlowNotes(FunctionListener):
         name = called_name(function)
         if name == "_set_grad_enabled":
             self._switched = "" if seen[0] else user_line(frame)
+            self._grad.switched(bool(seen[0]), frame)
         elif name in ("__set__ grad", "zero_", "_foreach_zero_"):
             self._note_clearing(name, seen, frame)
         elif name in ("requires_grad_", "__set__ requires_grad") and any(each is False for each in seen):
@@ -146,7 +151,7 @@ class FlowNotes(FunctionListener):
             sources, cuts = sources | flow.sources, cuts | flow.cuts
             place = self._places.get(operand)
             if place is not None:
-                self.uses[place].append(ParameterUse(name, user_line(frame), self._logs.running_path(), grad_enabled()))
+                self.uses[place].append(self._describe_use(name, operand, frame))
         results = [operands[0]] if name == "__setitem__" else tensors_of((result,), None)
         is_cut = sources and (name in VALUES or any(not each.requires_grad for each in results))
         if name in VALUES:
@@ -159,6 +164,13 @@ class FlowNotes(FunctionListener):
             for each in results:
                 kept = (sources, cuts) if each.requires_grad else (0, cuts | bit)
                 self._flows[each] = _Flow(*kept)
+
+    def _describe_use(self, name: str, parameter: Tensor, frame: FrameType) -> ParameterUse:
+        is_on, caller = grad_enabled(), None
+        if not is_on and parameter.requires_grad and self._grad.is_on:
+            caller = find_cut_checkpoint(frame)
+        line = "" if caller is None else user_line(caller)
+        return ParameterUse(name, user_line(frame), self._logs.running_path(), is_on, line)
 
     def _describe_cut(self, name: str, sources: int, results: list[Tensor], frame: FrameType) -> Cut:
         how = _explain_cut(name, results)

@@ -6,7 +6,8 @@ are left as they are: a Function then works as well, and is slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from types import CodeType
 from typing import Any
 
@@ -25,6 +26,29 @@ unwrap_if_dead: Callable[[Any], Any] | None = getattr(torch._C._functorch, "unwr
 
 APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
 """Code of the call of a Python Function, in whose forward no graph is made; from torch 2.15 on it has no frame."""
+
+
+@lru_cache(maxsize=4096)
+def begins_function(code: CodeType) -> bool:
+    """Tell whether a frame of this code is the outermost of a call of a Python Function, in which no graph is made.
+
+    That is its ``forward`` where ``apply`` has no frame.
+    """
+    return code is APPLY or any(
+        _code_of(vars(each).get("forward")) is code for each in _subclasses(torch.autograd.Function)
+    )
+
+
+def _code_of(method: Any) -> CodeType | None:
+    return getattr(getattr(method, "__func__", method), "__code__", None)
+
+
+def _subclasses(owner: type) -> Iterator[type]:
+    classes: list[type] = type.__subclasses__(owner)
+    for each in classes:
+        yield each
+        yield from _subclasses(each)
+
 
 _ASKS = frozenset(
     {"_is_setup_context_defined", "setup_context", "forward", "super", "__class__", "apply", "RuntimeError"}

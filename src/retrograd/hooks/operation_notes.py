@@ -6,15 +6,14 @@ It costs some ten microseconds a call, so it is on for a few steps only. Nothing
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from retrograd.hooks.calls import MODULE_CALLS
+from retrograd.hooks.checkpoints import SWITCH_GRAD, GradSwitch, find_cut_checkpoint
 from retrograd.hooks.engine import (
     OUTSIDE,
     current_graph_task,
@@ -27,7 +26,7 @@ from retrograd.hooks.engine import (
     without_functions,
 )
 from retrograd.hooks.function_mode import ForwardListener
-from retrograd.hooks.functions import APPLY
+from retrograd.hooks.functions import begins_function
 from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
 from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.torch_calls import (
@@ -39,6 +38,7 @@ from retrograd.hooks.torch_calls import (
     is_ours,
     name_function,
     tensors_of,
+    user_line,
 )
 
 MADE_BEFORE = -1
@@ -46,28 +46,6 @@ MADE_BEFORE = -1
 
 GRAPH_BEFORE = -2
 """The same, where the tensor has a graph: it is not a parameter, and no data."""
-
-
-@lru_cache(maxsize=4096)
-def _begins_function(code: CodeType) -> bool:
-    """Tell whether a frame of this code is the outermost of a call of a Python Function, in which no graph is made.
-
-    That is its ``forward`` where ``apply`` has no frame.
-    """
-    return code is APPLY or any(
-        _code_of(vars(each).get("forward")) is code for each in _subclasses(torch.autograd.Function)
-    )
-
-
-def _code_of(method: Any) -> CodeType | None:
-    return getattr(getattr(method, "__func__", method), "__code__", None)
-
-
-def _subclasses(owner: type) -> Iterator[type]:
-    classes: list[type] = type.__subclasses__(owner)
-    for each in classes:
-        yield each
-        yield from _subclasses(each)
 
 
 class NotedOperation(NamedTuple):
@@ -83,6 +61,7 @@ class NotedOperation(NamedTuple):
     arguments: str
     cuts: bool
     mode: str
+    checkpoint: str = ""
 
 
 class _Called(NamedTuple):
@@ -139,6 +118,7 @@ class OperationNotes(ForwardListener):
         self.spans: list[tuple[int, int]] = []
         self.is_cut = False
         self._first = next_sequence_number()
+        self._grad = GradSwitch()
         self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._numbers: dict[int, int] = {}
         """Number of a node → of the operation whose result it belongs to."""
@@ -169,6 +149,8 @@ class OperationNotes(ForwardListener):
     @uncompiled
     def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> _Called | None:
         """Note what an operation takes; None of what is none, or is ours."""
+        if function is SWITCH_GRAD and args:
+            self._grad.switched(args[0], frame)
         name = name_function(function)
         if not name or is_ours[frame.f_code.co_filename] or not self._is_noting():
             return None
@@ -210,6 +192,11 @@ class OperationNotes(ForwardListener):
             self.fail(error)
             return MADE_BEFORE
 
+    def made_by(self, number: int) -> NotedOperation | None:
+        """The operation whose result the node with this number belongs to."""
+        place = self._numbers.get(number)
+        return None if place is None else self.noted[place]
+
     def _is_noting(self) -> bool:
         if len(self.noted) >= self._limit:
             self.is_cut = True
@@ -226,7 +213,10 @@ class OperationNotes(ForwardListener):
         number = len(self.noted)
         mode = "" if grad_enabled() else "inference" if inference_enabled() else "no_grad"
         line, module, applied = self._locate(frame, is_whole=bool(mode))
+        checkpoint = ""
         if applied is not None:
+            if taken.requires_grad and self._grad.is_on and (caller := find_cut_checkpoint(frame)) is not None:
+                checkpoint = user_line(caller)
             mode, module = "function", module or applied[1]
             self._applied[number] = applied
         requires_grad = any(each.requires_grad for each in made)
@@ -236,7 +226,9 @@ class OperationNotes(ForwardListener):
         makes = tuple(map(describe_tensor, made))
         arguments = describe_arguments(name, taken.args, taken.kwargs)
         self.noted.append(
-            NotedOperation(name, line, module, node, taken.operands, taken.described, makes, arguments, cuts, mode)
+            NotedOperation(
+                name, line, module, node, taken.operands, taken.described, makes, arguments, cuts, mode, checkpoint
+            )
         )
         self._remember(made, number, is_written=is_written)
         if made:
@@ -311,7 +303,7 @@ class OperationNotes(ForwardListener):
                 line = self._name_line(frame)
             if module is None and code in MODULE_CALLS:
                 module = self._name_module(frame.f_locals[code.co_varnames[0]])
-            if is_whole and inner is None and _begins_function(code):
+            if is_whole and inner is None and begins_function(code):
                 inner, line, module = (line or "", module or ""), None, None
             if line is not None and module is not None and not is_whole:
                 break

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from array import array
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from torch.autograd.graph import get_gradient_edge
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.native import native
 from retrograd.hooks.nested import flatten
-from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, number_of, root_edges, variable_of
+from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, is_python, name_of, number_of, root_edges, variable_of
 
 _NOWHERE = -1
 _END = -2
@@ -142,32 +143,78 @@ class GraphOutline(NamedTuple):
     Attributes:
         nodes: how many there are.
         kinds: the same for graphs of the same kinds of nodes, linked in the same way.
+        signs: of its nodes that are no leaves and were in no graph that was outlined before.
+        rings: of Python Functions that keep an output as an attribute of ``ctx``, and so themselves: the number of the
+            node, and ``Exp.y``.
     """
 
     nodes: int
     kinds: int
+    signs: list[weakref.ref[NodeSign]]
+    rings: list[tuple[int, str]]
 
 
-def outline_graph(roots: Iterable[Any], most: int) -> GraphOutline:
-    """Outline all that these nodes lead to, themselves counted; ``most`` nodes if there are that many."""
+def outline_graph(roots: Iterable[Any], most: int, look: int, most_signed: int) -> GraphOutline:
+    """Outline all that these nodes lead to, themselves counted; ``most`` nodes if there are that many.
+
+    Args:
+        roots: the nodes.
+        most: nodes that are counted.
+        look: what the nodes are signed with.
+        most_signed: a graph of more nodes is not signed.
+    """
     reach = find_nodes(((node, 0) for node in roots), most)
     if len(reach.nodes) <= most:
         guard_nodes(reach.nodes, reach.links)
     else:
         guard_nodes(reach.nodes)
-    return GraphOutline(min(len(reach.nodes), most), hash((*map(type, reach.nodes), *reach.links)))
+    signs = sign_nodes(reach.nodes, look) if len(reach.nodes) <= most_signed else []
+    kinds = hash((*map(type, reach.nodes), *reach.links))
+    return GraphOutline(min(len(reach.nodes), most), kinds, signs, list(_find_rings(reach.nodes)))
+
+
+def _find_rings(nodes: Iterable[Any]) -> Iterator[tuple[int, str]]:
+    for node in filter(is_python, nodes):
+        for name, value in list(getattr(node, "__dict__", {}).items()):
+            among = value if isinstance(value, list | tuple) else (value,)
+            if any(isinstance(each, Tensor) and each.requires_grad and each.grad_fn is node for each in among):
+                yield number_of(node), f"{name_of(node).removesuffix('Backward')}.{name}"
 
 
 class NodeSign:
-    """Lives as long as a node: whoever refers to it weakly knows when the node is gone."""
+    """Lives as long as a node: whoever refers to it weakly knows when the node is gone.
 
-    __slots__ = ("__weakref__",)
+    Attributes:
+        look: the last at which the node was in the graph of a pass; −1 where there was none.
+        number, kind: of the node.
+    """
+
+    __slots__ = ("__weakref__", "kind", "look", "number")
+
+    def __init__(self, number: int, kind: str) -> None:
+        self.look = -1
+        self.number = number
+        self.kind = kind
 
 
 def sign_node(node: Any) -> NodeSign:
     """The sign of a node."""
-    sign: NodeSign = node.metadata.setdefault(_SIGN, NodeSign())
-    return sign
+    found: NodeSign | None = node.metadata.get(_SIGN)
+    if found is None:
+        found = node.metadata[_SIGN] = NodeSign(number_of(node), type(node).__name__)
+    return found
+
+
+def sign_nodes(nodes: Sequence[Any], look: int) -> list[weakref.ref[NodeSign]]:
+    """Sign the nodes of a graph that are no leaves, and return the signs of those that had none of a look before."""
+    fresh = []
+    for node, number in zip(nodes, number_nodes(list(nodes)), strict=True):
+        if number < LEAF_NUMBER:
+            sign = sign_node(node)
+            if sign.look < 0:
+                fresh.append(weakref.ref(sign))
+            sign.look = look
+    return fresh
 
 
 def guard_nodes(nodes: Sequence[Any], links: array[int] | None = None) -> None:

@@ -11,7 +11,7 @@ from retrograd.findings.detectors.graphs import tell_carried, tell_taken
 from retrograd.findings.finding import Evidence, Finding, shorten_line
 from retrograd.findings.gradients import LostGradient, ParameterGradients, find_last_cut
 from retrograd.findings.record import Record
-from retrograd.history.facts import Call, Operation, Overwrite
+from retrograd.history.facts import Call, FreedPart, Operation, Overwrite
 
 _OVERWRITTEN = re.compile(
     r"modified by an inplace operation: \[(?P<kind>[\w.]+) \[(?P<shape>[^\]]*)\]\]"
@@ -136,28 +136,49 @@ class FreedGraph(Detector):
         line = next((call.line for call in reversed(last) if call.name != "forward"), "") or record.crash.line
         again = _same_graph(last)
         state = None if again else _find_state(record)
+        part = next(iter(record.of(FreedPart)[-1:]), None)
         said = shorten_line(line)
         if again:
             message = f"Backward ({said}) runs a second time through one graph, which the pass before has freed"
             message += f" ({shorten_line(again.line)})"
             repair = "add the losses up and call backward once, or give the first call retain_graph=True."
         else:
-            message = (
-                f"Backward ({said}) runs into the graph of an earlier {'pass' if state and not state[1] else 'step'}"
-            )
-            message += ", which is freed"
-            message += f": {state[0]}" if state else ": something made in that step is used again without detach()"
-            repair = ""
+            is_other = part is None and state is not None and not state[1]
+            message = f"Backward ({said}) runs into the graph of an earlier {'pass' if is_other else 'step'}, which is "
+            message += f"freed: {_tell_part(part, state)}"
+            repair = _tell_repair(part)
         yield self.find(
             "critical",
             message,
             site=record.crash.module,
             step=record.last_step,
-            line=(state[1] if state else "") or line,
+            line=(state[1] if state else part.line if part is not None and not again else "") or line,
             evidence=[Evidence("exception", record.crash.message[:160]), Evidence("backward", line)],
             precondition=["torch has refused to run backward"],
             repair=repair,
         )
+
+
+def _tell_part(part: FreedPart | None, state: tuple[str, str] | None) -> str:
+    """What was handed over: the operation that takes it, the variable that holds it, or its node at least."""
+    if part is None:
+        return state[0] if state else "something made in that step is used again without detach()"
+    made = f" ({shorten_line(part.line)})" if part.line else ""
+    if part.name:
+        once = ", made once before the loop," if part.is_made_once else ""
+        told = f"`{part.name}`{made}{once} is used again"
+        return f"{state[0]}; {told}" if state else told
+    return state[0] if state else f"what {part.node} made in that step is used again"
+
+
+def _tell_repair(part: FreedPart | None) -> str:
+    """Empty for that of the detector: what is carried over is detached, if something is left to be trained then."""
+    if part is None or (part.leaves_something and not part.is_made_once):
+        return ""
+    what = f"`{part.name}`" if part.name else "it"
+    if part.leaves_something:
+        return f"compute {what} anew in each step; detach() it only if what it is made of is not to be trained."
+    return f"compute {what} anew in each step: nothing is trained if it is detached."
 
 
 def _same_graph(calls: list[Call]) -> Call | None:

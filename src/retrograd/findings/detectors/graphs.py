@@ -120,7 +120,8 @@ class GraphLeaks(Detector):
         says="Losses or outputs are kept with their graphs, so memory grows with every step.",
         example="Graphs are kept: 64 graphs of earlier steps are still held at step 64, one more at each step.",
         threshold="graphs of earlier steps that are held, rising at each of the last 3 looks to at least 8; or "
-        "all of them at each look, up to 8 or more, before all are let go",
+        "all of them at each look, up to 8 or more, before all are let go; or a part of each graph that was looked at, "
+        "but for two, at each of the last 3 looks, of at least 8; or a Function that holds its own output",
         source="our own choice",
         guard="a fixed number of graphs that are held (truncated backpropagation, replay) does not rise",
         repair="keep loss.item() or loss.detach() in place of the loss.",
@@ -131,6 +132,10 @@ class GraphLeaks(Detector):
         looks = list_sizes(record)
         end = _find_end(record, looks)
         if end is None:
+            if looks[-1].ring and max(each.parts for each in looks) > 1:
+                yield self._describe_ring(looks)
+            elif _are_parts_kept(looks):
+                yield self._describe_parts(record, looks)
             return
         released = "" if end is looks[-1] else " until they are let go"
         first = next(each for each in looks if each.alive)
@@ -148,6 +153,51 @@ class GraphLeaks(Detector):
             precondition=["their number rises from look to look"],
             refute="a later backward pass runs through them",
         )
+
+    def _describe_parts(self, record: Record, looks: list[GraphSize]) -> Finding:
+        end = looks[-1]
+        first = next(each for each in looks if each.parts)
+        known = next((each for each in reversed(looks) if each.line), end)
+        place = f" in {known.module}" if known.module else ""
+        line = f" ({shorten_line(known.line)})" if known.line else ""
+        what = f"what `{known.held}` made{place}{line}"
+        call = find_pass(record, first.step)
+        return self.find(
+            "warning",
+            f"Graphs are kept in part: of {end.parts} of the {end.looks} earlier graphs that were looked at, {what} is "
+            f"still held at step {end.step}, so memory grows with every step",
+            site=known.module,
+            step=first.step,
+            last_step=end.step,
+            line=known.line or (call.line if call else ""),
+            evidence=[Evidence("earlier graphs of which a part is held", end.parts, f"≥ {end.looks - 2}, ≥ 8")],
+            precondition=["each of them was made for another pass, and no later pass runs through that part"],
+            refute="a later backward pass runs through it",
+            repair="keep x.detach() in place of what is collected (activations, parts of a loss).",
+        )
+
+    def _describe_ring(self, looks: list[GraphSize]) -> Finding:
+        known = next((each for each in looks if each.ring_line), looks[-1])
+        name, _, attribute = known.ring.rpartition(".")
+        where = f" ({shorten_line(known.ring_line)})" if known.ring_line else ""
+        return self.find(
+            "warning",
+            f"{name}{where} keeps its output as ctx.{attribute}, and the output keeps ctx: neither is freed with the "
+            "step, but when Python's garbage collector comes by, which does not know how much memory that is",
+            step=known.step,
+            last_step=looks[-1].step,
+            line=known.ring_line,
+            evidence=[Evidence("attribute of ctx", f"ctx.{attribute}", "has the node itself as its grad_fn")],
+            precondition=["the node of the tensor that ctx holds is that of ctx"],
+            refute="the attribute is deleted in backward",
+            repair="save it by ctx.save_for_backward(output), which torch keeps without a ring.",
+        )
+
+
+def _are_parts_kept(looks: list[GraphSize]) -> bool:
+    """Tell whether a part of all graphs is held, but for two, at each of the last looks."""
+    last = looks[-3:]
+    return looks[-1].parts >= 8 and all(each.parts >= each.looks - 2 for each in last)
 
 
 def _find_end(record: Record, looks: list[GraphSize]) -> GraphSize | None:
