@@ -301,7 +301,8 @@ def prepare(job: Job) -> None:
 
 
 def open_streams(*, is_buffered: bool) -> None:
-    """Make stdin, stdout and stderr of the files that are open now."""
+    """Make stdin, stdout and stderr of the files that are open now, in the encoding that is asked for."""
+    encoding = os.environ.get("PYTHONIOENCODING", "utf-8").partition(":")[0]
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -312,7 +313,7 @@ def open_streams(*, is_buffered: bool) -> None:
             raw = open(number, mode + "b", 0 if name != "stdin" and not is_buffered else -1, closefd=False)
             stream = io.TextIOWrapper(
                 raw,
-                encoding="utf-8",
+                encoding=encoding,
                 errors="backslashreplace" if name == "stderr" else "strict",
                 line_buffering=is_line,
                 write_through=not is_buffered and name != "stdin",

@@ -5,6 +5,7 @@ Nothing here raises. Loads without torch.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import sys
 import threading
@@ -14,18 +15,78 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from retrograd.errors import RetrogradWarning
 
 _OURS = f"{Path(__file__).parent}/"
 
 
+_SPELLINGS = {"…": "...", "→": "->", "←": "<-", "×": "x", "−": "-", "–": "-", "·": "-", "µ": "u", "≥": ">=", "≤": "<="}
+"""How our own signs are written where an encoding does not have them."""
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    """Replace what cannot be encoded: our own signs by what stands for them, anything else by its escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return "".join(_SPELLINGS.get(letter) or ascii(letter)[1:-1] for letter in letters), error.end
+
+
+def _escape_json(error: UnicodeError) -> tuple[str, int]:
+    r"""Replace what cannot be encoded by ``\\uXXXX``, as JSON writes it, so that the value stays the same."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True)), error.end
+
+
+_SPELLED, _JSON = "retrograd.spelled", "retrograd.json"
+codecs.register_error(_SPELLED, _spell)
+codecs.register_error(_JSON, _escape_json)
+
+
+def fit_text(text: str, file: IO[str], *, is_json: bool = False) -> str:
+    """Write a text in characters that the encoding of a file has.
+
+    Args:
+        text: what is to be printed.
+        file: where; one without an encoding holds any text.
+        is_json: the text is JSON, and has to stay the same JSON.
+    """
+    encoding = getattr(file, "encoding", None)
+    if not isinstance(encoding, str):
+        return text
+    with suppress(LookupError):
+        return text.encode(encoding, _JSON if is_json else _SPELLED).decode(encoding)
+    return text
+
+
+def print_text(
+    text: str, *, file: IO[str] | None = None, end: str = "\n", flush: bool = False, is_json: bool = False
+) -> None:
+    """Print a text on standard output, or in a file, in characters that it has: whatever prints text of ours does so.
+
+    Args:
+        text: what to print.
+        file: where to; ``sys.stdout`` when left out. Nothing is printed where there is none.
+        end: what follows the text.
+        flush: hand it on at once.
+        is_json: the text is JSON, and has to stay the same JSON.
+    """
+    file = sys.stdout if file is None else file
+    if file is not None:
+        file.write(fit_text(text + end, file, is_json=is_json))  # in one piece: other threads and ranks print too
+        if flush:
+            file.flush()
+
+
 def say(words: str) -> None:
     """Print one line on stderr, also where the script has put something else into ``sys.stderr``."""
     if sys.__stderr__ is not None:
         with suppress(OSError, ValueError):  # nobody listens, or the script has closed it
-            print(f"retrograd: {words}", file=sys.__stderr__, flush=True)
+            print_text(f"retrograd: {words}", file=sys.__stderr__, flush=True)
 
 
 def warn(text: str) -> None:
@@ -40,7 +101,7 @@ def warn(text: str) -> None:
     except Exception:
         file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("sys", 1)
         with suppress(Exception):  # there may be no stderr
-            sys.stderr.write(warnings.formatwarning(text, RetrogradWarning, file, line))
+            print_text(warnings.formatwarning(text, RetrogradWarning, file, line), file=sys.stderr, end="")
 
 
 class Notices:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import retrograd as rg
 from retrograd.errors import CannotRewriteError, RuleError
@@ -94,7 +96,63 @@ def test_an_input_that_was_overwritten_is_an_error_and_no_wrong_number() -> None
     assert rule.made == []
 
 
-@pytest.mark.parametrize("site", ["0:weight.grad", "0:output", "0:*"])
+class Residual(Rule):
+    """output + input, as a forward hook of three lines does it."""
+
+    needs_input = True
+
+    def __call__(self, value: Tensor, state: SiteState) -> Tensor:
+        return value + state.input
+
+
+@pytest.mark.parametrize("use_reentrant", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_a_rule_on_an_output_computes_with_the_input(use_reentrant: bool | None) -> None:
+    """Gradients flow through both, as through those of a forward hook."""
+    net, x = nn.Linear(3, 3).double(), torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    call: Any = net if use_reentrant is None else partial(checkpoint, net, use_reentrant=use_reentrant)
+
+    def read() -> list[Tensor]:
+        x.grad = net.weight.grad = None
+        out = call(x * 1)
+        out.square().sum().backward()
+        assert x.grad is not None
+        assert net.weight.grad is not None
+        return [out.detach(), x.grad, net.weight.grad]
+
+    with rewrite(net, {"self:output": Residual()}):
+        found = read()
+        with torch.no_grad():
+            assert torch.equal(net.eval()(x), net.forward(x) + x)
+    handle = net.register_forward_hook(lambda module, args, output: output + args[0])
+    assert all(torch.equal(one, other) for one, other in zip(found, read(), strict=True))
+    handle.remove()
+
+
+def test_a_rule_on_an_output_sees_all_arguments_by_name() -> None:
+    net, x, y = nn.Bilinear(2, 2, 2), torch.randn(3, 2), torch.randn(3, 2)
+    rule = AddUp(lambda value, state: dict(state.inputs))
+    with rewrite(net, {"self:output": rule}):
+        net(x, input2=y)
+    ((_, inputs),) = rule.made
+    assert list(inputs) == ["input1", "input2"]
+    assert torch.equal(inputs["input2"], y)
+
+
+def test_an_overwritten_input_is_not_shown_to_a_rule_on_the_output() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    with rewrite(net, {"1:output": Residual()}), pytest.raises(CannotRewriteError, match="overwritten in place"):
+        net(torch.randn(3, 2))
+
+
+def test_compiled_code_shows_no_input_to_a_rule_on_the_output() -> None:
+    torch.compiler.reset()
+    net = nn.Sequential(nn.Linear(2, 2))
+    with rewrite(net, {"0:output": Residual()}), pytest.raises(CannotRewriteError, match="inside compiled code"):
+        torch.compile(net, backend="eager")(torch.randn(3, 2))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("site", ["0:weight.grad", "0:weight", "0:input.input", "0:*"])
 def test_where_there_is_no_input_such_a_rule_is_refused(site: str) -> None:
     net = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(CannotRewriteError, match="asks for the input"):  # noqa: SIM117

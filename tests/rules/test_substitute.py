@@ -9,7 +9,7 @@ from torch import Tensor
 import retrograd as rg
 from retrograd.errors import RuleError
 from retrograd.history.kept import Kept
-from retrograd.history.sink import Moment
+from retrograd.history.sink import Moment, Phase
 from retrograd.rules import Substitute
 
 
@@ -43,7 +43,8 @@ def test_from_another_site() -> None:
 def test_from_a_list() -> None:
     given = [torch.full((2,), float(number)) for number in range(2)]
     rule = Substitute(given)
-    assert [float(act(rule, torch.full((2,), 9.0))[0]) for _ in range(3)] == [0, 1, 9]
+    with pytest.warns(rg.RetrogradWarning, match="The list has 2 tensors"):
+        assert [float(act(rule, torch.full((2,), 9.0))[0]) for _ in range(3)] == [0, 1, 9]
     assert float(act(rule, torch.full((2,), 9.0), "another")[0]) == 0
     assert repr(rule) == "Substitute(source=list of 2)"
 
@@ -69,23 +70,69 @@ def test_from_a_recording_at_the_same_step(tmp_path: Path, stored: bool) -> None
     for step in (1, 3):  # steps may be left out
         for micro in range(2):
             assert torch.equal(act(rule, value, step=step), seen[2 * step + micro])
-        assert act(rule, value, step=step) is value  # a third call that was not recorded
-    assert act(rule, value, step=17) is value
+    with pytest.warns(rg.RetrogradWarning, match="nothing to put at site:output.grad in step 3"):
+        assert act(rule, value, step=3) is value  # a third call that was not recorded
+    assert act(rule, value, step=17) is value  # which is not said again
     several = Substitute(list(history["0:output.grad"].tensors)[:2])
     assert torch.equal(act(several, value, step=0), seen[0])
-    assert act(several, value, step=1) is value
+    with pytest.warns(rg.RetrogradWarning, match="in step 1, .* has tensors of step 0, 0 of them for this step"):
+        assert act(several, value, step=1) is value
     assert torch.equal(act(rule.without_memory(), value, "another:output.grad", step=3), seen[6])
     assert "Series" in repr(rule)
 
 
-def test_values_of_evaluation_are_left_alone_and_not_counted() -> None:
-    kept = [Kept(Moment(0), "a:output", lambda number=number: torch.full((2,), float(number))) for number in range(2)]
-    rule, value = Substitute(kept), torch.full((2,), 9.0)
+def kept_tensors(*phases: Phase) -> list[Kept]:
+    """A tensor for each phase, of its number."""
+    return [
+        Kept(Moment(0, phase=phase), "a:output", lambda number=number: torch.full((2,), float(number)))
+        for number, phase in enumerate(phases)
+    ]
+
+
+def results_of(rule: Substitute, modes: list[bool]) -> list[float]:
+    """What the rule gives for calls in training mode or not; 9 where it leaves the value alone."""
     results = []
-    for training in (True, False, True):
+    for training in modes:
         rule.state_at("a:output").training = training
-        results.append(float(act(rule, value, "a:output")[0]))
-    assert results == [0, 9, 1]
+        results.append(float(act(rule, torch.full((2,), 9.0), "a:output")[0]))
+    return results
+
+
+def test_an_evaluation_within_training_gets_none_of_its_tensors() -> None:
+    with pytest.warns(rg.RetrogradWarning, match="eval mode, and what was recorded is of training alone"):
+        assert results_of(Substitute(kept_tensors("train", "train")), [True, False, True]) == [0, 9, 1]
+
+
+def test_evaluations_get_what_was_recorded_of_evaluations() -> None:
+    assert results_of(Substitute(kept_tensors("train", "no_grad")), [True, False, False]) == [0, 1, 1]
+    rule = Substitute(kept_tensors("eval", "inference", "failed"))
+    assert results_of(rule, [False, False]) == [0, 1]
+    with pytest.warns(rg.RetrogradWarning, match="nothing to put"):
+        assert results_of(rule, [False]) == [9]
+
+
+@pytest.mark.parametrize("reads", ["backward", "no_grad", "forward"])
+@pytest.mark.parametrize("training", [True, False])
+def test_an_activation_takes_the_place_of_another(reads: str, training: bool) -> None:
+    """Activation patching: an output of one input in the forward of another one."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).train(training)
+    clean, corrupt = torch.randn(1, 4), torch.randn(1, 4)
+    with rg.record(net, tensors="1:output") as recording, torch.set_grad_enabled(reads != "no_grad"):
+        found = net(clean)
+        if reads == "backward":
+            found.sum().backward()
+    with rg.rewrite(net, {"1:output": Substitute(recording.history["1:output"])}):
+        assert torch.equal(net(corrupt), found)
+        if not training:
+            assert torch.equal(net(corrupt), found)
+
+
+def test_a_list_that_is_through_is_said() -> None:
+    rule = Substitute([torch.ones(2)])
+    assert act(rule, torch.zeros(2)).tolist() == [1, 1]
+    with pytest.warns(rg.RetrogradWarning, match="The list has 1 tensor"):
+        assert act(rule, torch.zeros(2)).tolist() == [0, 0]
 
 
 def test_a_tensor_that_was_lost_is_told() -> None:

@@ -164,4 +164,4 @@ def test_live_lines_go_to_stderr_and_never_raise(capsys: pytest.CaptureFixture[s
     plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     LiveLines(file=plain)(event("Add", 0, 1))
     plain.seek(0)
-    assert "\\u2192" in plain.read()
+    assert " -> " in plain.read()

@@ -26,6 +26,7 @@ from retrograd.hooks.isolation import clone, copy_module, copy_nest, isolated_au
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.names import NamedModule, compiled_regions, name_models, spread_batch, walk_modules
 from retrograd.hooks.nested import flatten
+from retrograd.notices import print_text
 from retrograd.randomness import Randomness
 from retrograd.sites.pattern import Candidate, Pattern
 from retrograd.sites.selection import Selection
@@ -252,8 +253,7 @@ class Progress:
             self._write(" " * _WIDTH + "\r")
 
     def _write(self, line: str) -> None:
-        sys.stderr.write("\r" + line)
-        sys.stderr.flush()
+        print_text("\r" + line, file=sys.stderr, end="", flush=True)
 
 
 # ---- plain function ----

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from retrograd.errors import RetrogradError
 from retrograd.launch.options import Command
 from retrograd.launch.parser import parse
+from retrograd.notices import print_text
 
 _ABOUT = "Record what happens inside loss.backward(), see it, and say what is wrong."
 
@@ -79,4 +80,4 @@ def _load_lean_arrow() -> None:
 def _tell(error: RetrogradError) -> None:
     from retrograd.foreign.text import show_plainly
 
-    print(f"retrograd: {show_plainly(str(error))}", file=sys.stderr)
+    print_text(f"retrograd: {show_plainly(str(error))}", file=sys.stderr)

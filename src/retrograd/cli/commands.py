@@ -22,6 +22,7 @@ from retrograd.launch.completion import write_completion
 from retrograd.launch.hook_file import install_hook, remove_hook
 from retrograd.launch.options import Command, option
 from retrograd.launch.requests import DebugRequest, ExplainOptions, InventoryRequest, RunRequest, TraceRequest
+from retrograd.notices import print_text
 from retrograd.runs.layout import PARENT
 from retrograd.runs.listing import RunOrder, list_runs
 
@@ -78,7 +79,8 @@ The exit code is 0 if they are the same, but for noise, 1 if they are not, and 2
         for path, comparison in zip(self.others, comparisons, strict=True):
             which = str(path) if len(self.others) > 1 else ""
             text = f"{comparison.letter} = {which}: {comparison}\n" if which else f"{comparison}\n"
-            print(comparison.as_json_lines(which) if self.json else show_plainly(text), end="")
+            told = comparison.as_json_lines(which) if self.json else show_plainly(text)
+            print_text(told, end="", is_json=self.json)
         if self.report or self.output or self.open:
             written = rg.write_comparison(runs, self.output, comparisons=comparisons)
             tell_page(written, is_opened=self.open, file=sys.stderr if self.json else sys.stdout)
@@ -131,7 +133,7 @@ address, which holds a token. Nothing is written. Ctrl-C ends it.
         from retrograd.serving.server import serve
 
         def tell(address: str) -> None:
-            print(address, flush=True)
+            print_text(address, flush=True)
             if self.open:
                 show_in_browser(address)
 
@@ -173,7 +175,7 @@ class View(Command):
             return
         check_choice(run.history, sites, self.statistic)
         findings = rg.explain(run)
-        print("\n".join(list_findings(findings) or [findings.headline]))
+        print_text("\n".join(list_findings(findings) or [findings.headline]))
         if self.map:
             rg.print_heatmap(run, sites, statistic=self.statistic)
         else:
@@ -215,7 +217,7 @@ Nothing is sent anywhere: the folder for W&B is an offline run, that for MLflow 
 
     def carry_out(self) -> None:
         run = rg.open_run(choose_run(self.run))
-        print(rg.export(run, self.to, self.output, sites=self.sites, statistics=self.statistics))
+        print_text(str(rg.export(run, self.to, self.output, sites=self.sites, statistics=self.statistics)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +239,7 @@ any moment, the run can be read as before or as after. A run that is still being
     keep_ranks: bool = option("--keep-ranks", False, "leave the rows of each rank apart")
 
     def carry_out(self) -> None:
-        print(rg.compact(self.run, keep_ranks=self.keep_ranks, progress=True))
+        print_text(str(rg.compact(self.run, keep_ranks=self.keep_ranks, progress=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +285,7 @@ The exit code is 0 if the node gives the same as before, bit for bit, and 1 if n
 
     def carry_out(self) -> int:
         replayed = rg.replay(path_to_read(self.bundle), strict=not self.any_torch, trusted=self.trust)
-        print(replayed)
+        print_text(str(replayed))
         return 0 if replayed else 1
 
 
@@ -298,9 +300,9 @@ class InstallHook(Command):
     def carry_out(self) -> None:
         site_packages = Path(sysconfig.get_path("purelib"))
         if self.remove:
-            print(f"removed {remove_hook(site_packages)}")
+            print_text(f"removed {remove_hook(site_packages)}")
         else:
-            print(f"installed {install_hook(site_packages)}")
+            print_text(f"installed {install_hook(site_packages)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +326,7 @@ Findings are counted where somebody has asked for them, as `retrograd run` does 
     def carry_out(self) -> None:
         lines = list_runs(path_to_read(self.folder), self.sort)
         if self.json:
-            print("".join(f"{each.as_json()}\n" for each in lines), end="")
+            print_text("".join(f"{each.as_json()}\n" for each in lines), end="", is_json=True)
         else:
             from retrograd.views.runs_table import print_runs
 
@@ -346,7 +348,7 @@ examples:
     shell: Literal["bash", "zsh", "fish"] = option("SHELL", MISSING, "bash, zsh or fish")
 
     def carry_out(self) -> None:
-        print(write_completion(COMMANDS, self.shell), end="")
+        print_text(write_completion(COMMANDS, self.shell), end="")
 
 
 COMMANDS: tuple[type[Command], ...] = (

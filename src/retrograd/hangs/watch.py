@@ -38,7 +38,7 @@ from retrograd.hooks.checkpoints import is_failure
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.reach import PassNodes
-from retrograd.notices import Notices
+from retrograd.notices import Notices, print_text
 
 THREAD_NAME = "retrograd-hang"
 
@@ -322,8 +322,7 @@ def _write_report(folder: Path, text: str) -> Path | None:
 
 def _say(text: str) -> None:
     with contextlib.suppress(Exception):  # stderr may be closed
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        print_text(text, file=sys.stderr, flush=True)
 
 
 _watches: weakref.WeakSet[HangWatch] = weakref.WeakSet()

@@ -15,6 +15,7 @@ of all hooks of the program's.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import sys
 import threading
@@ -206,6 +207,16 @@ def may_have_run_compiled(module: nn.Module) -> bool:
     if has_been_compiled(module) or room is None or not type(module).__module__.startswith("torch."):
         return has_been_compiled(module)
     return bool(eval_frame._debug_get_cache_entry_list(room.wrap_inline(len).__code__))
+
+
+def find_compiled_wrappers(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """What ``torch.compile`` has made of these modules, and may run code of them that was compiled by now."""
+    if not has_compiled_code():
+        return []
+    kind: Any = sys.modules[_ROOM].OptimizedModule
+    known = set(map(id, modules))
+    found = [each for each in gc.get_referrers(kind) if type(each) is kind]
+    return [each for each in found if id(vars(each).get("_modules", {}).get("_orig_mod")) in known]
 
 
 _lock = threading.RLock()

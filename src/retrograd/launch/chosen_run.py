@@ -11,7 +11,7 @@ from typing import TextIO
 
 from retrograd.addresses import is_remote, open_folder
 from retrograd.errors import NotARunError
-from retrograd.notices import say
+from retrograd.notices import print_text, say
 from retrograd.runs.layout import find_latest, find_rank_folders, is_run
 
 
@@ -62,7 +62,7 @@ def choose_run(given: Path | None) -> Path:
 
 def tell_page(path: Path, *, is_opened: bool, file: TextIO | None = None) -> None:
     """Print which file was written, and show it in the browser if that is wanted."""
-    print(path, file=file)
+    print_text(str(path), file=file)
     if is_opened:
         show_in_browser(path.absolute().as_uri())
 

@@ -27,7 +27,7 @@ from retrograd.launch.interpreter import find_obstacle
 from retrograd.launch.lean import load_lean_arrow
 from retrograd.launch.requests import ExplainOptions, RunRequest
 from retrograd.launch.start import make_environment, resolve_command
-from retrograd.notices import say
+from retrograd.notices import print_text, say
 from retrograd.runs.layout import find_latest, is_run
 from retrograd.runs.reader import Run, open_run
 from retrograd.views.findings_text import format_findings, list_findings
@@ -154,7 +154,7 @@ def find_and_store(run: Run) -> Findings:
 
 def _print(about: str, findings: Findings, arguments: ExplainOptions) -> None:
     if arguments.json:
-        print(findings.as_json_lines(), end="")
+        print_text(findings.as_json_lines(), end="", is_json=True)
         return
     is_seen = sys.stdout.isatty()
     said = format_findings(
@@ -165,7 +165,7 @@ def _print(about: str, findings: Findings, arguments: ExplainOptions) -> None:
         width=shutil.get_terminal_size().columns if is_seen else None,
         colour=is_seen and "NO_COLOR" not in os.environ,
     )
-    print(f"{show_plainly(about, keep='')}: {said}")
+    print_text(f"{show_plainly(about, keep='')}: {said}")
 
 
 # ---- the last words of `retrograd run` ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 from retrograd.addresses import read_path
 from retrograd.launch.options import Command, Option
 from retrograd.launch.requests import REQUESTS
+from retrograd.notices import print_text
 
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "uv", "srun", "mpirun", "env", "bash", "sh")
 
@@ -95,9 +97,14 @@ def _tell_owners(wrong: str, commands: Sequence[type[Command]]) -> str:
     return f"; {list_names(owners)} {'has' if len(owners) == 1 else 'have'} {near!r}" if near else ""
 
 
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: Any = None) -> None:
+        print_text(message, file=sys.stderr if file is None else file, end="")
+
+
 def _make_table(commands: Sequence[type[Command]], description: str, examples: str) -> argparse.ArgumentParser:
     """A parser that knows what commands there are, but not what each of them takes."""
-    parser = argparse.ArgumentParser(prog="retrograd", description=description, epilog=examples, **_FORM)
+    parser = _Parser(prog="retrograd", description=description, epilog=examples, **_FORM)
     parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version")
     known = parser.add_subparsers(title="commands", metavar="COMMAND")
     for kind in commands:
@@ -108,7 +115,7 @@ def _make_table(commands: Sequence[type[Command]], description: str, examples: s
 
 def _make_parser(kind: type[Command]) -> argparse.ArgumentParser:
     """The parser of one command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"retrograd {kind.name}",
         usage=kind.usage or None,
         description=_tell(kind),
@@ -190,5 +197,5 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
 
-        print(f"retrograd {version('retrograd')}")
+        print_text(f"retrograd {version('retrograd')}")
         parser.exit()

@@ -31,7 +31,7 @@ from retrograd.launch.prompt_text import (
     list_places,
 )
 from retrograd.launch.requests import DebugRequest
-from retrograd.notices import say
+from retrograd.notices import print_text, say
 from retrograd.stepping.breakpoints import FORMS, Change, Stop, parse_breakpoint
 
 _PROMPT = "(retrograd) "
@@ -383,8 +383,7 @@ class Prompt(cmd.Cmd):
     # ---- inside
 
     def _say(self, text: str = "") -> None:
-        self.stdout.write(f"{text}\n")
-        self.stdout.flush()
+        print_text(text, file=self.stdout, flush=True)
 
     def _say_all(self, lines: Iterable[str]) -> None:
         for line in lines:

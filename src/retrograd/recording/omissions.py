@@ -149,6 +149,10 @@ _ADDENDS = "each rank has an addend of it, and the sum was not formed there; in 
 _UNREDUCED = "no pass that was recorded has reduced it between ranks; a rank's own is recorded as '….local.grad'"
 _SWAPPED = "the recorded module was swapped for another, of which no call is recorded"
 _NEVER_CALLED = "the module was never called while a step was recorded"
+_USED = (
+    "the module was not called while a step was recorded, though its weights got gradients: its forward is called by "
+    "name, or its weights are used without a call, so that no hook runs"
+)
 _COMPILED = "the module lies inside a region that was compiled before the recording: call torch.compiler.reset() then"
 
 
@@ -199,6 +203,10 @@ class Coverage:
         """True if there is nothing of a site that was asked for."""
         return _place(site) not in self.recorders and str(site) not in self.unreadable
 
+    def has_gradient(self, parameter: RequestedParameter) -> bool:
+        """True if a gradient of this parameter was recorded."""
+        return any(site.quantity == "grad" and not self.lacks(site) for site in parameter.sites)
+
 
 def list_omissions(coverage: Coverage) -> list[dict[str, str]]:
     """Sites that were asked for and have nothing, and patterns that matched nothing, as ``site`` and ``reason``."""
@@ -226,7 +234,9 @@ def _list_calls(coverage: Coverage) -> Iterator[tuple[str, str]]:
 def _explain_call(module: RequestedModule, site: Site, coverage: Coverage) -> str:
     is_compiled = bool(coverage.compiled) and module.path.startswith(coverage.compiled)
     if module.path not in coverage.called:
-        return _COMPILED if is_compiled else _NEVER_CALLED
+        if is_compiled:
+            return _COMPILED
+        return _USED if any(map(coverage.has_gradient, module.parameters)) else _NEVER_CALLED
     if site.quantity == "grad":
         return NO_GRADIENT
     return "no tensor was returned" if site.slot == "output" else "no tensor was passed"

@@ -39,8 +39,13 @@ class Noted:
         self._tensor = tensor.detach()  # the tensor itself holds its node, and the node the hook that holds this
         self._version = version_of(tensor)
 
-    def read(self, what: str, site: str) -> Tensor:
+    def read(self, what: str, site: str, given: Tensor | None = None) -> Tensor:
         """The tensor.
+
+        Args:
+            what: what it is, as an error says it.
+            site: who asks.
+            given: the tensor itself, to be returned with its graph.
 
         Raises:
             CannotRewriteError: it has been overwritten since.
@@ -51,22 +56,25 @@ class Noted:
                 repair="make the layer that writes into it work out of place (inplace=False).",
                 reason="the rule would see what that layer has made of it.",
             )
-        return self._tensor if self._share is None else self._share.join(self._tensor)
+        tensor = self._tensor if given is None else given
+        return tensor if self._share is None else self._share.join(tensor)
 
 
 class Beside:
-    """Tensors that rules are shown beside a gradient.
+    """Tensors that rules are shown beside a gradient, or beside the value of an output.
 
     Args:
         value: the activation, or parameter, that it is the gradient of; None where no rule asks.
         inputs: what the module was called with, by argument.
+        given: the same tensors with their graph, for a rule on the output.
     """
 
-    __slots__ = ("_inputs", "_value")
+    __slots__ = ("_given", "_inputs", "_value")
 
-    def __init__(self, value: Noted | None, inputs: Mapping[str, Noted]) -> None:
+    def __init__(self, value: Noted | None, inputs: Mapping[str, Noted], given: Mapping[str, Tensor] = NOTHING) -> None:
         self._value = value
         self._inputs = inputs
+        self._given = given
 
     def read_value(self, site: str) -> Tensor | None:
         """The value, as it was."""
@@ -74,7 +82,9 @@ class Beside:
 
     def read_inputs(self, site: str) -> Mapping[str, Tensor]:
         """The inputs, as they were when the module was called."""
-        return {name: noted.read(f"the input {name!r}", site) for name, noted in self._inputs.items()}
+        return {
+            name: noted.read(f"the input {name!r}", site, self._given.get(name)) for name, noted in self._inputs.items()
+        }
 
 
 Snapshot = Mapping[str, Any]
@@ -125,11 +135,14 @@ class RuleChain:
         self.needs_value = any(rule.needs_value for rule in rules)
         self.needs_input = any(rule.needs_input for rule in rules)
         self.needs_whole = any(needs_whole(rule) for rule in rules)
-        if self.needs_input and (site.quantity == "value" or site.kind not in ("output", "input")):
+        kinds = ("output",) if site.quantity == "value" else ("output", "input")
+        if self.needs_input and site.kind not in kinds:
             raise CannotRewriteError(
                 f"A rule at {self.name} asks for the input of a call, and there is none.",
-                repair="set it on the gradient of a module's output or input: 'fc:output.grad'.",
-                reason="the gradient of a parameter comes from all calls, and a watched tensor is of no module.",
+                repair="set it on a module's output, 'fc:output', or on the gradient of its output or input, "
+                "'fc:output.grad'.",
+                reason="a parameter belongs to all calls, a watched tensor to no module, and the value of an input is "
+                "an input itself.",
             )
         self.steps = [(rule, rule.state_at(self.name), _plain(rule)) for rule in rules]
         for _, state, _ in self.steps:
@@ -153,7 +166,7 @@ class RuleChain:
             value: an activation, a parameter or a gradient.
             call: which call of the module it is of.
             training: whether the module is in training mode.
-            beside: what the rules are shown beside a gradient.
+            beside: what the rules are shown beside it.
             share: what a plain value is a part of, where a rule needs the whole.
             tells: whether those are told who listen for changes.
 
@@ -216,6 +229,7 @@ class RuleChain:
         call: int,
         training: bool,
         remembered: Sequence[Snapshot],
+        beside: Beside | None = None,
         share: PlainShare | None = None,
     ) -> Tensor:
         """Do again what the rules did to a value that is computed again, with what they remembered then."""
@@ -223,7 +237,7 @@ class RuleChain:
             now = self.remember()
             try:
                 self._recall(remembered)
-                return self.change(value, call, training, share=share, tells=False)
+                return self.change(value, call, training, beside, share, tells=False)
             finally:
                 self._recall(now)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from retrograd.errors import CannotRewriteError
 from retrograd.hooks.engine import current_graph_task
 from retrograd.hooks.nested import Keys
 from retrograd.rewriting.chain import Beside, Noted
@@ -37,6 +38,12 @@ class RewrittenCompiledCall:
         rewriter = self._find(keys)
         if rewriter is None:
             return value
+        if rewriter.value_needs_input:
+            raise CannotRewriteError(
+                f"A rule at {rewriter.name} asks for the input of its module, which runs inside compiled code.",
+                repair="call torch.compiler.disable() on that module, or run the model without torch.compile.",
+                reason="what compiled code shows a rule has no graph, so that no gradient would reach the input.",
+            )
         return rewriter.change_value(value, self._call, self._training, again=self._again)
 
     def change_gradient(

@@ -24,7 +24,7 @@ from retrograd.hooks.gradients import change_input_gradient
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten, is_among, replace_tensors
 from retrograd.rewriting.assignments import Assignments
-from retrograd.rewriting.chain import Noted
+from retrograd.rewriting.chain import Beside, Noted
 from retrograd.rewriting.clock import CallNumbers, RewrittenCall, has_gradient
 from retrograd.rewriting.compiled_calls import RewrittenCompiledCall, begin_compiled_call
 from retrograd.rewriting.site_rewriter import RewriterFactory, SiteRewriter, SiteRewriters
@@ -84,13 +84,16 @@ class InputRewriter:
         module: the module.
         path: its path.
         notes_inputs: a rule asks for what goes into the module.
+
+    Attributes:
+        rewriters: the rules of each argument.
     """
 
     def __init__(self, factory: RewriterFactory, module: nn.Module, path: str, *, notes_inputs: bool = False) -> None:
         self._factory = factory
         self._find_module = weakref.ref(module)
         self._path = path
-        self._rewriters = SiteRewriters(factory, module, path)
+        self.rewriters = SiteRewriters(factory, module, path)
         self._calls = CallNumbers(factory.clock)
         self._names = ArgumentNames(module)
         self._notes_inputs = notes_inputs
@@ -129,7 +132,7 @@ class InputRewriter:
 
     def begin_compiled_call(self, trains: bool, training: bool) -> RewrittenCompiledCall | None:
         """Begin a call that compiled code makes."""
-        return begin_compiled_call(self._factory, self._rewriters, self._calls, trains=trains, training=training)
+        return begin_compiled_call(self._factory, self.rewriters, self._calls, trains=trains, training=training)
 
     def take_inputs(self) -> dict[str, Noted]:
         """Take the inputs of the call that has just ended, by argument."""
@@ -166,7 +169,7 @@ class InputRewriter:
         changed: dict[Keys, Tensor] = {}
         reached: list[tuple[Keys, SiteRewriter, Tensor]] = []
         for keys, tensor in flatten(bound, _INPUT):
-            rewriter = self._rewriters.find(keys, number)
+            rewriter = self.rewriters.find(keys, number)
             value = tensor
             if rewriter is not None:
                 value = rewriter.change_value(tensor, running.call, module.training, again=running.again)
@@ -223,6 +226,9 @@ class OutputRewriter:
         module: the module.
         path: its path.
         inputs: notes what goes into the module, where a rule asks for that.
+
+    Attributes:
+        rewriters: the rules of each tensor that it returns.
     """
 
     def __init__(
@@ -230,10 +236,11 @@ class OutputRewriter:
     ) -> None:
         self._factory = factory
         self._clock = factory.clock
-        self._rewriters = SiteRewriters(factory, module, path)
+        self.rewriters = SiteRewriters(factory, module, path)
         self._calls = CallNumbers(factory.clock)
         self._plain: dict[int, SiteRewriter | None] = {}
         self._inputs = inputs
+        self._names = ArgumentNames(module)
 
     def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """The forward hook: what is returned instead."""
@@ -252,7 +259,8 @@ class OutputRewriter:
             return output
         new = output
         if rewriter.acts_on_value:
-            new = rewriter.change_value(output, calls.note(number), module.training, again=False)
+            beside = self._show(args, kwargs, inputs) if rewriter.value_needs_input else None
+            new = rewriter.change_value(output, calls.note(number), module.training, again=False, beside=beside)
         branches = bool(kwargs) and is_among(new, (args, kwargs))
         for each in () if kwargs else args:
             if new is each or type(each) is not Tensor:
@@ -262,10 +270,10 @@ class OutputRewriter:
 
     def begin_compiled_call(self, trains: bool, training: bool) -> RewrittenCompiledCall | None:
         """Begin a call that compiled code makes."""
-        return begin_compiled_call(self._factory, self._rewriters, self._calls, trains=trains, training=training)
+        return begin_compiled_call(self._factory, self.rewriters, self._calls, trains=trains, training=training)
 
     def _find_plain(self, number: int) -> SiteRewriter | None:
-        rewriter = self._rewriters.find(_OUTPUT, number)
+        rewriter = self.rewriters.find(_OUTPUT, number)
         if number <= SiteRewriters.MOST:
             self._plain[number] = rewriter
         return rewriter
@@ -281,9 +289,17 @@ class OutputRewriter:
         """Rewrite any kind of result, also without grad and where it is computed again."""
         again = current_graph_task() != -1
         call = self._calls.find_again() if again else self._calls.begin()
-        return self._rewriters.rewrite(
-            output, _OUTPUT, call, module.training, again=again, given=(args, kwargs), inputs=inputs
+        given, beside = (args, kwargs), self._show(args, kwargs, inputs)
+        return self.rewriters.rewrite(
+            output, _OUTPUT, call, module.training, again=again, given=given, inputs=inputs, beside=beside
         )
+
+    def _show(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Mapping[str, Noted] | None) -> Beside | None:
+        """What a rule on the value is shown: what the module was called with, with its graph; None if none asks."""
+        if not inputs:
+            return None
+        bound = flatten(self._names.bind(args, kwargs), _INPUT)
+        return Beside(None, inputs, {".".join(keys[1:]): tensor for keys, tensor in bound})
 
 
 class WatchedRewriter:

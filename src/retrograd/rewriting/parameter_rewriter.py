@@ -266,7 +266,7 @@ class ParameterValueRewriter(InputRewriter):
             self._overrides.leave(module, running)
 
     def _put_parameter(self, module: nn.Module, name: str, running: CallInProgress) -> None:
-        rewriter = self._rewriters.find(
+        rewriter = self.rewriters.find(
             parameter_site(self._path, name).keys, running.call.number if running.call is not None else 1
         )
         if rewriter is None:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.amounts import list_names
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_changers
-from retrograd.hooks.compiled import may_have_run_compiled
+from retrograd.hooks.compiled import has_compiled_code, may_have_run_compiled
 from retrograd.hooks.compiled_parts import hold_known_graphs
 from retrograd.hooks.listeners import hidden_hooks
 from retrograd.hooks.module import is_compiled
@@ -32,6 +32,7 @@ from retrograd.rewriting.joint_rewriter import JointRewriter
 from retrograd.rewriting.module_rewriter import InputRewriter, OutputRewriter, WatchedRewriter
 from retrograd.rewriting.parameter_rewriter import ParameterRewriter, ParameterValueRewriter
 from retrograd.rewriting.site_rewriter import RewriterFactory
+from retrograd.rewriting.uncalled import UncalledModules
 from retrograd.rules.rule import Rule
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import Site, parse_leniently
@@ -56,6 +57,7 @@ class Rewriting:
         self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._reached: dict[str, weakref.ref[nn.Module]] = {}
         self._everywhere = ""
+        self._uncalled = UncalledModules()
         self._undo: list[Callable[[], None]] = []
         self._factory = RewriterFactory(assignments)
         self.clock = self._factory.clock
@@ -78,13 +80,8 @@ class Rewriting:
         self._warn_of_unreached()
 
     def _warn_of_unreached(self) -> None:
-        unreached = self._assignments.unreached() if self._assignments is not None and self.clock.was_run else []
-        if unreached:
-            warn(
-                f"No rule has acted at {', '.join(unreached)}: these sites were never reached. Code that was compiled "
-                "before the rules were set does not reach them: call torch.compiler.reset() first."
-            )
-
+        if self._assignments is not None:
+            self._uncalled.warn_of_unreached(self._assignments.unreached(), was_run=self.clock.was_run)
         self._warn_of_swapped()
 
     def _warn_of_swapped(self) -> None:
@@ -114,6 +111,7 @@ class Rewriting:
             watched_rewriters.remove(self._watched)
         if self._joint is not None:
             self._joint.remove()
+        self._uncalled.remove()
         hidden_hooks.release()
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,6 +175,7 @@ class Rewriting:
             for model in models.values():
                 self.clock.steps.add_parameters(model.parameters())
                 self._roots.append(ModelTap(model, self.clock, self._everywhere))
+            self._uncalled.watch(entries)
             late = _late_regions(entries)
             seen: set[int] = set()
             for entry in entries:
@@ -224,6 +223,7 @@ class Rewriting:
         if parameters:
             values = ParameterValueRewriter(self._factory, entry.module, entry.path, parameters)
             self._inputs.append(values)
+            self._uncalled.add(entry, values.rewriters, on_value=True)
             sites = ", ".join(str(parameter_site(entry.path, name)) for name in parameters)
             # a wrapper may compute it again without itself
             self._taps.append(
@@ -235,10 +235,15 @@ class Rewriting:
         if "input" in slots or needs_input:
             inputs = InputRewriter(self._factory, entry.module, entry.path, notes_inputs=needs_input)
             self._inputs.append(inputs)
-            self._taps.append(InputTap(entry.tapped, inputs, self._find_reach(entry, "input")))
+            reach = self._find_reach(entry, "input")
+            self._taps.append(InputTap(entry.tapped, inputs, reach))
+            if "input" in slots:
+                self._uncalled.add(entry, inputs.rewriters, on_value=bool(reach.values))
         if "output" in slots:
             outputs = OutputRewriter(self._factory, entry.module, entry.path, inputs)
-            self._taps.append(OutputTap(entry.tapped, outputs, self._find_reach(entry, "output")))
+            reach = self._find_reach(entry, "output")
+            self._taps.append(OutputTap(entry.tapped, outputs, reach))
+            self._uncalled.add(entry, outputs.rewriters, on_value=bool(reach.values))
 
     def _describe_reach(self, candidates: Iterable[Candidate]) -> str:
         """What all rules reach, and what they ask for, as a short text."""
@@ -302,6 +307,8 @@ class Rewriting:
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Begin a pass from these tensors."""
+        if self.clock.was_run or has_compiled_code():  # else the graph may be of a forward before the rules were set
+            self._uncalled.pass_begins()
         self.clock.backward_begins(roots)
         sharded = ShardedParameters() if any(each.may_be_sharded for each in self._parameters) else None
         for parameter in self._parameters:
@@ -325,6 +332,7 @@ class Rewriting:
             raise
         finally:
             self.clock.backward_ends(failed)
+        self._uncalled.pass_ends(failed)
 
     def __enter__(self) -> Self:
         if not self.is_active:

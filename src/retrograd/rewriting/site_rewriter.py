@@ -227,13 +227,14 @@ class SiteRewriter:
 
     Attributes:
         acts_on_value: there are rules for the value.
+        value_needs_input: one of them asks for what the module was called with.
         gradient: lets those for the gradient act; None where there are none.
         needs_value, needs_input: what these are shown beside it.
     """
 
     __slots__ = (
         "_call", "_clock", "_factory", "_hook", "_is_placed", "_share", "_value", "acts_on_value", "gradient", "name",
-        "needs_input", "needs_value",
+        "needs_input", "needs_value", "value_needs_input",
     )  # fmt: skip
 
     def __init__(
@@ -246,13 +247,22 @@ class SiteRewriter:
         self._share: PlainShare | None = None
         self._is_placed = False
         self.acts_on_value = value is not None
+        self.value_needs_input = value is not None and value.needs_input
         self.gradient = GradientRewriter(factory, gradient, call) if gradient is not None else None
         self._hook = self.gradient.make_hook() if self.gradient is not None else None
         self.needs_value = gradient is not None and gradient.needs_value
         self.needs_input = gradient is not None and gradient.needs_input
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""
 
-    def change_value(self, tensor: Tensor, call: RewrittenCall | None, training: bool, *, again: bool) -> Tensor:
+    def change_value(
+        self,
+        tensor: Tensor,
+        call: RewrittenCall | None,
+        training: bool,
+        *,
+        again: bool,
+        beside: Beside | None = None,
+    ) -> Tensor:
         """Let the rules change the value.
 
         Args:
@@ -260,6 +270,7 @@ class SiteRewriter:
             call: the call that it is of; None for one that cannot be told.
             training: whether the module is in training mode.
             again: the value was there before, and is computed again.
+            beside: what the rules are shown beside it.
 
         Raises:
             RuleError: if a rule breaks the contract, or raises.
@@ -272,14 +283,15 @@ class SiteRewriter:
         if not again:
             if call is not None and chain.has_memory:
                 call.remembered[chain] = chain.remember()
-            return chain.change(tensor, self._call, training, share=share)
+            return chain.change(tensor, self._call, training, beside, share)
         if call is None and chain.has_memory:
             raise CannotRewriteError(
                 f"{chain.name} is computed again in a checkpointed part, and it cannot be told which of its calls.",
                 repair="give each call a module of its own, or use a rule without memory there.",
                 reason="the rule must make of it what it made the first time, with what it remembered then.",
             )
-        return chain.change_again(tensor, self._call, training, call.remembered.get(chain, ()) if call else (), share)
+        remembered = call.remembered.get(chain, ()) if call else ()
+        return chain.change_again(tensor, self._call, training, remembered, beside, share)
 
     def watch(
         self,
@@ -379,6 +391,11 @@ class SiteRewriters:
         self._rewriters: dict[tuple[tuple[str, ...], int], SiteRewriter | None] = {}
 
     @property
+    def was_reached(self) -> bool:
+        """True once the module has been called, by code that asks its rules."""
+        return bool(self._rewriters)
+
+    @property
     def module(self) -> nn.Module | None:
         """The module, while it lives."""
         return self._find_module() if self._find_module is not None else None
@@ -407,6 +424,7 @@ class SiteRewriters:
         again: bool,
         given: Any = (),
         inputs: Mapping[str, Noted] | None = None,
+        beside: Beside | None = None,
     ) -> Any:
         """Let the rules act on all tensors in a value, and on their gradients; returns what takes its place.
 
@@ -418,6 +436,7 @@ class SiteRewriters:
             again: the value was there before, and is computed again.
             given: what the module was called with: a tensor that is passed through has other uses.
             inputs: what went into the call, where a rule asks for that.
+            beside: the same, for rules on values.
         """
         is_reached = has_gradient(call, again=again)
         changed: dict[Keys, Tensor] = {}
@@ -425,7 +444,7 @@ class SiteRewriters:
             rewriter = self.find(found, call.number if call is not None else 1)
             if rewriter is None:
                 continue
-            new = rewriter.change_value(tensor, call, training, again=again)
+            new = rewriter.change_value(tensor, call, training, again=again, beside=beside)
             if is_reached:
                 new = rewriter.watch(new, training, branches=new is tensor and is_among(tensor, given), inputs=inputs)
             if new is not tensor:

@@ -26,9 +26,10 @@ class SiteState(Memory):
         training: whether the module is in training mode.
         value: for a gradient, the activation (or parameter) that it is the gradient of, detached; None unless the
             rule says ``needs_value``. For a value, None.
-        inputs: for the gradient of an output or input, what went into that very call of the module, by the names of
-            its arguments, detached; a tensor in a nest has the keys in its name, ``"states.0"``. Empty unless the rule
-            says ``needs_input``.
+        inputs: for an output, or the gradient of an output or input, what went into that very call of the module, by
+            the names of its arguments; a tensor in a nest has the keys in its name, ``"states.0"``. For a gradient
+            they are detached, for an output they are the tensors themselves, so that gradients flow through what a
+            rule makes of them. Empty unless the rule says ``needs_input``.
     """
 
     def __init__(self, site: str) -> None:
@@ -55,9 +56,9 @@ class SiteState(Memory):
             raise RuleError(f"{self.site} belongs to {len(self.inputs)} inputs.", repair=f"take one of {names}.")
         raise RuleError(
             f"There is no input beside what comes to {self.site}.",
-            repair="write the rule as a class of rg.rules.Rule with `needs_input = True`, for the gradient of a "
-            "module's output or input.",
-            reason="what goes into a call is held until its backward pass only for rules that say so.",
+            repair="write the rule as a class of rg.rules.Rule with `needs_input = True`, for a module's output, or "
+            "the gradient of its output or input.",
+            reason="what goes into a call is held only for rules that say so.",
         )
 
 
@@ -86,8 +87,9 @@ class Rule:
     Attributes:
         needs_value: the rule acts on gradients and reads ``state.value``, the activation that belongs to this very
             gradient. That activation is then held until its backward pass.
-        needs_input: the rule acts on gradients of outputs or inputs and reads ``state.input`` or ``state.inputs``, what
-            went into that very call of the module. That is then held until its backward pass.
+        needs_input: the rule acts on outputs, or on gradients of outputs or inputs, and reads ``state.input`` or
+            ``state.inputs``, what went into that very call of the module. For a gradient that is held until its
+            backward pass.
         is_elementwise: each element of the result follows from that element alone, from the same element of
             ``state.value`` and of tensors that the rule remembers, and from how often the rule was called. Of a tensor
             that is spread over processes the rule is then shown this process's part, and remembers parts; else the

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
+from retrograd.amounts import count_of
 from retrograd.errors import RuleError
 from retrograd.history.kept import Kept
 from retrograd.history.series import Series
+from retrograd.notices import warn
 from retrograd.rules.checks import check_count, need_dense, need_shape
 from retrograd.rules.occasions import load
 from retrograd.rules.rule import Rule, SiteState
@@ -18,7 +20,7 @@ Source = int | str | Series | Sequence[Tensor | Kept]
 
 
 class Substitute(Rule):
-    """Put a tensor from elsewhere in place of the one that is here. Where there is none for a call, leave it.
+    """Put a tensor from elsewhere in place of the one that is here.
 
         Substitute(1)                                 what was here one call ago; n for n calls
         Substitute("a:output")                        what was last seen at another site
@@ -27,9 +29,13 @@ class Substitute(Rule):
 
     For another site use one instance on both: there it remembers and changes nothing.
 
-    Of a recording the training phase counts, and the k-th call of a step gets what was k-th in that step. Of a module
-    that was recorded at several calls, each call gets what was recorded of it. Values of forwards in eval mode are left
-    alone and not counted. It is read when its step comes, from the run folder if it lies there.
+    Of a recording, the k-th call of a step gets what was k-th in that step. Of a module that was recorded at several
+    calls, each call gets what was recorded of it. Values in eval mode are counted apart, and get what was recorded
+    without a backward pass; one tensor of a step then serves each of them. Where nothing was recorded so, they get what
+    was recorded in training, unless the module has been called in training mode here, too. A tensor is read when its
+    step comes, from the run folder if it lies there.
+
+    A recording or a list that has nothing for a call leaves it alone, with a warning the first time.
 
     What is put here is a copy, converted to the type and device of what was here; no gradient flows to where it is
     from.
@@ -53,16 +59,19 @@ class Substitute(Rule):
         self.source = source
         self._past = source if isinstance(source, int) else 0
         self._site = source if isinstance(source, str) else None
-        self._by_step: dict[int, list[Kept]] = {}
+        self._kept: list[Kept] = []
         self._in_order: list[Tensor] = []
-        self._by_call = False
+        self._has_warned = False
         if isinstance(source, Series):
-            self._by_step = _sort_by_step(source.tensors)
+            self._kept = list(source.tensors)
         elif isinstance(source, Sequence) and not isinstance(source, str):
-            self._by_step = _sort_by_step(each for each in source if isinstance(each, Kept))
+            self._kept = [each for each in source if isinstance(each, Kept)]
             self._in_order = [each.detach() for each in source if isinstance(each, Tensor)]
-        self._by_call = len({kept.call for several in self._by_step.values() for kept in several}) > 1
-        if not (self._past or self._site or self._by_step or self._in_order):
+        trained = _sort_by_step(each for each in self._kept if each.phase == "train")
+        evaluated = _sort_by_step(each for each in self._kept if each.phase not in ("train", "failed"))
+        self._trained, self._evaluated = trained or evaluated, evaluated
+        self._by_call = len({kept.call for kept in self._kept}) > 1
+        if not (self._past or self._site or self._trained or self._in_order):
             raise RuleError(
                 f"Substitute: there are no tensors in {source!r}.",
                 repair="record them: rg.record(model, tensors='fc:output.grad').",
@@ -88,19 +97,41 @@ class Substitute(Rule):
         if self._in_order:
             calls: int = state.get("calls", 0)
             state.put("calls", calls + 1)
-            return self._in_order[calls] if calls < len(self._in_order) else None
+            if calls < len(self._in_order):
+                return self._in_order[calls]
+            self._warn(state, f"The list has {count_of(len(self._in_order), 'tensor')}.")
+            return None
         return self._find_recorded(state)
 
     def _find_recorded(self, state: SiteState) -> Tensor | None:
-        if not (state.training or parse_site(state.site).quantity == "grad"):
+        trains = state.training or parse_site(state.site).quantity == "grad"
+        if state.training:
+            state.put("trains", True)
+        by_step = self._trained if trains or not self._evaluated else self._evaluated
+        if not (trains or self._evaluated) and state.get("trains", False):
+            self._warn(state, "It is called in eval mode, and what was recorded is of training alone.")
             return None
         call = state.call if self._by_call else 0
-        step, seen = state.get(f"step/{call}", -1), state.get(f"seen/{call}", 0)
-        number = seen if step == state.step else 0
-        state.put(f"step/{call}", state.step)
-        state.put(f"seen/{call}", number + 1)
-        kept = [each for each in self._by_step.get(state.step, []) if call in (0, each.call)]
-        return load(kept[number]) if number < len(kept) else None
+        key = f"{'' if trains else 'eval/'}{call}"
+        number = state.get(f"seen/{key}", 0) if state.get(f"step/{key}", -1) == state.step else 0
+        state.put(f"step/{key}", state.step)
+        state.put(f"seen/{key}", number + 1)
+        kept = [each for each in by_step.get(state.step, []) if call in (0, each.call)]
+        if len(kept) == 1 and not trains:
+            return load(kept[0])
+        if number < len(kept):
+            return load(kept[number])
+        steps = f"steps {min(by_step)} to {max(by_step)}" if len(by_step) > 1 else f"step {min(by_step)}"
+        self._warn(state, f"The recording has tensors of {steps}, {len(kept)} of them for this step and call.")
+        return None
+
+    def _warn(self, state: SiteState, what: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warn(
+                f"Substitute has nothing to put at {state.site} in step {state.step}, and leaves the value as it is. "
+                f"{what} To put one tensor at every call, give a function: lambda value, state: tensor."
+            )
 
     def _find_past(self, value: Tensor, state: SiteState) -> Tensor | None:
         last = state.last("tensor", self._past)
@@ -112,6 +143,5 @@ class Substitute(Rule):
 def _sort_by_step(tensors: Iterable[Kept]) -> dict[int, list[Kept]]:
     found: dict[int, list[Kept]] = {}
     for kept in tensors:
-        if kept.phase == "train":
-            found.setdefault(kept.step, []).append(kept)
+        found.setdefault(kept.step, []).append(kept)
     return found

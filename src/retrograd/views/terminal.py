@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, cast
 import numpy as np
 
 from retrograd.foreign.text import show_plainly
+from retrograd.notices import fit_text
 from retrograd.randomness import random_kept
 from retrograd.views.downsample import FloatArray, reduce_columns
 
@@ -43,18 +44,22 @@ def giving_text(show: Callable[P, None]) -> Callable[P, str]:
     return give
 
 
-class _WithoutTrailingBlanks:
-    """A file for rich, which fills each line of a table up to its width.
+class _FittingFile:
+    """A file for rich, which knows no encoding, and fills each line of a table up to its width.
 
     Args:
         file: where to write; it is asked for everything else.
+        is_piped: leave out blanks at the ends of lines.
     """
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, *, is_piped: bool) -> None:
         self._file = file
+        self._is_piped = is_piped
 
     def write(self, text: str) -> None:
-        self._file.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+        if self._is_piped:
+            text = "\n".join(line.rstrip(" ") for line in text.split("\n"))
+        self._file.write(fit_text(text, self._file))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -74,7 +79,7 @@ def open_console(file: TextIO | None = None) -> Console:
         from rich.console import Console
     file = sys.stdout if file is None else file
     piped = not file.isatty()
-    written = cast("TextIO", _WithoutTrailingBlanks(file)) if piped else file
+    written = cast("TextIO", _FittingFile(file, is_piped=piped))
     width = PIPED_WIDTH if piped else None
     # what rich does for Jupyter leaves the file empty
     return Console(file=written, width=width, highlight=False, markup=False, emoji=False, force_jupyter=False)
@@ -112,7 +117,7 @@ def can_print(console: Console, text: str) -> bool:
 
 def print_name(console: Console, name: str) -> str:
     """A name from a run in characters that the console has, with none that would steer the terminal."""
-    return show_plainly(name, keep="").encode(console.encoding, "backslashreplace").decode(console.encoding)
+    return fit_text(show_plainly(name, keep=""), console.file)
 
 
 def print_number(value: float) -> str:

@@ -10,6 +10,7 @@ import sys
 from typing import TextIO
 
 from retrograd.amounts import show_bytes
+from retrograd.notices import print_text
 from retrograd.tracing.trace import NodeEvent
 from retrograd.views.trace_events import largest, make_filter, make_visible, print_flow, print_norm, shorten_line
 
@@ -50,10 +51,5 @@ class LiveLines:
         file = sys.stderr if self._file is None else self._file
         if file is None or not self._wants(event):
             return
-        encoding = getattr(file, "encoding", None) or "utf-8"
-        text = (
-            make_visible(f"{self._prefix}{format_event(event)}").encode(encoding, "backslashreplace").decode(encoding)
-        )
         with contextlib.suppress(OSError, ValueError):  # nobody listens any more, which is no reason to stop training
-            text = text.encode(encoding, "backslashreplace").decode(encoding)
-            file.write(text + "\n")  # in one piece, since other threads and ranks write too
+            print_text(make_visible(f"{self._prefix}{format_event(event)}"), file=file)
