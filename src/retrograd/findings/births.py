@@ -181,11 +181,13 @@ class Births:
         birth = self.first
         if birth is None or not self.is_of_size:
             return 0.0
-        training = self._record.once(Training)
-        updates = training.updates
-        early = updates.steps < birth.step
-        largest = float(np.nanmax(updates.ratio[early], initial=0.0)) / HUGE if early.any() else 0.0
-        return max(largest, self._grown_loss(birth.step), self._grown_outputs(birth.step))
+        return max(self._grown_updates(birth.step), self._grown_loss(birth.step), self._grown_outputs(birth.step))
+
+    def _grown_updates(self, step: int) -> float:
+        if not self._record.of_kind("parameter", "update"):
+            return 0.0
+        updates = self._record.once(Training).updates
+        return float(np.nanmax(updates.ratio[updates.steps < step], initial=0.0)) / HUGE
 
     def _grown_loss(self, step: int) -> float:
         loss = self._record.loss
