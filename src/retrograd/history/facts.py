@@ -320,7 +320,10 @@ class NonFinite(Fact):
         line: who called that in the forward.
         reason: why, in terms of values: ``log of 0``; empty where that was not seen.
         operands: what was seen of each operand: ``{"self": "min 0, 3 of 40 are 0"}``.
-        masked: what is made of it is finite again.
+        made: what that is: ``NaN``, ``inf`` or ``−inf``; empty where that was not seen.
+        watched: each operation was watched as it ran; else it was found in the graph of the failing step.
+        noted: the step whose operations tell operation, line and module; −1 where that is the failing step.
+        certain: all that it took was seen to be finite, or the reason was; else it may have come in there.
     """
 
     kind = "nonfinite"
@@ -329,7 +332,10 @@ class NonFinite(Fact):
     line: str = ""
     reason: str = ""
     operands: JsonObject = field(default_factory=dict)
-    masked: bool = False
+    made: str = ""
+    watched: bool = False
+    noted: int = -1
+    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
