@@ -363,6 +363,30 @@ class Overwrite(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unpacked(Fact):
+    """Hooks of the program's for saved tensors gave other data than they were given.
+
+    ``value`` is the largest ‖difference‖ / ‖saved‖ of a tensor, over at most 4,096 of its elements.
+
+    Attributes:
+        pack, unpack: names of the two functions.
+        pack_line, line: where they begin.
+        tensors: how many were compared at that step.
+        changed: how many of them differ.
+        written: that tensor is the very memory that was saved, so it was written to.
+    """
+
+    kind = "unpacked"
+    pack: str = ""
+    unpack: str = ""
+    pack_line: str = ""
+    line: str = ""
+    tensors: int = 0
+    changed: int = 0
+    written: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kink(Fact):
     """A node whose inputs lie where its function has no derivative. ``name`` is the module, ``value`` how many do.
 
@@ -396,7 +420,7 @@ class Kink(Fact):
 
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
-    NonFinite, Overwrite, Kink,
+    NonFinite, Overwrite, Unpacked, Kink,
 )  # fmt: skip
 """Every kind of fact."""
 
