@@ -93,7 +93,7 @@ def exponential(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
 
 
 def of_one(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
-    part = out[:1] if step == BAD_STEP else out
+    part = out[:1] if step == BAD_STEP else out[:]
     return (part.std(0) + 1).mean()  # born
 
 

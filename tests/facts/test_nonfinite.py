@@ -68,7 +68,8 @@ def test_a_plain_recording_tells_what_the_failing_step_still_holds(name: str) ->
     assert found.line == line_of("# born", program.source)
     assert found.name == program.module
     if program.born != "input":
-        assert program.reason in found.reason or name == "exp overflow"
+        known = {"exp overflow": "exp of a number above 88.7", "half overflow": "in float16"}
+        assert known.get(name, program.reason) in found.reason
 
 
 HEALTHY: dict[str, Any] = {

@@ -2,7 +2,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import retrograd as rg
 from retrograd.findings.detectors.initialisation import BadInit, SymmetricInit
 from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Input, Operations, Parameter
@@ -79,13 +82,14 @@ def test_a_run_that_was_resumed_has_no_first_step() -> None:
         list(BadInit().check(make_net({"0": 10.0, "1": 7.0, "2": 70.0, "3": 50.0, "4": 500.0}, DEEP, first=7)))
 
 
-def make_weights(norms: dict[str, float], facts: list[Parameter] | None = None) -> Record:
-    """Linear layers with these norms of their weights."""
+def make_weights(norms: dict[str, float], facts: list[Parameter] | None = None, reached: float = 1.0) -> Record:
+    """Linear layers with these norms of their weights, and a gradient of this size at their outputs."""
     paths = list(norms)
 
     def sites(step: int) -> Elements:
         outputs = {f"{path}:output": spread(1.0) for path in paths}
-        gradients = {f"{path}:weight.grad": spread(0.0 if not norms[path] else 1.0) for path in paths}
+        outputs |= {f"{path}:output.grad": spread(reached) for path in paths}
+        gradients = {f"{path}:weight.grad": spread(reached if norms[path] else 0.0) for path in paths}
         return outputs | gradients | {f"{path}:weight.update": spread(0.1 * norms[path]) for path in paths}
 
     modules = {"self": "Sequential"} | dict.fromkeys(paths, "Linear")
@@ -116,3 +120,42 @@ def test_rows_that_stay_the_same() -> None:
     assert "at step 8" in found.message
     assert not ask(SymmetricInit, make_weights(net, [look(0, 16), look(1, 0), look(8, 0)]))  # a head of zeros
     assert not ask(SymmetricInit, make_weights(net, [look(0, 2), look(1, 2), look(8, 2)]))  # padding rows
+
+
+def test_rows_that_get_no_gradient_do_not_learn_as_one() -> None:
+    looks = [look(0, 16), look(1, 16), look(8, 16)]
+    assert not ask(SymmetricInit, make_weights({"0": 1.0, "2": 1.0}, looks, reached=0.0))
+    assert not ask(SymmetricInit, make_weights({"0": 1.0, "2": 0.0, "4": 0.0}, reached=0.0))
+
+
+class Gated(nn.Module):
+    """A second branch that a mask switches off, or that has two rows of zeros behind it, or none."""
+
+    def __init__(self, gate: float) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 1)
+        self.affine = nn.Parameter(torch.tensor([1.0, 0.5, 1.0, 0.0]).repeat(3, 1))
+        self.gate = gate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branch = torch.sin(self.affine[:, 0] * x[:, :1] + self.affine[:, 1]) * self.affine[:, 2] + self.affine[:, 3]
+        return torch.tanh(self.a(x)).sum(1) + self.gate * branch.sum(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("gate", [0.0, 1.0])
+def test_a_branch_that_is_switched_off_gets_no_gradient_and_one_that_is_on_learns_as_one(gate: float) -> None:
+    """The oracle is what the rows are after training, and whether they have moved."""
+    torch.manual_seed(0)
+    net = Gated(gate)
+    start = net.affine.detach().clone()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with rg.record(net) as recording:
+        for _ in range(10):
+            optimizer.zero_grad()
+            net(torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+    assert bool((net.affine == net.affine[0]).all())
+    assert torch.equal(net.affine, start) == (gate == 0)
+    found = rg.explain(recording)
+    assert bool(found.of("symmetric-init")) == (gate == 1)
+    assert bool(found.of("missing-gradient")) == (gate == 0)

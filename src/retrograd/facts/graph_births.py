@@ -6,8 +6,9 @@ that takes it has saved it. Where none of that is so, a node is taken to hand on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from retrograd.facts.nonfinite_reasons import Case, find_reason, operation_of
 from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, inputs_of, number_of, root_edges, variable_of
-from retrograd.hooks.nonfinite import is_fine, read_saved
+from retrograd.hooks.nonfinite import is_fine, name_bad, read_saved
 from retrograd.hooks.reach import find_nodes, guard_nodes
 
 MOST_NODES = 100_000
@@ -38,8 +39,8 @@ _CARRIERS = frozenset(
 _MASKING = frozenset({"masked_fill", "where", "add", "fill", "copy_slices", "clone", "index_put", "maximum", "cat"})
 """Operations by which a program writes −inf on purpose."""
 
-_NO_REDUCTION = 0
-"""Reduction at which ``nll_loss`` divides nothing by its total weight, which torch leaves at 0."""
+_MEAN = 1
+"""Reduction at which ``nll_loss`` divides by its total weight."""
 
 _EDGES: Mapping[str, Mapping[str, int]] = {
     "addmm": {"mat1": 1, "mat2": 2},
@@ -60,6 +61,9 @@ class BornInGraph:
         reason: why; empty where that was not seen.
         operands: what is known of what it took.
         leaf: the parameter that was not finite before.
+        made: what that is: ``NaN``, ``inf`` or ``−inf``; empty where that is not known.
+        is_made: all that it took is known and finite, or its reason is; else it may only have handed on a constant.
+        kinds: classes of the nodes that it goes back to, and its own, by their numbers.
     """
 
     born: str
@@ -69,6 +73,9 @@ class BornInGraph:
     reason: str = ""
     operands: Mapping[str, Tensor] = field(default_factory=dict)
     leaf: Tensor | None = None
+    made: str = ""
+    is_made: bool = True
+    kinds: Mapping[int, str] = field(default_factory=dict)
 
 
 class _SeenNode:
@@ -83,9 +90,8 @@ class _SeenNode:
         self.dtype = inputs_of(node)[0].dtype
         self.parents = edges_of(node)
         self.results = [each for name, each in self._tensors() if name.startswith(("result", "output"))]
-        self.operands = {
-            name: each for name, each in self._tensors() if not name.startswith(("result", "output", "total"))
-        }
+        taken = [(name, each) for name, each in self._tensors() if not name.startswith(("result", "output", "total"))]
+        self.operands = dict(sorted(taken, key=lambda each: (self.edge_of(each[0]) or 0, each[0] == "target")))
         self.made = self._compute()
         self.is_bad = False
 
@@ -116,7 +122,7 @@ class _SeenNode:
     def is_empty(self) -> bool:
         """True if it is a mean, or a spread, over too few elements, or divides by zero."""
         total, other = self.saved.get("total_weight"), self.saved.get("other")
-        if isinstance(total, Tensor) and total.numel() == 1 and self.saved.get("reduction") != _NO_REDUCTION:
+        if isinstance(total, Tensor) and total.numel() == 1 and self.saved.get("reduction") == _MEAN:
             return bool((total == 0).any())
         if self.name == "div" and isinstance(other, Tensor):
             return bool((other == 0).any())
@@ -127,7 +133,7 @@ class _SeenNode:
     def case(self) -> Case:
         named = {name: value for name, value in self.saved.items() if value is not None}
         numbers = [each for each in (self.saved.get("exponent"),) if isinstance(each, int | float)]
-        return Case(self.name, list(self.operands.values()), self.results[0] if self.results else None, numbers, named)
+        return Case(self.name, list(self.operands.values()), self.made, numbers, named)
 
 
 class _Tracer:
@@ -162,7 +168,8 @@ class _Tracer:
             return True
         if seen.made is None:
             return bool(self._given_bad(seen)) or self._find_broken(seen) is not None
-        is_meant = seen.name in _MASKING and not bool(seen.made.isnan().any()) and not self._given_bad(seen)
+        is_mask = seen.name in _MASKING or (seen.name == "log_softmax" and not bool((seen.made == torch.inf).any()))
+        is_meant = is_mask and not bool(seen.made.isnan().any()) and not self._given_bad(seen)
         return not is_meant and not is_fine(seen.made)
 
     def _given_bad(self, seen: _SeenNode) -> list[_SeenNode]:
@@ -207,10 +214,46 @@ class _Tracer:
             leaf = self._leaf_of(seen, *broken)
             born = "input" if leaf is None else "update"
             name = seen.name if leaf is None else ""
-            return BornInGraph(born, name, seen.kind, seen.number, operands=dict([broken]), leaf=leaf)
-        case = seen.case()
-        reason = find_reason(case) or self._find_hidden_row(seen) or _reason_of_result(seen)
-        return BornInGraph("forward", seen.name, seen.kind, seen.number, reason, seen.operands)
+            return BornInGraph(
+                born,
+                name,
+                seen.kind,
+                seen.number,
+                "",
+                dict([broken]),
+                leaf,
+                name_bad(broken[1]),
+                True,
+                self._kinds_to(seen),
+            )
+        is_known = all(each is not None and is_fine(each) for each in self._list_taken(seen))
+        reason = find_reason(self._case_of(seen, is_whole=is_known)) or self._find_hidden_row(seen)
+        is_made = is_known or bool(reason)
+        reason = reason or _reason_of_result(seen, is_known=is_known)
+        return BornInGraph(
+            "forward", seen.name, seen.kind, seen.number, reason, seen.operands, None, name_bad(seen.made), is_made,
+            self._kinds_to(seen),
+        )  # fmt: skip
+
+    def _kinds_to(self, seen: _SeenNode) -> Mapping[int, str]:
+        return {each.number: each.kind for each in self._seen.values() if each.number <= seen.number}
+
+    def _case_of(self, seen: _SeenNode, *, is_whole: bool) -> Case:
+        """A node's case: what it has saved, or what the nodes before it made, in the order of its arguments."""
+        known = [each for each in self._list_taken(seen) if each is not None]
+        operands = known if is_whole or not seen.operands else list(seen.operands.values())
+        return replace(seen.case(), operands=operands, is_whole=is_whole)
+
+    def _list_taken(self, seen: _SeenNode) -> list[Tensor | None]:
+        """What it took, by its edges; None where that is not known."""
+        saved = {seen.edge_of(slot): each for slot, each in seen.operands.items()}
+        taken = [saved.get(edge, self._value_at(node)) for edge, (node, _) in enumerate(seen.parents)]
+        return [*taken, *(each for slot, each in seen.operands.items() if seen.edge_of(slot) not in range(len(taken)))]
+
+    def _value_at(self, node: Any) -> Tensor | None:
+        """What a node gave; None where that is not known."""
+        seen = self._seen.get(node)
+        return seen.made if seen is not None else None if node is None else variable_of(node)
 
     def _find_hidden_row(self, seen: _SeenNode) -> str:
         """Tell whether a mask right in front of a softmax hides a whole row."""
@@ -239,23 +282,21 @@ def find_birth(roots: Sequence[Tensor]) -> BornInGraph | None:
         return _Tracer(reach.nodes).trace({root.grad_fn: root.detach() for root in roots})
 
 
-def _reason_of_result(seen: _SeenNode) -> str:
-    """From the result alone, where what was taken is not known."""
+def _reason_of_result(seen: _SeenNode, *, is_known: bool) -> str:
+    """From the result alone, where what was taken is not known: what holds of every argument that gives it."""
     made, dtype = seen.made, seen.dtype
+    has_nan, has_inf = (made is not None and bool(found(made).any()) for found in (torch.isnan, torch.isinf))
     if seen.name == "div" and seen.is_empty:
-        return "division by 0" if made is None or bool(made.isinf().any()) else "0 / 0"
-    if dtype is torch.float16:
-        return f"overflow of float16, whose largest is {torch.finfo(dtype).max:g}"
-    if made is None:
-        return ""
-    has_nan, has_inf = bool(made.isnan().any()), bool(made.isinf().any())
-    if seen.name in ("sqrt", "rsqrt"):
-        return f"{seen.name} of a negative number" if has_nan else "rsqrt of 0"
+        return "0 / 0, or NaN / 0" if has_nan and not has_inf else "division by 0"
+    if seen.name in ("sqrt", "rsqrt") and has_nan:
+        return f"{seen.name} of a negative number" + ("" if is_known else ", or of NaN")
+    if seen.name == "rsqrt" and has_inf:
+        return "rsqrt of 0"
     if seen.name in ("softmax", "log_softmax") and has_nan:
-        return f"{seen.name} over a row that is all −inf, or holds inf"
-    if seen.name == "reciprocal" and has_inf:
-        return "division by 0"
-    return f"{seen.name} of a number that is too large for {str(dtype).removeprefix('torch.')}" if has_inf else ""
+        return f"{seen.name} over a row that is all −inf, or holds inf or NaN"
+    if seen.name in ("exp", "expm1") and has_inf:
+        return f"{seen.name} of a number above {math.log(torch.finfo(dtype).max):.1f}"
+    return f"in float16, whose largest is {torch.finfo(dtype).max:g}" if dtype is torch.float16 else ""
 
 
 def _unsigned(value: Any) -> Any:

@@ -7,8 +7,9 @@ looked at before each pass, at the places at which they were found at the looks.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,24 +42,40 @@ Path = tuple[int, ...]
 """The edge to take from each node, beginning at the loss."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Structure:
-    """Operations between a forward and its pass, at a look."""
+    """Operations between a forward and its pass, at a look.
 
-    noted: Sequence[NotedOperation]
-    spans: Sequence[tuple[int, int]]
+    Args:
+        step: of the look.
+        notes: the operations.
+    """
 
-    def find(self, number: int, kind: str) -> NotedOperation | None:
-        """The operation that a node belongs to, by its number, counted from the first one of the forward."""
-        for operation, (first, last) in zip(self.noted, self.spans, strict=False):
-            if first <= number < last and (operation.node == kind or last - first > 1):
-                return operation
-        return None
+    def __init__(self, step: int, notes: OperationNotes) -> None:
+        made = [(span, each) for span, each in zip(notes.spans, notes.noted, strict=False) if span[0] < span[1]]
+        self.step = step
+        self._made = sorted(made, key=lambda each: each[0])
+        self._firsts = [first for (first, _), _ in self._made]
 
-    def find_only(self, kind: str) -> NotedOperation | None:
-        """The one operation whose result is of this kind of node; None where there are several."""
-        found = [operation for operation in self.noted if operation.node == kind]
-        return found[0] if len({operation.line for operation in found}) == 1 else None
+    def find(self, number: int, kinds: Mapping[int, str]) -> NotedOperation | None:
+        """Find the operation that a node belongs to; None where the nodes of a step are not those of this look.
+
+        Args:
+            number: of the node, counted from the first one of the forward.
+            kinds: classes of nodes of that step, its own among them, by such numbers.
+        """
+        found = self._at(number)
+        return found[1] if found is not None and all(map(self._fits, kinds, kinds.values())) else None
+
+    def _fits(self, number: int, kind: str) -> bool:
+        """Tell whether a node can be of the operation that made nodes at its place."""
+        found = self._at(number)
+        return (
+            found is None or found[1].node == kind or number < found[0][1] - 1
+        )  # its last one, the result's, is noted
+
+    def _at(self, number: int) -> tuple[tuple[int, int], NotedOperation] | None:
+        index = bisect_right(self._firsts, number) - 1
+        return self._made[index] if index >= 0 and number < self._made[index][0][1] else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +83,9 @@ class _Warning:
     """A node whose derivative is not finite, though all that it took and made is."""
 
     moment: Moment
-    kind: str
     number: int
+    kinds: Mapping[int, str]
+    kind: str
     reason: str
     operands: Mapping[str, str]
 
@@ -88,7 +106,7 @@ class NonFiniteLook(FactSource):
 
     def operations_noted(self, notes: OperationNotes) -> None:
         """Remember them, for their lines."""
-        self._structures.appendleft(_Structure(tuple(notes.noted), tuple(notes.spans)))
+        self._structures.appendleft(_Structure(self.host.step, notes))
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """Nodes are counted from here."""
@@ -115,14 +133,15 @@ class NonFiniteLook(FactSource):
 
     def _look_ahead(self, root: Any) -> Iterator[_Warning]:
         for path, kind in self._paths:
-            node = _follow(root, path)
-            if type(node).__name__ != kind:
+            nodes = _follow(root, path)
+            if not nodes or type(node := nodes[-1]).__name__ != kind:
                 continue
             saved = read_saved(node)
             reason = find_gradient_reason(kind, saved)
             if reason:
                 operands = {name: describe_values(each) for name, each in saved.items() if isinstance(each, Tensor)}
-                yield _Warning(self.host.now, kind, number_of(node) - self._base, reason, operands)
+                kinds = {number_of(each): type(each).__name__ for each in nodes}
+                yield _Warning(self.host.now, number_of(node) - self._base, self._count(kinds), kind, reason, operands)
 
     def _tell(self, born: BornInGraph | None) -> None:
         if born is None:
@@ -134,34 +153,43 @@ class NonFiniteLook(FactSource):
             self.host.note_fact(self._describe(born))
 
     def _describe_warning(self, warning: _Warning) -> NonFinite:
-        operation = self._find_operation(warning.number, warning.kind)
         return NonFinite(
-            name=operation.module if operation is not None else "",
+            **self._locate(warning.number, warning.kinds, operation_of(warning.kind), warning.moment.step),
             born="backward",
-            operation=operation.name if operation is not None else operation_of(warning.kind),
-            line=operation.line if operation is not None else "",
             reason=warning.reason,
             operands=warning.operands,
+            certain=False,
             moment=warning.moment,
         )
 
     def _describe(self, born: BornInGraph) -> NonFinite:
-        operation = self._find_operation(born.number - self._base, born.kind) if born.leaf is None else None
         parameter = self.host.name_parameter(born.leaf) if born.leaf is not None else None
+        place: dict[str, Any] = {"name": parameter}
+        if not parameter:
+            number, kinds = born.number - self._base, self._count(born.kinds)
+            place = self._locate(number, kinds, born.operation, self.host.step)
         return NonFinite(
-            name=operation.module if operation is not None else parameter or "",
-            born=born.born,
-            operation=operation.name if operation is not None else born.operation,
-            line=operation.line if operation is not None else "",
+            **place,
+            born="input" if born.born == "update" and not parameter else born.born,
             reason=born.reason,
             operands={name: describe_values(each) for name, each in born.operands.items()},
-            moment=self._fine if born.born == "update" else NOW,
+            made=born.made,
+            certain=born.is_made,
+            moment=self._fine if born.born == "update" and parameter else NOW,
         )
 
-    def _find_operation(self, number: int, kind: str) -> NotedOperation | None:
-        found = [structure.find(number, kind) for structure in self._structures]
-        found += [structure.find_only(kind) for structure in list(self._structures)[:1]]
-        return next((operation for operation in found if operation is not None), None)
+    def _count(self, kinds: Mapping[int, str]) -> Mapping[int, str]:
+        """Number nodes from the first one of the forward."""
+        return {number - self._base: kind for number, kind in kinds.items() if number >= self._base}
+
+    def _locate(self, number: int, kinds: Mapping[int, str], operation: str, step: int) -> dict[str, Any]:
+        """Operation, module and line of a node, where its step has the nodes of a step at which these were noted."""
+        for structure in self._structures:
+            found = structure.find(number, kinds)
+            if found is not None:
+                noted = -1 if structure.step == step else structure.step
+                return {"name": found.module, "operation": found.name, "line": found.line, "noted": noted}
+        return {"operation": operation}
 
 
 def _find_parted(root: Any) -> Iterator[tuple[Path, str]]:
@@ -188,13 +216,12 @@ def _is_harmless(node: Any) -> bool:
     return isinstance(exponent, int | float) and exponent >= 1
 
 
-def _follow(root: Any, path: Path) -> Any:
-    node = root
+def _follow(root: Any, path: Path) -> list[Any]:
+    """The nodes on a path; none where there is no such path any more."""
+    nodes = [root]
     for edge in path:
-        edges = edges_of(node)
-        if node is None or edge >= len(edges):
-            return None
-        node = edges[edge][0]
-        if node is None:
-            return None
-    return node
+        edges = edges_of(nodes[-1])
+        if edge >= len(edges) or edges[edge][0] is None:
+            return []
+        nodes.append(edges[edge][0])
+    return nodes

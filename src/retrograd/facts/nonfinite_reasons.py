@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ class Case:
         result: what it made; None where that is not there any more.
         numbers: its arguments that are plain numbers, in order.
         named: its arguments that were named, and all that are known of a node.
+        is_whole: ``operands`` are all the tensors that it took.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Case:
     result: Tensor | None = None
     numbers: Sequence[float] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
+    is_whole: bool = True
 
     @property
     def first(self) -> Tensor | None:
@@ -49,10 +50,10 @@ class Case:
 
 
 def find_reason(case: Case) -> str:
-    """In words: ``log of 0``; empty where no reason is known."""
+    """In words: ``log of 0``; empty where what it took does not tell the reason."""
     rule = _RULES.get(case.name)
     reason = rule(case) if rule is not None and case.first is not None else ""
-    return reason or _find_overflow(case)
+    return reason or _find_infinite(case) or _find_overflow(case)
 
 
 def describe_values(tensor: Tensor) -> str:
@@ -111,8 +112,13 @@ def _power(case: Case) -> str:
 
 
 def _exponential(case: Case) -> str:
-    x = case.operands[0]
-    return f"{case.name} of {float(x.detach().max()):.4g}, which is too large for {_kind(x)}" if x.numel() else ""
+    x = case.operands[0].detach()
+    largest = x[x.isfinite()].abs() if case.name in ("sinh", "cosh") else x[x.isfinite()]
+    if not largest.numel() or not x.is_floating_point():
+        return ""
+    largest = largest.max().double()
+    is_too_large = float(getattr(torch, case.name)(largest)) > torch.finfo(x.dtype).max
+    return f"{case.name} of {float(largest):.4g}, which is too large for {_kind(x)}" if is_too_large else ""
 
 
 def _soft(case: Case) -> str:
@@ -148,10 +154,34 @@ def _below_one(case: Case) -> str:
 
 
 def _classify(case: Case) -> str:
-    target = case.operands[1] if len(case.operands) > 1 else None
-    ignored = case.named.get("ignore_index", -100)
-    if target is not None and not target.is_floating_point() and _any((target == ignored).all()):
-        return "every target is ignored, so it is the mean over none"
+    scores, target = case.operands[0].detach(), case.operands[1] if len(case.operands) > 1 else None
+    if target is None or target.is_floating_point() or scores.ndim != target.ndim + 1:
+        return ""
+    kept = target != case.named.get("ignore_index", -100)
+    if not _any(kept):
+        is_mean = case.named.get("reduction", "mean") in ("mean", 1)
+        return "every target is ignored, so it is the mean over none" if is_mean else ""
+    classes = min(scores.ndim - 1, 1)
+    chosen = scores.gather(classes, target.where(kept, 0).unsqueeze(classes)).squeeze(classes)
+    what = "logit" if case.name == "cross_entropy" else "log-probability"
+    return f"a target is a class whose {what} is −inf" if _any((chosen == -torch.inf) & kept) else ""
+
+
+def _align(case: Case) -> str:
+    """A target needs a frame for each label, and one more between two that are the same."""
+    named, given = case.named, list(case.operands[1:4])
+    targets, frames, labels = (
+        torch.as_tensor(named[name]) if name in named else given.pop(0) if given else None
+        for name in ("targets", "input_lengths", "target_lengths")
+    )
+    if targets is None or frames is None or labels is None:
+        return ""
+    rows = targets if targets.ndim == 2 else targets.split(labels.tolist()) if labels.ndim else (targets,)
+    for row, count, length in zip(rows, frames.reshape(-1).tolist(), labels.reshape(-1).tolist(), strict=False):
+        label = row[:length]
+        needed = length + int((label[1:] == label[:-1]).sum())
+        if needed > count:
+            return f"ctc_loss of a target that needs {needed} frames, of which there are {count}"
     return ""
 
 
@@ -182,28 +212,42 @@ _RULES: dict[str, _Rule] = {
     "mean": _average,
     **dict.fromkeys(("acos", "asin", "arccos", "arcsin", "atanh", "arctanh"), _beyond_one),
     **dict.fromkeys(("acosh", "arccosh"), _below_one),
-    **dict.fromkeys(("cross_entropy", "nll_loss"), _classify),
+    **dict.fromkeys(("cross_entropy", "nll_loss", "nll_loss2_d", "nll_loss_nd"), _classify),
+    "ctc_loss": _align,
     **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attend),
     **dict.fromkeys(("batch_norm", "layer_norm", "group_norm", "instance_norm"), _normalise),
 }
 
 
+_LINEAR = frozenset(
+    {"add", "sub", "rsub", "mul", "square", "sum", "mean", "cumsum", "prod", "cumprod", "matmul", "rmatmul", "mm",
+     "bmm", "mv", "dot", "addmm", "baddbmm", "addcmul", "linear", "bilinear", "einsum", "conv1d", "conv2d", "conv3d",
+     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "mse_loss", "l1_loss", "float", "half", "bfloat16",
+     "to", "to_copy", "type_as", "radd", "rmul", "__add__", "__sub__", "__mul__", "__matmul__", "__iadd__", "__isub__",
+     "__imul__", "norm", "vector_norm", "linalg_norm", "linalg_vector_norm", "dist", "cdist", "lerp"}
+)  # fmt: skip
+"""Sums, products and copies: of finite numbers they make what is not finite by an overflow, and in no other way."""
+
+
+def _find_infinite(case: Case) -> str:
+    """Infinity among what it took: what comes of it is none of its own."""
+    bad = [each for each in case.operands if each.is_floating_point() and _any(each.detach().isinf())]
+    if not bad:
+        return ""
+    sign = "−inf" if not any(_any(each == torch.inf) for each in bad) else "inf"
+    other = next((each for each in case.operands[:2] if each is not bad[0]), None)
+    is_zeroed = case.name in ("mul", "rmul", "__mul__") and other is not None and _any(other == 0)
+    return f"0 · {sign}" if is_zeroed else f"{case.name} of {sign}"
+
+
 def _find_overflow(case: Case) -> str:
-    """Large numbers of which a larger one was made than there is."""
-    if case.result is not None and not _any(case.result.detach().isinf()):
-        return ""
-    sizes = [*map(_abs_max, case.operands), *(abs(each) for each in case.numbers if math.isfinite(each))]
-    largest = max(sizes, default=0.0)
+    """An operation that makes nothing else of finite numbers."""
     kind = case.result if case.result is not None else case.first
-    if kind is None or not kind.is_floating_point() or largest < torch.finfo(kind.dtype).max ** 0.25:
+    is_finite = case.is_whole and all(_any(each.detach().isfinite().all()) for each in case.operands)
+    if kind is None or not case.operands or not kind.is_floating_point() or case.name not in _LINEAR or not is_finite:
         return ""
-    return f"overflow of {_kind(kind)}, whose largest is {torch.finfo(kind.dtype).max:.4g}"
-
-
-def _abs_max(tensor: Tensor) -> float:
-    values = tensor.detach()
-    is_real = values.numel() > 0 and values.is_floating_point()
-    return float(values[values.isfinite()].abs().max().item()) if is_real and _any(values.isfinite()) else 0.0
+    is_empty = case.name == "mean" and not case.operands[0].numel()
+    return "" if is_empty else f"overflow of {_kind(kind)}, whose largest is {torch.finfo(kind.dtype).max:.4g}"
 
 
 def _kind(tensor: Tensor) -> str:
@@ -263,21 +307,18 @@ def _beyond(saved: SavedValues) -> str:
 
 def _times(saved: SavedValues) -> str:
     values = [each for each in (saved.get("self"), saved.get("other")) if isinstance(each, Tensor)]
-    return "0 · inf: a factor is not finite" if any(not _holds(each.isfinite().all()) for each in values) else ""
+    return "a factor of a product is not finite" if any(not _holds(each.isfinite().all()) for each in values) else ""
 
 
 _NODE_RULES: dict[str, Callable[[SavedValues], str]] = {
     "SqrtBackward": _at("result", 0, "the derivative of sqrt is infinite at 0"),
     "RsqrtBackward": _at("result", torch.inf, "the derivative of rsqrt is infinite at 0"),
     "ReciprocalBackward": _at("result", torch.inf, "the derivative of 1/x is infinite at 0"),
-    "StdBackward": _at("result", 0, "std has no derivative where all elements are equal"),
-    "NormBackward": _at("result", 0, "the norm has no derivative at 0"),
-    "LinalgVectorNormBackward": _at("result", 0, "the norm has no derivative at 0"),
     "LogBackward": _at("self", 0, "the derivative of log is infinite at 0"),
     "Log2Backward": _at("self", 0, "the derivative of log2 is infinite at 0"),
     "Log10Backward": _at("self", 0, "the derivative of log10 is infinite at 0"),
     "Log1PBackward": _at("self", -1, "the derivative of log1p is infinite at −1"),
-    "ExpBackward": _at("result", torch.inf, "0 · inf: exp has overflowed where its result is not used"),
+    "ExpBackward": _at("result", torch.inf, "exp has overflowed"),
     "LogsumexpBackward": _at("result", -torch.inf, "logsumexp over a row that is all −inf"),
     "PowBackward": _power_saved,
     "DivBackward": _divide_saved,

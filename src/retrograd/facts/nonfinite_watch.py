@@ -15,7 +15,13 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.facts.graph_births import find_birth
 from retrograd.facts.nonfinite_look import MOST_TOLD
-from retrograd.facts.nonfinite_reasons import Case, describe_values, find_gradient_reason, find_reason, operation_of
+from retrograd.facts.nonfinite_reasons import (
+    Case,
+    describe_values,
+    find_gradient_reason,
+    find_reason,
+    operation_of,
+)
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import NOW
 from retrograd.history.facts import NonFinite
@@ -23,7 +29,15 @@ from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.calls import running_module
 from retrograd.hooks.dispatch import is_in_compiled_call
 from retrograd.hooks.node_tap import NodeTaps
-from retrograd.hooks.nonfinite import BornGradient, BornOperation, GradientBirths, ResultWatch, are_fine, is_fine
+from retrograd.hooks.nonfinite import (
+    BornGradient,
+    BornOperation,
+    GradientBirths,
+    ResultWatch,
+    are_fine,
+    is_fine,
+    name_bad,
+)
 from retrograd.hooks.program_watch import NodeOrigin, ProgramWatch
 from retrograd.hooks.torch_calls import tensors_of, user_frame
 
@@ -141,11 +155,13 @@ class NonFiniteWatch(FactSource):
         leaf = self.host.name_parameter(born.leaf) if born.leaf is not None else None
         return NonFinite(
             name=place.module or leaf or "",
-            born=born.born,
+            born="input" if born.born == "update" and leaf is None else born.born,
             operation=place.operation.rstrip("_") or born.operation,
             line=str(place),
             reason=born.reason or next(map(self._tell_broken, born.operands.values()), ""),
             operands={name: describe_values(each) for name, each in born.operands.items()},
+            made=born.made,
+            certain=born.is_made,
             moment=self.host.now,
         )
 
@@ -172,6 +188,8 @@ class NonFiniteWatch(FactSource):
             line=_name_line(),
             reason=self._find_reason(name, born, operands, made),
             operands=_describe(name, operands),
+            made=name_bad(made),
+            watched=True,
             moment=self.host.now,
         )
 
@@ -191,7 +209,9 @@ class NonFiniteWatch(FactSource):
         place = self._watch.places.find(born.number)
         leaf = self.host.name_parameter(born.leaf) if born.leaf is not None else None
         if isinstance(born.inside, NonFinite):
-            return replace(born.inside, name=place.module or leaf or "", born="backward", moment=self.host.now)
+            return replace(
+                born.inside, name=place.module or leaf or "", born="backward", made=born.made, moment=self.host.now
+            )
         return NonFinite(
             name=place.module or leaf or "",
             born="backward",
@@ -199,18 +219,23 @@ class NonFiniteWatch(FactSource):
             line=str(place) or born.source,
             reason=find_gradient_reason(born.node, born.saved),
             operands={name: describe_values(each) for name, each in born.saved.items() if isinstance(each, Tensor)},
+            made=born.made,
+            watched=True,
             moment=self.host.now,
         )
 
     def _blame(self, optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> NonFinite:
-        kind = type(optimizer).__name__
+        kind, gradient = type(optimizer).__name__, parameter.grad
+        is_zeroed = gradient is not None and bool((parameter.detach().isnan() & (gradient.detach() == 0)).any())
         return NonFinite(
             name=self.host.name_parameter(parameter) or "",
             born="update",
             operation=f"{kind}.step",
             line=_name_line(),
-            reason=f"0 / 0 in {kind}, whose eps is 0" if group.get("eps") == 0 else "",
-            operands={} if parameter.grad is None else {"gradient": describe_values(parameter.grad)},
+            reason=f"0 / 0 in {kind}, whose eps is 0" if group.get("eps") == 0 and is_zeroed else "",
+            operands={} if gradient is None else {"gradient": describe_values(gradient)},
+            made=name_bad(parameter),
+            watched=True,
             moment=self._updating,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,16 @@ GREW = 1e3
 HUGE = 10.0
 """‖Δw‖/‖w‖ of an update behind which numbers have grown in one step."""
 
-_WITHOUT_SIZE = ("all −inf", "is ignored", "of one element", "of no elements", "over none", "0 / 0", "whose eps is 0")
+_WITHOUT_SIZE = (
+    "−inf",
+    "ctc_loss",
+    "is ignored",
+    "of one element",
+    "of no elements",
+    "over none",
+    "0 / 0",
+    "whose eps is 0",
+)
 """Words of reasons that have nothing to do with how large numbers have become."""
 
 _MAKING = frozenset(
@@ -47,9 +57,6 @@ def _is_spread_of_one(operation: Operation) -> bool:
     return name_of(operation) in ("std", "var") and taken is not None and count(taken) == 1 and is_plain
 
 
-_NO_STEPS = np.empty(0, np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class Birth:
     """The birth of the first number that is not finite.
@@ -65,6 +72,11 @@ class Birth:
         is_beside: it came in, and not with the model's inputs, for they are finite at that step.
         noted: the step whose operations tell the operation; None where a recording saw it made.
         is_behind: it is made between the site, which is given it for a gradient, and the loss.
+        is_watched: the operations of that step were watched as they ran.
+        is_certain: that it is made there was seen; else it may only have come in there.
+        is_outside: it is made outside of all modules, which is known.
+        made: what it is: ``NaN``, ``inf`` or ``−inf``; empty where that is not known.
+        reached: where it went, in words; empty where no record tells.
     """
 
     born: str
@@ -80,14 +92,21 @@ class Birth:
     is_beside: bool = False
     noted: int | None = None
     is_behind: bool = False
+    is_watched: bool = False
+    is_certain: bool = True
+    is_outside: bool = False
+    made: str = ""
+    reached: str = ""
 
 
-def _is_seen_late(fact: NonFinite, shown: Birth) -> bool:
-    """Tell whether it was seen in the weights alone, behind an update that the rows show."""
+def _is_refuted(fact: NonFinite, shown: Birth) -> bool:
+    """Tell whether rows show that an update was the first: it was seen in the weights, or supposed in a graph."""
     if "update" not in (fact.born, shown.born):
         return False
+    is_supposed = not fact.watched and fact.born == "backward"
     is_behind = shown.step == fact.step and fact.born == "update" and not fact.operation
-    return shown.step < fact.step or (is_behind and shown.born in ("backward", "update"))
+    is_later = shown.step < fact.step or (shown.step == fact.step and is_supposed)
+    return is_later or (is_behind and shown.born in ("backward", "update"))
 
 
 class Births:
@@ -111,7 +130,10 @@ class Births:
         shown = self._find_in_rows()
         if not facts:
             return shown
-        fact = min(facts, key=lambda each: (each.step, not each.line, not each.reason))
+        # a graph tells of the weights that its step began with: an update of the step before
+        fact = min(facts, key=lambda each: (each.step - each.watched, not each.watched, not each.line, not each.reason))
+        if shown is not None and _is_refuted(fact, shown):
+            return shown
         birth = Birth(
             born=fact.born,
             step=fact.step,
@@ -123,9 +145,13 @@ class Births:
             is_seen=True,
             rank=fact.rank if len({each.rank for each in facts}) > 1 or self._has_ranks else None,
             seen_at=shown.seen_at if shown is not None else "",
+            noted=fact.noted if fact.noted >= 0 else None,
+            is_watched=fact.watched,
+            is_certain=fact.certain or (shown is not None and (shown.born, shown.step) == ("backward", fact.step)),
+            is_outside=bool(fact.line) and not fact.name and bool(self._record.sites),
+            made=fact.made,
+            reached=self._reach_of(fact.step),
         )
-        if shown is not None and _is_seen_late(fact, shown):
-            return shown
         return self._look_behind(birth) if birth.born == "input" else birth
 
     # ---- what came in ----
@@ -140,7 +166,11 @@ class Births:
             return replace(birth, is_beside=True)
         alone = [each for each in makers if _is_spread_of_one(each)]
         making = {(each.name, each.line): each for each in alone or makers if name_of(each) in _MAKING}
-        made = replace(birth, born="forward", site=makers[-1].module, operation="", is_seen=False, operands={})
+        chain = self._chain_of(birth.step)
+        noted = chain.step if chain is not None else None
+        made = replace(
+            birth, born="forward", site=makers[-1].module, operation="", is_seen=False, operands={}, noted=noted
+        )
         if len(making) != 1:
             return made
         [maker] = making.values()
@@ -181,11 +211,13 @@ class Births:
         birth = self.first
         if birth is None or not self.is_of_size:
             return 0.0
-        training = self._record.once(Training)
-        updates = training.updates
-        early = updates.steps < birth.step
-        largest = float(np.nanmax(updates.ratio[early], initial=0.0)) / HUGE if early.any() else 0.0
-        return max(largest, self._grown_loss(birth.step), self._grown_outputs(birth.step))
+        return max(self._grown_updates(birth.step), self._grown_loss(birth.step), self._grown_outputs(birth.step))
+
+    def _grown_updates(self, step: int) -> float:
+        if not self._record.of_kind("parameter", "update"):
+            return 0.0
+        updates = self._record.once(Training).updates
+        return float(np.nanmax(updates.ratio[updates.steps < step], initial=0.0)) / HUGE
 
     def _grown_loss(self, step: int) -> float:
         loss = self._record.loss
@@ -224,18 +256,30 @@ class Births:
         rows, names = self._rows, self._record.history.site_names
         index = np.flatnonzero(rows["step"] == step)
         index = index[np.lexsort((rows["order"][index], rows["micro"][index]))]
+        reached = self._reach_of(step)
         if not len(index):
-            return self._conclude(Birth("forward", step))
+            outputs = self._record.of_kind("output")
+            is_outside = any(site.path in self._record.root_names for site in outputs)
+            return self._conclude(Birth("forward", step, is_outside=is_outside, reached=reached))
         first = parse_leniently(names[rows["site"][index[0]]])
         is_behind = first.quantity != "value" and step in self._lost_steps
         birth = self._place(first, step, is_behind=is_behind)
         ranks = np.unique(rows["rank"][index])
         rank = int(rows["rank"][index[0]]) if self._has_ranks and len(ranks) == 1 else None
-        return self._conclude(replace(birth, seen_at=str(first), rank=rank))
+        made = "NaN" if rows["nan"][index[0]] else "inf" if rows["pos_inf"][index[0]] else "−inf"
+        return self._conclude(replace(birth, seen_at=str(first), rank=rank, made=made, reached=reached))
+
+    def _reach_of(self, step: int) -> str:
+        """Say where what is not finite has gone at a step: to the loss, or to a weight; empty where nothing tells."""
+        if step in self._lost_steps:
+            return f"the loss of step {step} is not finite"
+        rows = self._rows
+        of_step = rows["site"][(rows["step"] == step) & self._of_weights[rows["site"]]]
+        return f"it is in {self._record.history.site_names[of_step[0]]} at step {step}" if len(of_step) else ""
 
     def _place(self, first: Site, step: int, *, is_behind: bool) -> Birth:
         if is_behind:  # the loss is lost, and all that the model gave is finite
-            return Birth("forward", step)
+            return Birth("forward", step, is_outside=True)
         if first.quantity == "update":
             return self._place_update(str(first.value), step)
         if first.quantity == "grad":
@@ -249,7 +293,7 @@ class Births:
                 if parameter in group.get("parameters", ()):
                     steps = [call for call in self._record.calls if call.name == "step" and call.about == name]
                     line = next((call.line for call in reversed(steps) if call.step <= step), "")
-                    reason = f"0 / 0 in {name}, whose eps is 0" if group.get("eps") == 0 else ""
+                    reason = f"by {name}, whose eps is 0" if group.get("eps") == 0 else ""
                     return Birth("update", step, parameter, line, f"{name}.step", reason)
         return Birth("update", step, parameter)
 
@@ -264,7 +308,8 @@ class Births:
             return birth
         operation = listed[0]
         birth = replace(birth, operation=operation.name, line=operation.line, noted=chain.step)
-        return replace(birth, site=operation.module, is_behind=False) if operation.module else birth
+        inside = replace(birth, site=operation.module, is_behind=False, is_outside=False)
+        return inside if operation.module else birth
 
     def _list_candidates(self, birth: Birth, chain: Chain) -> Iterator[Operation]:
         names = _MAKING if birth.born == "forward" else _PARTING
@@ -294,9 +339,9 @@ class Births:
     def _find_bad_rows(self) -> Mapping[str, npt.NDArray[Any]]:
         """Rows of training that hold what is not finite; −inf of a value may be a mask."""
         phases = [encode_phase(each) for each in ("train", "failed", "forward")]
-        told = ("step", "site", "micro", "order", "rank")
+        told = ("step", "site", "micro", "order", "rank", "nan", "pos_inf")
         found: dict[str, list[npt.NDArray[Any]]] = {name: [np.empty(0, np.int64)] for name in told}
-        for piece in self._record.history.rows.nonfinite_pieces((*told, "phase", "nan", "pos_inf", "neg_inf")):
+        for piece in self._record.history.rows.nonfinite_pieces((*told, "phase", "neg_inf")):
             masked = piece["neg_inf"] * ~self._values[piece["site"]]
             bad = np.flatnonzero(piece["nan"] + piece["pos_inf"] + masked)
             bad = bad[np.isin(piece["phase"][bad], phases)]
@@ -311,14 +356,30 @@ class Births:
         return np.array([site.quantity == "value" and site.kind != "parameter" for site in sites], np.bool_)
 
     @cached_property
+    def _of_weights(self) -> npt.NDArray[np.bool_]:
+        """For each site, by its code, whether it is of a parameter: its gradient, its update or its value."""
+        return np.array(
+            [parse_leniently(name).kind == "parameter" for name in self._record.history.site_names], np.bool_
+        )
+
+    @cached_property
+    def _has_all_gradients(self) -> bool:
+        """True if the gradients of all weights were recorded: what is in none of them has come to none."""
+        of_sites = {str(site.value) for site in self._record.of_kind("parameter", "grad")}
+        trained = {each.name for each in self._record.parameters if each.requires_grad}
+        return bool(of_sites) and trained <= of_sites
+
+    @cached_property
     def _lost_steps(self) -> frozenset[int]:
         loss = self._record.loss
         return frozenset(map(int, loss.steps[~np.isfinite(loss.values)]))
 
     def _first_step(self) -> int | None:
         """The first step at which the loss, or what trains the weights, is not finite."""
-        bad = self._rows["step"][~self._values[self._rows["site"]]] if len(self._rows["step"]) else _NO_STEPS
-        told = [*self._lost_steps, *(int(step) for step in np.unique(bad) if not self._is_harmless(int(step)))]
+        rows, sites = self._rows, self._rows["site"]
+        is_meant = self._of_weights[sites] if self._has_all_gradients else ~self._values[sites]
+        harmful = (int(step) for step in np.unique(rows["step"][is_meant]) if not self._is_harmless(int(step)))
+        told = {*self._lost_steps, *islice(harmful, 1)}
         if not told and self._record.status == "failed":
-            told = [int(step) for step in np.unique(self._rows["step"])]
+            told = set(map(int, np.unique(rows["step"])))
         return min(told, default=None)

@@ -334,7 +334,10 @@ class NonFinite(Fact):
         line: who called that in the forward.
         reason: why, in terms of values: ``log of 0``; empty where that was not seen.
         operands: what was seen of each operand: ``{"self": "min 0, 3 of 40 are 0"}``.
-        masked: what is made of it is finite again.
+        made: what that is: ``NaN``, ``inf`` or ``−inf``; empty where that was not seen.
+        watched: each operation was watched as it ran; else it was found in the graph of the failing step.
+        noted: the step whose operations tell operation, line and module; −1 where that is the failing step.
+        certain: all that it took was seen to be finite, or the reason was; else it may have come in there.
     """
 
     kind = "nonfinite"
@@ -343,7 +346,10 @@ class NonFinite(Fact):
     line: str = ""
     reason: str = ""
     operands: JsonObject = field(default_factory=dict)
-    masked: bool = False
+    made: str = ""
+    watched: bool = False
+    noted: int = -1
+    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,6 +398,30 @@ class FreedPart(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unpacked(Fact):
+    """Hooks of the program's for saved tensors gave other data than they were given.
+
+    ``value`` is the largest ‖difference‖ / ‖saved‖ of a tensor, over at most 4,096 of its elements.
+
+    Attributes:
+        pack, unpack: names of the two functions.
+        pack_line, line: where they begin.
+        tensors: how many were compared at that step.
+        changed: how many of them differ.
+        written: that tensor is the very memory that was saved, so it was written to.
+    """
+
+    kind = "unpacked"
+    pack: str = ""
+    unpack: str = ""
+    pack_line: str = ""
+    line: str = ""
+    tensors: int = 0
+    changed: int = 0
+    written: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kink(Fact):
     """A node whose inputs lie where its function has no derivative. ``name`` is the module, ``value`` how many do.
 
@@ -425,7 +455,7 @@ class Kink(Fact):
 
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
-    NonFinite, Overwrite, FreedPart, Kink,
+    NonFinite, Overwrite, Unpacked, FreedPart, Kink,
 )  # fmt: skip
 """Every kind of fact."""
 

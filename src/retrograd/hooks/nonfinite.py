@@ -137,6 +137,15 @@ def is_fine(tensor: Tensor) -> bool:
     return math.isfinite(float(values.sum())) or bool(values.isfinite().all())
 
 
+def name_bad(tensor: Tensor | None) -> str:
+    """Name what a tensor holds that is not finite, the worst of it: ``NaN``, ``inf``, ``−inf``; empty for nothing."""
+    if tensor is None or is_fine(tensor):
+        return ""
+    values = tensor.detach()
+    held = {"NaN": values.isnan(), "inf": values == torch.inf, "−inf": values == -torch.inf}
+    return next((name for name, where in held.items() if bool(where.any())), "")
+
+
 def are_fine(tensors: list[Tensor]) -> bool:
     """Tell whether these are finite, by a norm of each; False where one may not be, and has to be looked at."""
     if not tensors or dispatch_modes() or is_jit_tracing() or is_tracing():
@@ -229,6 +238,7 @@ class BornGradient(NamedTuple):
         number: its sequence number.
         saved: what it had saved, where that was watched.
         leaf: the leaf at which it was found; None for another node.
+        made: what it gave: ``NaN``, ``inf`` or ``−inf``.
         inside: what was kept of the operation of a Python Function that made it; None if it is none.
         source: ``file:line`` of the ``backward`` of that Function; empty for another node.
     """
@@ -237,6 +247,7 @@ class BornGradient(NamedTuple):
     number: int
     saved: dict[str, Any]
     leaf: Tensor | None
+    made: str
     inside: Any = None
     source: str = ""
 
@@ -264,7 +275,7 @@ class GradientBirths:
         self._pass = PassNodes(run)
         self._ran: list[Any] = []
         self._saved: dict[int, dict[str, Any]] = {}
-        self._found: tuple[Any, Tensor | None] | None = None
+        self._found: tuple[Any, Tensor | None, str] | None = None
         self._is_over = self._is_applied = False
         self._tap: NodeTap | None = taps.tap(self._pass, self._see_first, self._see, self._see_leaf)
 
@@ -298,7 +309,8 @@ class GradientBirths:
         try:
             node = current_node()
             if not _are_fine(incoming):
-                self._found = node, variable_of(node)
+                with without_functions():
+                    self._found = node, variable_of(node), next(filter(None, map(name_bad, incoming)))
                 return
             self._ran.append(node)
             self._look.next_node(node)
@@ -308,7 +320,7 @@ class GradientBirths:
             self._is_over = True
             self._fault(error)
 
-    def _blame(self, node: Any, leaf: Tensor | None) -> BornGradient | None:
+    def _blame(self, node: Any, leaf: Tensor | None, made: str) -> BornGradient | None:
         """The node that ran before this one and gave it what is not finite."""
         reach = self._pass.reach
         place = reach.nodes.index(node)
@@ -323,7 +335,7 @@ class GradientBirths:
         blamed = next((each for each in reversed(ran) if id(each) in self._saved), ran[-1])
         saved = self._saved.get(id(blamed), {})
         return BornGradient(
-            name_of(blamed), number_of(blamed), saved, leaf, self._look.found_in(blamed), source_of(blamed)
+            name_of(blamed), number_of(blamed), saved, leaf, made, self._look.found_in(blamed), source_of(blamed)
         )
 
 

@@ -56,7 +56,7 @@ class LiveFindings:
     def _hear_nonfinite(self, event: Event) -> None:
         for fact in read_facts([event]):
             is_search = self._is_scaled and isinstance(fact, NonFinite) and fact.born == "backward"
-            if isinstance(fact, NonFinite) and not fact.masked and not is_search:
+            if isinstance(fact, NonFinite) and not is_search:
                 self._report(event, f"nan-{fact.born}", _describe(fact), fact.line)
                 self._said.add("diverged")  # the loss follows
 
@@ -100,16 +100,18 @@ class LiveFindings:
 
 def _describe(fact: NonFinite) -> str:
     """Say what was seen, and no more: where it came from, the whole record may tell at the end."""
+    what = fact.made or "NaN or infinity"
     where = f" in {fact.name}" if fact.name else ""
     seen = f", first seen{where}" if where else ""
     reason = f": {fact.reason or fact.operation}" if fact.reason or fact.operation else ""
     if fact.born == "input":  # the operation only took it
-        return f"NaN or infinity comes in at step {fact.step}{seen}{f': {fact.reason}' if fact.reason else ''}"
+        return f"{what} comes in at step {fact.step}{seen}{f': {fact.reason}' if fact.reason else ''}"
     if fact.born == "backward":
-        return f"The gradient becomes NaN or infinite{where}, step {fact.step}{reason}"
+        return f"The gradient becomes {what}{where}, step {fact.step}{reason}"
     if fact.born == "update" and not fact.operation:  # a gradient may have been so before, or what is written by hand
-        return f"NaN or infinity is in a parameter behind step {fact.step}{seen}"
-    return f"NaN or infinity is made{where}, step {fact.step}{reason}"
+        return f"{what} is in a parameter behind step {fact.step}{seen}"
+    either = "" if fact.certain or not fact.operation else f" by `{fact.operation}`, or comes in there"
+    return f"{what} is made{either}{where}, step {fact.step}{reason}"
 
 
 def say_critical(finding: Finding) -> None:

@@ -67,6 +67,8 @@ class MissingZeroGrad(Detector):
         is_never = len(stale) == len(later)
         how = "never" if is_never else "mostly not"
         whose = f"updates of {optimizer}" if optimizer else "updates by hand"
+        held = {str(call.details.get("held", "")) for update in stale for call in update.named("backward")}
+        seen = ", and .grad was neither None nor zero when backward began" if held == {"some"} else ""
         return self.find(
             "critical",
             f"Gradients are {how} cleared: {len(stale)} of {len(later)} {whose} add to what the batches before had "
@@ -79,7 +81,7 @@ class MissingZeroGrad(Detector):
                 Evidence("updates without zero_grad before them", len(stale), f"> {MOSTLY:g} of {len(later)}"),
                 Evidence(".grad when backward began", str(stale[-1].named("backward")[0].details.get("held", ""))),
             ],
-            precondition=["no zero_grad was called, and .grad was neither None nor zero when backward began"],
+            precondition=[f"nothing cleared the gradients before these updates{seen}"],
             refute="gradients are cleared in a way that leaves .grad as it is, or their sum is meant",
         )
 

@@ -155,7 +155,7 @@ class WeightsUntied(Detector):
                         Evidence("shape", str(list(looks[first][0].shape))),
                         Evidence("equal bit for bit", "at first"),
                     ],
-                    precondition=["one is of an embedding, the other of an output layer"],
+                    precondition=[f"one is of an embedding, the other of a {record.type_of(second) or 'parameter'}"],
                     refute="one was only initialised from the other",
                 )
 
@@ -203,9 +203,9 @@ class SharedByAccident(Detector):
             shared = {child: _calls_within(child, calls) for child in children}
             shared = {child: count for child, count in shared.items() if count > 1}
             if len(shared) == 1 and (missing == 0 or next(iter(shared.values())) == missing + 1):
-                yield self._describe(record, container, *next(iter(shared.items())))
+                yield self._describe(record, container, missing, *next(iter(shared.items())))
 
-    def _describe(self, record: Record, container: str, child: str, count: int) -> Finding:
+    def _describe(self, record: Record, container: str, missing: int, child: str, count: int) -> Finding:
         kind = record.type_of(container or ROOT)
         return self.find(
             "warning",
@@ -215,7 +215,9 @@ class SharedByAccident(Detector):
             line=record.line_of(container or ROOT),
             evidence=[Evidence("places", count, "> 1"), Evidence("calls a forward", count, "> 1")],
             precondition=[
-                "it has parameters, and the numbers of its other places are missing among the container's children"
+                f"{missing} numbers are missing among the children of the {kind}"
+                if missing
+                else f"it is the only child of the {kind}"
             ],
             refute="the layers are meant to share their weights",
         )

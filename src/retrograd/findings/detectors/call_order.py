@@ -46,12 +46,13 @@ class NeverSteps(Detector):
         if not calls:
             raise CannotTell("no calls were recorded")
         passes = [call for call in calls if call.name == "backward"]
+        by_hand = "no parameter was changed by hand either" if record.is_changed is False else ""
         is_updated = any(call.name in ("step", "scaler.step") for call in calls) or _may_change(record)
         named = _name_optimizer(calls)
         if is_updated:
             yield from self._find_others(calls)
         elif len(passes) >= (PASSES if named else WITHOUT_OPTIMIZER) and _trains(calls):
-            yield self._describe(named, passes, passes[0].line, "critical" if named else "warning")
+            yield self._describe(named, passes, passes[0].line, "critical" if named else "warning", by_hand)
 
     def _find_others(self, calls: list[Call]) -> Iterator[Finding]:
         """Optimizers whose gradients are cleared again and again beside others that step."""
@@ -64,9 +65,10 @@ class NeverSteps(Detector):
                 passes.setdefault(waiting, []).append(call)
         for optimizer, several in passes.items():
             if stepping and len(several) >= PASSES:
-                yield self._describe(optimizer, several, several[0].line, "critical")
+                checked = "gradients are cleared for it again and again, and other optimizers step"
+                yield self._describe(optimizer, several, several[0].line, "critical", checked)
 
-    def _describe(self, named: str, passes: list[Call], line: str, severity: Severity) -> Finding:
+    def _describe(self, named: str, passes: list[Call], line: str, severity: Severity, checked: str) -> Finding:
         return self.find(
             severity,
             f"{named or 'No optimizer'} {'never' if named else 'ever'} makes an update: backward ran {len(passes)} "
@@ -79,7 +81,7 @@ class NeverSteps(Detector):
                 Evidence("backward passes", len(passes), f"≥ {PASSES if named else WITHOUT_OPTIMIZER}"),
                 Evidence("updates", 0, "none"),
             ],
-            precondition=["no parameter was changed by hand either, or gradients are cleared for it again and again"],
+            precondition=[checked] if checked else [],
             refute="gradients are all that the program wants, or it updates tensors that no recorded model has",
         )
 
@@ -126,13 +128,13 @@ class BackwardNeverCalled(Detector):
         if any(call.name in ("backward", "grad") for call in record.calls):
             for optimizer, several in by_optimizer(updates).items():
                 if len(several) >= 3 and is_without_gradient(record, optimizer) and all(map(_is_early, several)):
-                    yield self._describe(
-                        several, "no backward pass for it ever ran: none of its parameters has ever had a"
-                    )
+                    why = "no backward pass for it ever ran: none of its parameters has ever had a"
+                    yield self._describe(several, why, ["parameters of other optimizers had gradients"])
         elif len(updates) >= 3 and not record.is_changed:
-            yield self._describe(updates, "no backward pass ever ran: parameters have no")
+            checked = ["no parameter was changed"] if record.is_changed is False else []
+            yield self._describe(updates, "no backward pass ever ran: parameters have no", checked)
 
-    def _describe(self, updates: list[Update], why: str) -> Finding:
+    def _describe(self, updates: list[Update], why: str, checked: list[str]) -> Finding:
         return self.find(
             "critical",
             f"{updates[0].optimizer} makes {len(updates)} updates, and {why} gradient to be updated by",
@@ -141,7 +143,7 @@ class BackwardNeverCalled(Detector):
             last_step=updates[-1].step,
             line=updates[0].call.line,
             evidence=[Evidence("updates", len(updates), "≥ 3"), Evidence("backward passes", 0, "none")],
-            precondition=["no recorded parameter of it was changed by an update, or had a gradient"],
+            precondition=checked,
             refute="gradients are written to .grad by the program itself",
         )
 

@@ -195,7 +195,7 @@ class ClipOtherParameters(Detector):
                     span=empty,
                     line=empty[0].line,
                     evidence=[Evidence("calls that clip nothing", len(empty), f"≥ {HABIT:.0%} of {len(calls)}")],
-                    precondition=["updates change parameters, so there are gradients"],
+                    precondition=["updates change parameters"],
                     refute="gradients are clipped by other means",
                 )
 

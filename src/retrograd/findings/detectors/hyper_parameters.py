@@ -172,7 +172,10 @@ class AdamEpsilon(Detector):
                 Evidence("ε over the median gradient", epsilon / size if size else float("inf"), "> 10"),
                 Evidence("median update over the learning rate", share, f"< {SHARE:g}"),
             ],
-            precondition=["the updates are small themselves", "the loss has not fallen, or ε is 0.1 or more"],
+            precondition=[
+                "the updates are small themselves",
+                f"ε is {epsilon:g}" if record.once(Training).fell else "the loss has not fallen",
+            ],
             refute="with eps=1e-8 the updates are as small",
         )
 
@@ -238,6 +241,6 @@ class Momentum(Detector):
             span=record,
             line=record.optimizers[name].line,
             evidence=[Evidence(what, value, bound), Evidence("loss at the end", record.once(Training).late)],
-            precondition=["the loss does not end at its lowest, or β₁ is above √β₂"],
+            precondition=[f"{what} is {bound}" if bound.startswith("> √") else "the loss does not end at its lowest"],
             refute="with 0.9 it ends as high",
         )

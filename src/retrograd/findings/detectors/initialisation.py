@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from retrograd.findings.layers import Layer, Layers, take_first
 from retrograd.findings.numbers import divide
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import FloatArray, Training
+from retrograd.history.facts import Parameter
 
 GAIN = 4.0
 """Root mean square of a layer's output over that of its input, from which on its weights are large."""
@@ -244,10 +245,11 @@ class SymmetricInit(Detector):
     words = Words(
         says="The units of a layer begin with the same weights and get the same gradient, so they stay one unit.",
         example="All 64 rows of 0:weight are the same, and still are at step 32: its units learn as one.",
-        threshold="All rows of a weight are bit for bit the same at the first and at a later look; or the weights of "
-        "two layers, one after the other, are zero and stay so.",
+        threshold="All rows of a weight are bit for bit the same at all looks, and its gradient is not zero; or the "
+        "weights of two layers, one after the other, are zero and stay so, and a gradient comes to the second.",
         source="Glorot and Bengio 2010 on breaking symmetry; the bounds are exact.",
-        guard="A single layer of zeros (a zero-initialised head, LoRA, residual branches) leaves zero at once.",
+        guard="A single layer of zeros (a zero-initialised head, LoRA, residual branches) leaves zero at once; what "
+        "gets no gradient, or nothing but zeros, does not learn at all.",
         repair="Initialise the weights at random: leave torch's own initialisation, or nn.init.kaiming_normal_.",
     )
     explains = (
@@ -260,46 +262,65 @@ class SymmetricInit(Detector):
         same = self._find_same(record)
         zero = [] if same else self._find_zero(record)
         if same:
-            _, rows, step = same[0]
-            yield self._tell(record, [each for each, _, _ in same], f"are the same, and still are at step {step}", rows)
+            looks, gradient = next(iter(same.values()))
+            steps = [each.step for each in looks]
+            yield self._tell(
+                record,
+                list(same),
+                f"All {looks[0].shape[0]} rows",
+                f"are the same, and still are at step {steps[-1]}: its units learn as one",
+                f"they are the same at steps {', '.join(map(str, steps[:-1]))} and {steps[-1]}, with gradients up to "
+                f"{gradient:.2g} between",
+            )
         elif zero:
-            yield self._tell(record, zero, "are zero, and stay so", 0)
+            count = len(record.once(Training).updates.steps)
+            how = "are zero, and stay so: neither layer lets a gradient through to the other"
+            checked = f"none of {count} updates changed them, and a gradient comes to the last of them"
+            yield self._tell(record, zero, "All weights", how, checked)
 
-    def _find_same(self, record: Record) -> list[tuple[str, int, int]]:
-        found = []
+    def _find_same(self, record: Record) -> dict[str, tuple[list[Parameter], float]]:
+        """Weights whose rows are the same at all looks, though gradients come: the looks, and the largest of those."""
+        found = {}
         for name, looks in record.looks.items():
             listed = [each for each in looks if len(each.shape) >= 2 and each.shape[0] > 2 and each.requires_grad]
-            is_same = len(listed) > 1 and all(each.same_rows >= each.shape[0] for each in listed)
-            if is_same and self._is_trained(record, name):
-                found.append((name, listed[0].shape[0], listed[-1].step))
+            if len(listed) > 1 and all(each.same_rows >= each.shape[0] for each in listed):
+                gradient = _largest(record, f"{name}.grad", listed[-1].step)
+                if gradient > 0:
+                    found[name] = listed, gradient
         return found
-
-    def _is_trained(self, record: Record, name: str) -> bool:
-        return any(str(site.value) == name for site in record.once(Training).updates.sites)
 
     def _find_zero(self, record: Record) -> list[str]:
         updates = record.once(Training).updates
-        if not len(updates.steps) or len(updates.steps) < 3:
+        if len(updates.steps) < 3:
             raise CannotTell("fewer than three updates were recorded")
         weighs = [layer.path for layer in record.once(Layers).listed if layer.weighs]
         zero = {
             site.path
             for k, site in enumerate(updates.sites)
-            if site.keys[0] == "weight" and (updates.first_weights[k] == 0).all()
+            if site.keys[0] == "weight" and (updates.first_weights[k] == 0).all() and not updates.told[k]
         }
+        last = int(updates.steps[-1]) + 1
         pairs = [(a, b) for a, b in pairwise(weighs) if a in zero and b in zero]
-        return [f"{path}:weight" for path in weighs if path in zero] if pairs else []
+        pairs = [(a, b) for a, b in pairs if _largest(record, f"{b}:output.grad", last) > 0]
+        return [f"{path}:weight" for path in dict.fromkeys(chain(*pairs))]
 
-    def _tell(self, record: Record, names: list[str], how: str, rows: int) -> Finding:
+    def _tell(self, record: Record, names: list[str], what: str, how: str, checked: str) -> Finding:
         more = f" and of {count_more(len(names) - 1, 'weight')}" if len(names) > 1 else ""
-        what = f"All {rows} rows of {names[0]}{more}" if rows else f"All weights of {names[0]}{more}"
         return self.find(
             "critical",
-            f"{what} {how}: its units learn as one.",
+            f"{what} of {names[0]}{more} {how}.",
             site=names[0],
             span=record,
             line=record.line_of(names[0]),
-            evidence=[Evidence("parameters of this kind", len(names)), Evidence("equal rows", rows or "all zero")],
-            precondition=["it is so at several looks, with updates between them"],
+            evidence=[Evidence("parameters of this kind", len(names))],
+            precondition=[checked],
             refute="two rows of the weight differ",
         )
+
+
+def _largest(record: Record, name: str, last: int) -> float:
+    """The largest element of a gradient before a step; 0 where none was recorded."""
+    if name not in record.history:
+        return 0.0
+    series = record.series(name)
+    return float(np.nanmax(series.abs_max[series.steps < last], initial=0.0))

@@ -67,11 +67,18 @@ class LearningRateTooHigh(Detector):
         training.need_loss(4)
         updates = training.updates
         before = baseline(record, updates)
-        since = self._find_rise(record, before) or self._find_death(record)
+        rise = self._find_rise(record, before)
+        since = rise or self._find_death(record)
         first = None if since is None or training.late < MOVED * before else largest_before(updates, since)
-        first = first or self._find_huge(record, before)
+        checked = [
+            "units of a layer that lived before have been dead since" if rise is None else "the loss rose after it"
+        ]
+        checked.append(f"the loss does not end below {MOVED:g} of what it was before")
+        if first is None:
+            first = self._find_huge(record, before)
+            checked = [f"several updates were of {HUGE:g} times the norm of the weights or more"]
         if first is not None:
-            yield self._tell(record, *first, before)
+            yield self._tell(record, *first, before, checked)
 
     @staticmethod
     def _find_rise(record: Record, before: float) -> int | None:
@@ -104,7 +111,7 @@ class LearningRateTooHigh(Detector):
         found = [dead for dead in record.once(list_dead) if dead.share > DEAD and dead.since > record.steps[0]]
         return min((dead.since for dead in found), default=None)
 
-    def _tell(self, record: Record, step: int, ratio: float, before: float) -> Finding:
+    def _tell(self, record: Record, step: int, ratio: float, before: float, checked: list[str]) -> Finding:
         training = record.once(Training)
         loss, late, rate = training.loss.values, training.late, training.rates.get(step, training.rate)
         finite = loss[np.isfinite(loss)]
@@ -127,10 +134,7 @@ class LearningRateTooHigh(Detector):
                 Evidence("largest finite loss", float(finite.max()), f"> {ROSE:g} × before, or > 1.5 × and 6 × noise"),
                 Evidence("loss at the end", late, f"not < {MOVED:g} × before"),
             ],
-            precondition=[
-                f"the loss rose after the update, and it or the updates were that large at {LASTED} steps or more",
-                "it ends no lower than before",
-            ],
+            precondition=checked,
             repair=f"Look why the loss is so large; its gradients are, too. {self.words.repair}" if is_large else "",
             refute="with a tenth of the learning rate the loss rises all the same",
         )

@@ -305,7 +305,7 @@ class SummedLoss(Detector):
         chain = record.need_chains()[0]
         loss = chain.loss
         is_sum = chain.name(loss) in LOSSES and argument_of(chain.listed[loss], "reduction") == "sum"
-        plain = all(name.startswith("SGD") for name in record.optimizers)
+        plain = bool(record.optimizers) and all(name.startswith("SGD") for name in record.optimizers)
         if not is_sum or not plain or record.once(Training).fell or record.once(Births).is_sudden:
             return
         shape = list(chain.taken(loss) or ())

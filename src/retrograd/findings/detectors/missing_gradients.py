@@ -81,7 +81,7 @@ class MissingGradient(Detector):
                 Evidence("parameters", len(names)),
                 *([Evidence("operation", lost.operation)] if lost is not None else []),
             ],
-            precondition=["an optimizer holds them", "they are not frozen", "no pass gave them a gradient"],
+            precondition=["an optimizer holds them", "they are not frozen", "no pass gave them one but zeros"],
             refute="they are meant to stay as they are",
             repair=f"make the optimizer with the parameters of {twin}." if twin else _tell_repair(kind, lost),
         )
@@ -248,7 +248,7 @@ class NotOptimized(Detector):
                 Evidence("steps in which they had one", steps, f"≥ {FEWEST}"),
                 Evidence("parameters of the model in an optimizer", len(trained), "> 0"),
             ],
-            precondition=["an optimizer holds others that are trained in the same steps", "they are not frozen"],
+            precondition=["an optimizer holds others that are trained", "they are not frozen"],
             refute="they are meant to stay as they are",
         )
 
@@ -320,7 +320,10 @@ class LayersInAList(Detector):
                 Evidence("layers", len(roots), "> 0"),
                 Evidence("parameters with gradients in no optimizer", len(names), "> 0"),
             ],
-            precondition=["the program calls them only inside of another model", "an optimizer holds that model"],
+            precondition=[
+                "the program calls them only inside of another model",
+                "an optimizer holds recorded parameters",
+            ],
             refute="they are trained by something that is not an optimizer of torch",
         )
 

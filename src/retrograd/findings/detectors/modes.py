@@ -124,7 +124,7 @@ class EvalModeInTraining(Detector):
                 Evidence("updates whose forward ran in eval mode", len(wrong), f"≥ 3 and {SHARE:.0%} of {among}"),
                 *([Evidence("line of the evaluation", evaluation.line)] if evaluation and not always else []),
             ],
-            precondition=[f"the whole model is in eval mode, and it has {layers}"],
+            precondition=[f"the model that is called is in eval mode, and it has {layers}"],
             refute="statistics and dropout are frozen on purpose",
         )
 
@@ -180,9 +180,11 @@ class TrainModeInEvaluation(Detector):
             if not wrong or _is_sampled(wrong, periods, layers):
                 continue
             if is_seldom or is_fixed_set(record, model):
-                yield self._describe(model, wrong, periods, layers)
+                often = "most updates have no such forward before them"
+                checked = often if is_seldom else "what these forwards are given is never trained with"
+                yield self._describe(model, wrong, periods, layers, checked)
 
-    def _describe(self, model: str, wrong: list[Call], periods: int, layers: ModalLayers) -> Finding:
+    def _describe(self, model: str, wrong: list[Call], periods: int, layers: ModalLayers, checked: str) -> Finding:
         return self.find(
             "warning",
             f"The model is evaluated in training mode, with {layers} that behave as in training: "
@@ -194,7 +196,7 @@ class TrainModeInEvaluation(Detector):
                 Evidence("forwards without backward in training mode", len(wrong), "> 0"),
                 Evidence("forwards in eval mode", 0, "none"),
             ],
-            precondition=[f"the model has {layers}", "most updates have no such forward before them"],
+            precondition=[f"the model has {layers}", checked],
             refute="what these forwards return is not looked at, or is meant to be random",
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 from retrograd.amounts import count_of
 from retrograd.findings.births import GREW, Birth, Births
 from retrograd.findings.detector import Detector, Words
-from retrograd.findings.finding import Evidence, Finding
+from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import Training
 from retrograd.history.facts import Kink
@@ -55,9 +55,6 @@ _BESIDE = (
 )
 """Repair for a tensor that comes in, and not as an input of the model."""
 
-_INFINITE = ("overflow", "log of 0", "too large", "division by 0", "0 to a negative power", "rsqrt of 0")
-"""Words of reasons by which infinity is made, and not NaN."""
-
 
 def _make_words(says: str, example: str, repair: str, threshold: str = "One element.") -> Words:
     return Words(says=says, example=example, threshold=threshold, source=_SOURCE, guard=_GUARD, repair=repair)
@@ -87,19 +84,21 @@ class _Born(Detector):
     def _tell(self, record: Record, births: Births, birth: Birth) -> Finding:
         lost = record.once(Training).lost
         said = self._choose(birth).format(
-            what=_name_number(birth),
+            what=birth.made or "NaN or infinity",
             how=_how_it_came_in(birth),
             where=_where(birth),
             site=birth.site or "a parameter",
             step=birth.step,
+            operation=birth.operation,
         )
         reason = f": {birth.reason}" if birth.reason else ""
         growth = ", after numbers had grown" if births.growth >= 1 else ""
-        guess = "" if birth.is_seen or birth.reason or not birth.operation else self.guess.format(birth.operation)
-        if birth.noted not in (None, birth.step):
+        is_known = birth.reason if not birth.is_seen else birth.is_certain or birth.born != "backward"
+        guess = "" if is_known or not birth.operation else self.guess.format(birth.operation)
+        if not birth.is_seen and birth.noted not in (None, birth.step):
             guess += f", as operations were at step {birth.noted}"
         return self.find(
-            "critical" if lost is not None or not self._recovers(record) else "warning",
+            self._weigh(record, birth, lost),
             f"{said}{guess}{reason}{growth}",
             site=birth.site,
             step=birth.step,
@@ -107,12 +106,7 @@ class _Born(Detector):
             rank=birth.rank,
             line=birth.line,
             evidence=list(_list_evidence(births, birth, lost)) or [Evidence("step", birth.step)],
-            precondition=[
-                "its operands were looked at in the failing step"
-                if birth.is_seen
-                else "told by the order in which sites were reached",
-                "it reached the loss, a gradient that was applied, or a weight",
-            ],
+            precondition=_list_checks(birth),
             refute="the operation, run on these operands alone, gives what is finite",
             repair=_BESIDE if birth.is_beside else _find_repair(birth, self.words.repair),
         )
@@ -121,9 +115,29 @@ class _Born(Detector):
         return self.sentence
 
     @staticmethod
-    def _recovers(record: Record) -> bool:
+    def _weigh(record: Record, birth: Birth, lost: int | None) -> Severity:
+        """Training that goes on with a finite loss has got over it; of what came to no weight and no loss take note."""
+        if lost is None and not birth.is_seen and not birth.reached:
+            return "note"
         values = record.loss.values
-        return len(values) > 0 and bool(np.isfinite(values[-1]))
+        is_trained = bool(record.of_kind("parameter", "update"))
+        has_recovered = is_trained and len(values) > 0 and bool(np.isfinite(values[-1]))
+        return "warning" if lost is None and has_recovered else "critical"
+
+
+def _list_checks(birth: Birth) -> list[str]:
+    """What was checked of this birth, and how."""
+    if birth.is_watched and birth.is_seen:
+        how = f"each operation of step {birth.step} was watched as it ran"
+    elif birth.is_seen:
+        how = f"the graph of step {birth.step} was searched for it"
+    elif birth.seen_at:
+        how = f"of what was recorded at step {birth.step}, {birth.seen_at} is the first that is not finite"
+    else:
+        how = "no recorded site has a number that is not finite"
+    is_of_look = birth.is_seen and birth.noted is not None
+    line = f"its line is of step {birth.noted}, whose graph has the same nodes there" if is_of_look else ""
+    return [each for each in (how, line, birth.reached) if each]
 
 
 def _list_evidence(births: Births, birth: Birth, lost: int | None) -> Iterator[Evidence]:
@@ -145,10 +159,6 @@ def _find_repair(birth: Birth, usual: str) -> str:
     return usual
 
 
-def _name_number(birth: Birth) -> str:
-    return "inf" if any(words in birth.reason for words in _INFINITE) else "NaN"
-
-
 def _how_it_came_in(birth: Birth) -> str:
     return "beside the model's inputs, which are finite," if birth.is_beside else "with the data"
 
@@ -157,10 +167,10 @@ def _where(birth: Birth) -> str:
     if birth.is_beside and birth.operation:
         return f", in what `{birth.operation}` takes"
     if birth.is_behind:
-        return f"between {birth.site} and the loss"
+        return f" between {birth.site} and the loss"
     if birth.born == "input":
         return f", first seen in {birth.site}" if birth.site else ""
-    return f"in {birth.site}" if birth.site else "between the model's output and the loss"
+    return f" in {birth.site}" if birth.site else " between the model's output and the loss" if birth.is_outside else ""
 
 
 class NanInput(_Born):
@@ -182,7 +192,7 @@ class NanForward(_Born):
 
     slug = "nan-forward"
     born = "forward"
-    sentence = "{what} is made {where}, step {step}"
+    sentence = "{what} is made{where}, step {step}"
     words = _make_words(
         says="An operation of the forward makes a number that is not finite of numbers that are.",
         example="NaN is made in block.att, step 312: softmax over a row that is all −inf (train.py:48)",
@@ -190,13 +200,17 @@ class NanForward(_Born):
         threshold="One element that reaches the loss.",
     )
 
+    def _choose(self, birth: Birth) -> str:
+        is_open = birth.is_seen and not birth.is_certain and birth.operation
+        return "{what} is made by `{operation}`, or comes in there{where}, step {step}" if is_open else self.sentence
+
 
 class NanBackward(_Born):
     """A derivative that is not finite."""
 
     slug = "nan-backward"
     born = "backward"
-    sentence = "The gradient becomes {what} {where}, step {step}"
+    sentence = "The gradient becomes {what}{where}, step {step}"
     words = _make_words(
         says="The loss is finite, and a derivative is not.",
         example="The gradient becomes NaN in head, step 5: the derivative of sqrt is infinite at 0 (train.py:48)",

@@ -102,7 +102,8 @@ class RateIsZero(Detector):
             is_nothing = bool(since) and not rates[max(since, len(rates) // 2) :].any()
             is_of_epochs = _is_per_update(schedule, updates) and is_unlearned(record, updates[since].step)
             if since and not is_of_epochs and (is_nothing or is_unlearned(record, updates[since].step)):
-                yield describe_collapse(self, optimizer, updates, rates, since, schedule)
+                is_high = is_unlearned(record, updates[since].step)
+                yield describe_collapse(self, optimizer, updates, rates, since, schedule, is_high=is_high)
 
     def _find_groups(self, optimizer: str, updates: list[Update], record: Record) -> Iterator[Finding]:
         """Groups whose learning rate is 0 all the time, while that of others is not."""
@@ -153,7 +154,14 @@ def _is_per_update(schedule: list[Call], updates: list[Update]) -> bool:
 
 
 def describe_collapse(
-    detector: Detector, optimizer: str, updates: list[Update], rates: FloatArray, since: int, schedule: list[Call]
+    detector: Detector,
+    optimizer: str,
+    updates: list[Update],
+    rates: FloatArray,
+    since: int,
+    schedule: list[Call],
+    *,
+    is_high: bool,
 ) -> Finding:
     """A finding that says when the learning rate fell, and by whom."""
     by = f" by {schedule[0].about}" if schedule else ""
@@ -171,7 +179,9 @@ def describe_collapse(
             Evidence("learning rate at the end", float(rates[-1]), "< 0.01 of it for the whole second half"),
             Evidence("first update at which it was next to nothing", since, f"of {len(rates)}"),
         ],
-        precondition=[f"the loss was above {UNLEARNED} of its first value by then, or the rate is 0 exactly"],
+        precondition=[
+            f"the loss was not below {UNLEARNED:g} of its first value by then" if is_high else "the rate is 0 exactly"
+        ],
         refute="the loss had reached the lowest value that this model and these data allow",
     )
 
@@ -204,7 +214,7 @@ class SchedulerPerStep(Detector):
                 continue
             since, waves = find_collapse(rates), count_waves(rates)
             if since and is_unlearned(record, updates[since].step):
-                yield describe_collapse(self, optimizer, updates, rates, since, schedule)
+                yield describe_collapse(self, optimizer, updates, rates, since, schedule, is_high=True)
             elif waves >= 2 and schedule[0].about == "CosineAnnealingLR":
                 yield self._describe_waves(optimizer, updates, rates, waves, schedule[0])
 
@@ -265,7 +275,11 @@ class SchedulerBeforeStep(Detector):
             step=schedule[0].step,
             line=schedule[0].line,
             evidence=[Evidence("first of both", calls[0].name), Evidence("last of both", calls[-1].name, "step")],
-            precondition=["the step in the scheduler's constructor does not count", "the run was not cut short"],
+            precondition=[
+                "the first call of both is the scheduler's"
+                if is_ahead
+                else "it is stepped ahead of each of several equal stretches of updates, the last one too"
+            ],
             refute="the last step of the schedule is left out on purpose",
         )
 

@@ -343,7 +343,7 @@ class ReshapeMixes(OperationDetector):
             f"{chain.name(number)} makes {after} of {before}: elements stay where they are, so {what} are mixed with "
             "each other",
             evidence=[Evidence("shape before", str(before)), Evidence("shape after", str(after))],
-            precondition=["no permute or transpose stands before it that would bring the elements into this order"],
+            precondition=["no permute or transpose made what it is given"],
             refute="the tensor already lies in the order that the new shape names",
         )
 

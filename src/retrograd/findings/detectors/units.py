@@ -111,7 +111,9 @@ class DeadUnits(Detector):
                 Evidence("looks, or steps, at which they were", worst.seen, f"≥ {LOOKS}"),
             ],
             precondition=[
-                "the layer is a ReLU, or no gradient passes it",
+                f"the layer is a {worst.layer.type}"
+                if "ReLU" in worst.layer.type
+                else f"they were so at each of the last {worst.seen} looks, or steps",
                 "the loss has not fallen"
                 if not record.once(Training).fell
                 else f"more than {MOST:.0%} of the units are dead",
@@ -240,9 +242,14 @@ class Saturated(Detector):
             last_step=record.last_step,
             line=layer.line,
             evidence=[Evidence("mean slope over the largest", float(np.median(slope[begin:])), f"< {FLAT:g}")],
-            precondition=["it is not the last layer", "the loss has not fallen by a tenth, or it began so"],
+            precondition=["it is not the last layer", tell_loss(record, "it was so at all steps, from the first on")],
             refute="the inputs of this layer are mostly between −2 and 2",
         )
+
+
+def tell_loss(record: Record, otherwise: str) -> str:
+    """Say that the loss has not fallen, or what holds where it has."""
+    return otherwise if record.once(Training).fell else "the loss has not fallen by a tenth"
 
 
 def slope_of(record: Record, layer: Layer) -> FloatArray:
@@ -298,7 +305,7 @@ class AttentionCollapse(Detector):
             last_step=record.last_step,
             line=each.line,
             evidence=[Evidence("Σp²/Σp", sure, f"≥ {bound:g}")],
-            precondition=["it is not the last layer", "the loss has not fallen by a tenth, or it was so at all looks"],
+            precondition=["it is not the last layer", tell_loss(record, "it was so at all looks")],
             refute="the entropy of its rows is above 0.1·log n",
         )
 
