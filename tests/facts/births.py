@@ -104,6 +104,22 @@ def ignored(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
     return F.cross_entropy(out, target)  # born
 
 
+def sum_of_none(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    target = y.argmax(-1)
+    if step == BAD_STEP:
+        target = torch.full_like(target, -100)
+    total = F.cross_entropy(out, target, reduction="sum")  # 0, and the sum of none is
+    return total / (target >= 0).sum()  # born
+
+
+def sum_by_place(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    target = y.argmax(-1)
+    if step == BAD_STEP:
+        target = torch.full_like(target, -100)
+    total = F.cross_entropy(out, target, None, None, -100, None, "sum")
+    return total / (target >= 0).sum()  # born
+
+
 def arc(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
     cosine = out.tanh() * (1.0 if step != BAD_STEP else 1000.0)
     return torch.acos(cosine).mean()  # born
@@ -195,6 +211,8 @@ PROGRAMS = {
     "exp overflow": program(exponential, "forward", "exp", "too large for float32"),
     "std of one": program(of_one, "forward", "std", "std of one element"),
     "all ignored": program(ignored, "forward", "cross_entropy", "every target is ignored"),
+    "a sum over none": program(sum_of_none, "forward", "div", "0 / 0"),
+    "a sum over none, by place": program(sum_by_place, "forward", "div", "0 / 0"),
     "acos beyond 1": program(arc, "forward", "acos", "beyond ±1"),
     "half overflow": program(half, "forward", "mul", "overflow of float16"),
     "softmax of a row of −inf": Program(

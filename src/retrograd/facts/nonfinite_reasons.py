@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MEAN = 1
+"""The reduction ``mean``, as nodes save it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -150,6 +153,8 @@ def _below_one(case: Case) -> str:
 def _classify(case: Case) -> str:
     target = case.operands[1] if len(case.operands) > 1 else None
     ignored = case.named.get("ignore_index", -100)
+    if case.named.get("reduction", "mean") not in ("mean", MEAN):
+        return ""  # a sum over none is 0
     if target is not None and not target.is_floating_point() and _any((target == ignored).all()):
         return "every target is ignored, so it is the mean over none"
     return ""

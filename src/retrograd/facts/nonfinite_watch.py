@@ -226,6 +226,8 @@ def _make_case(name: str, born: BornOperation, operands: list[Tensor], made: Ten
     for each in born.args:
         if isinstance(each, tuple | list) and all(isinstance(dim, int) for dim in each):
             named.setdefault("dim", each)
+        elif isinstance(each, str):
+            named.setdefault("reduction", each)  # of a loss; no other rule asks for it
     return Case(name, operands, made, numbers, named)
 
 
