@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -202,13 +203,13 @@ class ScalerChurn(Detector):
     words = Words(
         says="Loss scaling skips many updates: gradients overflow at any scale, or the scale is raised too often.",
         example="Loss scaling has skipped 31 of 60 updates: gradients overflow at a scale of 0.5 too.",
-        threshold=f"More than {SEARCH} skipped updates and more than {CHURN:.0%} of those after the first {SEARCH}; or a "
-        "scale below 1 in the end.",
+        threshold=f"More than {SEARCH} skipped updates and more than {CHURN:.0%} of those after the first {SEARCH}; or "
+        "a scale below 1 in the end.",
         source="torch.amp.GradScaler halves at an overflow, and doubles after 2000 steps: one in 2000 is usual. "
         "Bounds ours.",
         guard=f"The search for a scale at the begin (the first {SEARCH} updates) is not counted.",
-        repair="Find the value that overflows, and compute it in float32 or bfloat16: no scale helps. Where the scale is "
-        "raised again and again, raise growth_interval; where it is set by hand, leave that out.",
+        repair="Find the value that overflows, and compute it in float32 or bfloat16: no scale helps. Where the scale "
+        "is raised again and again, raise growth_interval; where it is set by hand, leave that out.",
     )
     explains = ("loss-flat", "not-updated", "underflow")
 
@@ -253,11 +254,10 @@ class ScalerChurn(Detector):
         lost = sorted(skipped & scales.keys())
         if not lost:
             return "gradients overflow", ""
-        steps = sorted(scales)
-        behind = [steps[place + 1] for step in lost if (place := steps.index(step)) + 1 < len(steps)]
-        held = [scales[step] for step in behind if scales[step] >= scales[steps[steps.index(step) - 1]]]
+        after = [(scales[step], scales[then]) for step, then in pairwise(sorted(scales)) if step in skipped]
+        held = [scale for before, scale in after if scale >= before]
         lowest = min(scales[step] for step in lost[len(lost) // 2 :])
-        if len(held) > len(behind) / 2:
+        if len(held) > len(after) / 2:
             return (
                 f"the scale is {held[-1]:g} again after an update that overflowed, and torch halves it there",
                 "let scaler.update() choose the scale: leave its argument, and other writes to the scale, out.",
@@ -265,8 +265,8 @@ class ScalerChurn(Detector):
         fine = [scale for step, scale in scales.items() if step not in skipped and step > lost[0]]
         if fine and max(fine) < lowest:
             return (
-                f"gradients overflow at a scale of {lowest:g}, to which it is raised again and again from {max(fine):g}",
-                "raise growth_interval of the GradScaler: after so many updates it doubles the scale (2000 by default).",
+                f"gradients overflow at a scale of {lowest:g}, to which it is raised again and again",
+                "raise growth_interval of the GradScaler: after so many updates it raises the scale (2000 by default).",
             )
         return (
             f"gradients overflow at a scale of {lowest:g} too",
