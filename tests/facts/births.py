@@ -197,6 +197,22 @@ def train_and_divide(net: nn.Module) -> None:
         optimizer.step()  # born
 
 
+def train_in_half(net: nn.Module) -> None:
+    """ε of 1e-8 is 0 in float16, and a gradient of 0 is divided by it."""
+    torch.manual_seed(0)
+    net.half()
+    optimizer = torch.optim.RMSprop(net.parameters(), lr=0.01)
+    for step in range(8):
+        optimizer.zero_grad()
+        net(torch.randn(6, 4).half()).float().square().mean().backward()
+        for each in net.parameters():
+            each.grad = torch.ones_like(each) if step != BAD_STEP else torch.zeros_like(each)
+        if step == BAD_STEP:
+            for state in optimizer.state.values():
+                state["square_avg"].zero_()
+        optimizer.step()  # born
+
+
 def program(loss_of: Any, born: str, operation: str, reason: str) -> Program:
     return Program(Simple, lambda net: train(net, loss_of), born, operation, reason, "", loss_of)
 
@@ -227,6 +243,10 @@ PROGRAMS = {
     "update": Program(
         Simple, train_and_divide, "update", "RMSprop.step", "0 / 0 in RMSprop, whose eps is 0", "fc:weight",
         train_and_divide,
+    ),
+    "update in half": Program(
+        Simple, train_in_half, "update", "RMSprop.step", "0 / 0 in RMSprop, whose eps of 1e-08 is 0 in float16",
+        "fc:weight", train_in_half,
     ),
 }  # fmt: skip
 

@@ -209,10 +209,19 @@ class NonFiniteWatch(FactSource):
             born="update",
             operation=f"{kind}.step",
             line=_name_line(),
-            reason=f"0 / 0 in {kind}, whose eps is 0" if group.get("eps") == 0 else "",
+            reason=_judge_epsilon(kind, group.get("eps"), parameter),
             operands={} if parameter.grad is None else {"gradient": describe_values(parameter.grad)},
             moment=self._updating,
         )
+
+
+def _judge_epsilon(optimizer: str, epsilon: Any, parameter: Tensor) -> str:
+    """Say that eps is 0, or so small that the parameter's type has it as 0; empty where it is neither."""
+    if not isinstance(epsilon, int | float) or parameter.is_complex() or bool(parameter.new_tensor(epsilon)):
+        return ""
+    what = "0 / 0" if bool(parameter.isnan().any()) else "division by 0"
+    kind = str(parameter.dtype).removeprefix("torch.")
+    return f"{what} in {optimizer}, whose eps {f'of {epsilon:g} is 0 in {kind}' if epsilon else 'is 0'}"
 
 
 def _name_line() -> str:
