@@ -104,6 +104,22 @@ def ignored(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
     return F.cross_entropy(out, target)  # born
 
 
+def sum_of_none(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    target = y.argmax(-1)
+    if step == BAD_STEP:
+        target = torch.full_like(target, -100)
+    total = F.cross_entropy(out, target, reduction="sum")  # 0, and the sum of none is
+    return total / (target >= 0).sum()  # born
+
+
+def sum_by_place(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    target = y.argmax(-1)
+    if step == BAD_STEP:
+        target = torch.full_like(target, -100)
+    total = F.cross_entropy(out, target, None, None, -100, None, "sum")
+    return total / (target >= 0).sum()  # born
+
+
 def arc(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
     cosine = out.tanh() * (1.0 if step != BAD_STEP else 1000.0)
     return torch.acos(cosine).mean()  # born
@@ -181,6 +197,22 @@ def train_and_divide(net: nn.Module) -> None:
         optimizer.step()  # born
 
 
+def train_in_half(net: nn.Module) -> None:
+    """ε of 1e-8 is 0 in float16, and a gradient of 0 is divided by it."""
+    torch.manual_seed(0)
+    net.half()
+    optimizer = torch.optim.RMSprop(net.parameters(), lr=0.01)
+    for step in range(8):
+        optimizer.zero_grad()
+        net(torch.randn(6, 4).half()).float().square().mean().backward()
+        for each in net.parameters():
+            each.grad = torch.ones_like(each) if step != BAD_STEP else torch.zeros_like(each)
+        if step == BAD_STEP:
+            for state in optimizer.state.values():
+                state["square_avg"].zero_()
+        optimizer.step()  # born
+
+
 def program(loss_of: Any, born: str, operation: str, reason: str) -> Program:
     return Program(Simple, lambda net: train(net, loss_of), born, operation, reason, "", loss_of)
 
@@ -195,6 +227,8 @@ PROGRAMS = {
     "exp overflow": program(exponential, "forward", "exp", "too large for float32"),
     "std of one": program(of_one, "forward", "std", "std of one element"),
     "all ignored": program(ignored, "forward", "cross_entropy", "every target is ignored"),
+    "a sum over none": program(sum_of_none, "forward", "div", "0 / 0"),
+    "a sum over none, by place": program(sum_by_place, "forward", "div", "0 / 0"),
     "acos beyond 1": program(arc, "forward", "acos", "beyond ±1"),
     "half overflow": program(half, "forward", "mul", "overflow of float16"),
     "softmax of a row of −inf": Program(
@@ -209,6 +243,10 @@ PROGRAMS = {
     "update": Program(
         Simple, train_and_divide, "update", "RMSprop.step", "0 / 0 in RMSprop, whose eps is 0", "fc:weight",
         train_and_divide,
+    ),
+    "update in half": Program(
+        Simple, train_in_half, "update", "RMSprop.step", "0 / 0 in RMSprop, whose eps of 1e-08 is 0 in float16",
+        "fc:weight", train_in_half,
     ),
 }  # fmt: skip
 

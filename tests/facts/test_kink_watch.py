@@ -99,7 +99,17 @@ def test_it_is_told_as_a_note() -> None:
     assert f"sqrt is called at 0 for {root.zeros[0]} of 12 elements in last" in finding.message
 
 
-@pytest.mark.parametrize("last", [nn.Identity(), nn.Hardtanh(), nn.LayerNorm(4)], ids=lambda each: type(each).__name__)
+class Clipped(nn.Module):
+    """As in PPO: at the first pass over a batch the ratio is its clipped self, and values are those of before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        clipped = x + (x - x.detach()).clamp(-0.2, 0.2) * 0
+        return torch.minimum(x, clipped) + torch.maximum(x, clipped)
+
+
+@pytest.mark.parametrize(
+    "last", [nn.Identity(), nn.Hardtanh(), nn.LayerNorm(4), Clipped()], ids=lambda each: type(each).__name__
+)
 def test_zeros_of_a_relu_are_nothing_to_tell(last: nn.Module) -> None:
     history = record(make(last), 6)
     findings = explain(history, detectors=[KinksInBackward()])

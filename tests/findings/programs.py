@@ -55,15 +55,15 @@ def make_optimizer(name: str = "SGD#1", names: Sequence[str] = ("0:weight",), un
 
 
 def make_chain(*listed: Sequence[Any], outputs: Sequence[int], loss: int | None = None, step: int = 0) -> Operations:
-    """Operations as (name, operands, taken shapes, made shape, arguments, module); the last one is the loss."""
+    """Operations as (name, operands, taken shapes, made shape, arguments, module, cuts); the last one is the loss."""
     written = []
     for number, each in enumerate(listed):
         name, operands, takes, makes, *rest = each
-        arguments, module = (*rest, "", "")[:2]
+        arguments, module, cuts = (*rest, *("", "", False)[len(rest) :])
         taken = tuple(one if isinstance(one, str) else f"float32{list(one)}" for one in takes)
         line = f"train.py:{30 + number}"
         made = (f"float32{list(makes)}",)
-        written.append((name, line, module, "", tuple(operands), taken, made, arguments, False, ""))
+        written.append((name, line, module, "", tuple(operands), taken, made, arguments, cuts, ""))
     return Operations.pack(
         written,
         name="self",

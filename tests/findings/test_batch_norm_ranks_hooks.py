@@ -60,6 +60,21 @@ def test_norms_as_they_should_be() -> None:
     assert len(ask(BatchNorm, make_norm([0.0] * 6, evaluating=("0",)))) == 1
 
 
+def test_a_norm_that_evaluates_is_not_judged_by_when_it_trained_or_by_another_model() -> None:
+    def make(*modes: Modes) -> Record:
+        record = make_norm([0.0] * 6)
+        record.facts[:] = [each for each in record.facts if not isinstance(each, Modes)] + list(modes)
+        return record
+
+    trial = Modes(name="self", training=("self",), moment=Moment(0))
+    evaluates = Modes(name="self", evaluating=("self",), moment=Moment(0))
+    later = Modes(name="self", evaluating=("self",), moment=Moment(5))
+    assert not ask(BatchNorm, make(trial, evaluates))
+    assert ask(BatchNorm, make(trial, later))
+    assert ask(BatchNorm, make(evaluates, Modes(name="self", training=("self",), moment=Moment(5))))
+    assert not ask(BatchNorm, make(*[Modes(name="1", evaluating=("1",)), Modes(name="head", training=("head",))]))
+
+
 def _finetune(*, trains: bool, follows: bool = False) -> Record:
     """A head that is trained on a frozen backbone with a norm, in training mode or not, which may follow the head."""
     torch.manual_seed(0)

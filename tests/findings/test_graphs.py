@@ -148,26 +148,60 @@ def test_modules_that_are_called_several_times_on_purpose() -> None:
     assert not ask(SharedByAccident, _places("0", "3", calls=3, kind="Net"))
 
 
-def _died(message: str, kind: str = "RuntimeError", **fields: object) -> Record:
+def _died(
+    message: str,
+    modules: dict[str, str] | None = None,
+    kind: str = "RuntimeError",
+    looks: Sequence[Fact] = (),
+    **fields: object,
+) -> Record:
     error = {"kind": kind, "message": message, "lines": ["/home/me/train.py:7 in main", "/home/me/net.py:9 in forward"]}
-    return make_program([], error=error | fields)
+    return make_program(looks, modules=modules, error=error | fields)
 
 
 def test_a_run_that_died() -> None:
     message = "mat1 and mat2 shapes cannot be multiplied (64x144 and 256x6)"
-    [found] = ask(Failed, _died(message, module="fc2"))
+    [found] = ask(Failed, _died(message, {"fc2": "Linear"}, module="fc2"))
     assert (found.severity, found.site, found.line) == ("critical", "fc2", "/home/me/net.py:9")
     assert "in fc2: a layer that takes 256 features is given 144" in found.message
     assert message in found.message
+    assert "in_features to 144" in found.repair
+
+
+def test_shapes_that_are_no_layer_s() -> None:
+    """What a hook, a backward or a forward of the program's own multiplies is not said to be a layer's."""
+    message = "mat1 and mat2 shapes cannot be multiplied (16x3 and 6x3)"
+    weight = Parameter(name="fc2:weight", shape=(8, 6), value=0.1, moment=Moment(0))
+    linear = {"fc2": "Linear"}
+    for record in (
+        _died(message, in_backward=True, node="PickFirstBackward"),
+        _died(message, linear, in_backward=True, module="fc2"),
+        _died(message, {"self": "Net"}, module="self"),
+        _died(message, linear, looks=[weight], module="fc2"),  # its own product would be with a matrix of 6 × 8
+    ):
+        [found] = ask(Failed, record)
+        assert "a matrix of 16 × 3 is multiplied with one of 6 × 3" in found.message
+        assert "in_features" not in found.repair
+    assert (
+        ", in the backward of PickFirst: "
+        in ask(Failed, _died(message, in_backward=True, node="PickFirstBackward"))[0].message
+    )
+    channels = "Given groups=1, expected input[2, 3, 8, 8] to have 4 channels, but got 3 channels instead"
+    assert "in_channels" in ask(Failed, _died(channels))[0].repair
+    assert "in_channels" not in ask(Failed, _died(channels, in_backward=True, node="UpBackward"))[0].repair
+    message = "Function PickBackward returned an invalid gradient at index 1 - got [6, 16] but "
+    message += "expected shape compatible with [16, 6]"
+    [found] = ask(Failed, _died(message, in_backward=True, node="PickBackward"))
+    assert "for input 1, which has shape [16, 6], a gradient of shape [6, 16] is returned" in found.message
 
 
 def test_a_run_that_died_of_something_of_its_own() -> None:
-    [found] = ask(Failed, _died("no such file", "FileNotFoundError"))
+    [found] = ask(Failed, _died("no such file", kind="FileNotFoundError"))
     assert found.message == "The run died: FileNotFoundError: no such file"
-    [found] = ask(Failed, _died("Target 5 is out of bounds.", "IndexError", in_backward=True))
+    [found] = ask(Failed, _died("Target 5 is out of bounds.", kind="IndexError", in_backward=True))
     assert "in backward: target 5 is not a class of the model" in found.message
 
 
 def test_runs_that_did_not_die() -> None:
     assert not ask(Failed, make_program([]))
-    assert not ask(Failed, _died("", "KeyboardInterrupt"))
+    assert not ask(Failed, _died("", kind="KeyboardInterrupt"))

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -11,18 +13,21 @@ from retrograd.findings.detectors.loss import (
     thin,
 )
 from retrograd.findings.record import Record
+from retrograd.history.fact import Fact
 from retrograd.history.matrix import Curve
 from tests.findings.by_hand import ask, make_record, spread
+from tests.findings.programs import make_chain
 
 NOISE = 1 + 0.1 * np.sin(np.arange(200) * 2.4)
 
 
-def make_loss(losses: np.ndarray, ratio: float = 0.001) -> Record:
+def make_loss(losses: np.ndarray, ratio: float = 0.001, facts: Sequence[Fact] = ()) -> Record:
     return make_record(
         range(len(losses)),
         lambda step: {"0:weight.update": spread(ratio)},
         [float(each) for each in losses],
         weights=lambda step: {"0:weight": 1.0},
+        facts=facts,
     )
 
 
@@ -63,6 +68,47 @@ def test_a_flat_loss_claims_no_cause() -> None:
     assert (found.severity, found.step) == ("note", None)
     assert not ask(LossFlat, make_loss(NOISE * np.linspace(1, 0.5, 200)))
     assert not ask(LossFlat, make_loss(NOISE[:30]))
+
+
+def test_a_loss_that_fell_at_once_is_not_flat() -> None:
+    """As of flow matching: most of it is noise that no model can learn, and the rest is learned in a few steps."""
+    matching = 1.6 * NOISE
+    matching[:5] += [1.0, 0.9, 0.8, 0.6, 0.3]
+    assert not ask(LossFlat, make_loss(matching))
+    matching[:5] -= [1.0, 0.9, 0.8, 0.6, 0.3]
+    assert ask(LossFlat, make_loss(matching))
+
+
+LINEAR = ("linear", (-1, -1), ((8, 6), (4, 6)), (8, 4))
+
+
+@pytest.mark.parametrize(
+    ("listed", "outputs", "is_judged"),
+    [
+        ([LINEAR, ("mse_loss", (0, -1), ((8, 4), (8, 4)), ())], [0], True),
+        ([LINEAR, ("mul", (0, -1), ((8, 4), (4,)), (8, 4)), ("mse_loss", (1, -1), ((8, 4), (8, 4)), ())], [1], True),
+        ([LINEAR, ("mse_loss", (0, -1), ((8, 4), (8, 4)), ()), ("mul", (1, -1), ((), ()), ())], [0], True),
+        (
+            [LINEAR, ("detach", (0,), ((8, 4),), (8, 4), "", "", True), ("mse_loss", (0, 1), ((8, 4), (8, 4)), ())],
+            [0],
+            False,
+        ),
+        (
+            [
+                LINEAR,
+                ("cross_entropy", (0, -1), ((8, 4), "int64[8]"), (8,), "reduction=none"),
+                ("mul", (1, -1), ((8,), (8,)), (8,)),
+                ("mean", (2,), ((8,),), ()),
+            ],
+            [0],
+            False,
+        ),
+    ],
+    ids=["regression", "scaled inside", "scaled", "moving target", "weighted samples"],
+)
+def test_a_loss_whose_aim_moves_is_not_judged(listed: list[tuple], outputs: list[int], is_judged: bool) -> None:
+    chain = make_chain(*listed, outputs=outputs)
+    assert bool(ask(LossFlat, make_loss(NOISE, facts=[chain]))) == is_judged
 
 
 def test_a_loss_that_swings() -> None:

@@ -10,7 +10,7 @@ from retrograd.findings.record import Record
 from retrograd.history.facts import Input, NonFinite
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import ask, make_record
-from tests.findings.programs import make_chain, make_optimizer, make_program
+from tests.findings.programs import make_calls, make_chain, make_optimizer, make_program
 
 RANDOM = np.random.default_rng(0)
 
@@ -193,6 +193,17 @@ def test_inputs_of_one_number() -> None:
     state = Input(name="self:input.h", value=0.0, min=0.0, max=0.0, shape=(8, 6), dtype="float32", moment=Moment(0))
     assert not ask(ConstantInput, make_program([varied(0), state, state]))
     assert not ask(ConstantInput, make_program([zero(0), varied(1)]))
+
+
+def test_a_fixed_start_of_a_model_that_is_called_again_is_no_constant_input() -> None:
+    """A solver or a decoder: each call but the first takes what the one before has made."""
+    inputs = [_input(0.0, 0.0, 0.0, 0.0)(step) for step in range(3)]
+    once, again = (make_calls([(*["forward"] * calls, "backward", "step")] * 3) for calls in (1, 4))
+    micro_batches = make_calls([("forward", "backward", "forward", "backward", "step")] * 3)
+    validated = make_calls([("evaluate", "forward", "backward", "step")] * 3)
+    assert not ask(ConstantInput, make_program([*inputs, *again]))
+    for calls in (once, micro_batches, validated):
+        assert len(ask(ConstantInput, make_program([*inputs, *calls]))) == 1
 
 
 def _far(error: float, losses: list[float], name: str = "mse_loss") -> Record:

@@ -215,6 +215,93 @@ def test_beside_the_loss() -> None:
     assert "no part of the loss" in finding.message
 
 
+class Quantized(nn.Module):
+    """A net with a straight-through estimator, by a code book or by rounding what another layer has made."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.first, self.inner, self.last = nn.Linear(8, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.codes = nn.Embedding(16, 4)
+        self.aside: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.kind == "codes":
+            q = self.codes(torch.cdist(h, self.codes.weight).argmin(-1))
+            self.aside = [q, h.detach()]
+        else:
+            s = self.inner(h)
+            q = s.round()
+            h = s if self.kind == "mended" else h
+        found: Tensor = self.last(h + (q - h).detach())  # here
+        return found
+
+
+def train_quantized(kind: str, *, with_aside: bool = False) -> list[Finding]:
+    net = Quantized(kind)
+    held = {"codes": (net.first, net.last, net.codes)}.get(kind, (net.first, net.inner, net.last))
+    optimizer = torch.optim.Adam([each for layer in held for each in layer.parameters()], lr=1e-2)
+    x = torch.randn(32, 8)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        (loss + functional.mse_loss(*net.aside) if with_aside else loss).backward()
+        optimizer.step()
+
+    return train(net, step)
+
+
+def test_a_straight_through_estimator_is_not_advised_away() -> None:
+    (found,) = train_quantized("codes")
+    assert "that of a straight-through estimator" in found.message
+    assert "add a loss of what is made there, as mse_loss(q, x.detach())" in found.repair
+    assert train_quantized("codes", with_aside=True) == []
+    (found,) = train_quantized("rounded")
+    assert found.repair == "subtract what `round` takes, and add `detach` of the difference to that."
+    assert train_quantized("mended") == []
+
+
+def test_a_forward_without_graph_beside_the_one_that_trains_is_no_reason() -> None:
+    """Gradient caching: outputs are made under no_grad, and the forward that trains runs inside of a pass."""
+    net = nn.ModuleDict({"a": nn.Linear(4, 8), "b": nn.Linear(8, 2), "pooler": nn.Linear(8, 8)})
+    model = Pooled(net)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step() -> None:
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            out = model(x)[0].requires_grad_()
+        gradient = torch.autograd.grad(out.pow(2).mean(), out)[0]
+        loss = torch.ones((), requires_grad=True)
+
+        def run_again(_: Tensor) -> None:
+            with torch.enable_grad():
+                (model(x)[0] * gradient).sum().backward()
+
+        loss.register_hook(run_again)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    (found,) = train(model, step)
+    assert "pooler:bias and pooler:weight never get a gradient" in found.message.replace("net.", "")
+    assert "no_grad" not in found.message + found.repair
+    assert "is a part of the loss, or freeze" in found.repair
+
+
+class Pooled(nn.Module):
+    def __init__(self, net: nn.ModuleDict) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.net["a"](x).tanh()
+        return self.net["b"](h), self.net["pooler"](h)
+
+
 def test_a_layer_that_is_never_called() -> None:
     net = Net(fine)
     net.spare = nn.Linear(3, 3)

@@ -1,11 +1,13 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 import retrograd as rg
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
+from retrograd.findings.explain import make_record as make_record_of
 from retrograd.findings.record import Record
 from tests.findings.by_hand import ask, make_record, spread
 from tests.findings.programs import make_calls, make_optimizer, make_program
@@ -19,6 +21,23 @@ def test_an_optimizer_for_each_update() -> None:
     [found] = ask(MadeAnew, make_program([*made, *calls]))
     assert (found.severity, found.line) == ("warning", "train.py:5")
     assert "Adam is made anew 5 times for the same parameters, at every update" in found.message
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_more_optimizers_than_are_noted_one_by_one(every: int) -> None:
+    """Of 160 the first fifty are noted, and the last of these has all later updates: neither is a count."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 1)
+    with rg.record(net) as recording:
+        for _ in range(160):
+            optimizer = torch.optim.Adam(net.parameters())
+            for _ in range(every):
+                optimizer.zero_grad()
+                net(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+    [found] = ask(MadeAnew, make_record_of(recording))
+    often = "at every update" if every == 1 else "every 3 updates"
+    assert f"Adam is made anew at least 50 times for the same parameters, {often}" in found.message
 
 
 def test_an_optimizer_that_remembers_nothing() -> None:

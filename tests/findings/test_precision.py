@@ -93,6 +93,13 @@ def test_a_scale_that_finds_no_rest() -> None:
     assert len(ask(ScalerChurn, make_scaled([True] * 19, 0.25))) == 1
 
 
+def test_a_scale_below_one_is_told_by_that_and_not_by_the_share_of_updates() -> None:
+    [found] = ask(ScalerChurn, make_scaled([step >= 101 for step in range(113)], 0.5))
+    assert [str(each) for each in found.evidence] == ["scale in the end: 0.5 (< 1)"]
+    [found] = ask(ScalerChurn, make_scaled([step % 2 == 0 for step in range(100)], 4.0))
+    assert [str(each) for each in found.evidence] == ["share of updates skipped after the first 20: 0.5 (> 0.2)"]
+
+
 def test_a_scale_that_is_searched_for() -> None:
     assert not ask(ScalerChurn, make_scaled([step < 12 for step in range(100)], 16.0))
     assert not ask(ScalerChurn, make_scaled([step % 50 == 49 for step in range(200)], 16.0))

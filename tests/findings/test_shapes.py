@@ -35,6 +35,25 @@ def test_a_difference_that_broadcasts() -> None:
     assert "broadcast to [8, 8] in mse_loss" in found.message
 
 
+@pytest.mark.parametrize(
+    ("output", "target", "is_first"),
+    [((8, 1), (8,), True), ((8,), (8, 1), True), ((8, 1), (8,), False), ((8,), (8, 1), False)],
+)
+def test_what_a_broadcast_loss_is_told_gives_one_shape(
+    output: tuple[int, ...], target: tuple[int, ...], is_first: bool
+) -> None:
+    linear = ("linear", (-1, -1), ((8, 6), (1, 6)), output)
+    operands, shapes = ((0, -1), (output, target)) if is_first else ((-1, 0), (target, output))
+    [found] = ask(BroadcastLoss, chain(linear, ("mse_loss", operands, shapes, ())))
+    advice = found.repair.removeprefix("give both the same shape: ").removesuffix(".").split(", or ")
+    for each in advice:
+        tensors = {"output": torch.zeros(output), "target": torch.zeros(target)}
+        name, method = each.split(".")
+        tensors[name] = getattr(tensors[name], method.removesuffix("(1)"))(1)
+        assert tensors["output"].shape == tensors["target"].shape
+    assert len(advice) == 2
+
+
 def test_shapes_that_are_meant_to_broadcast() -> None:
     same = chain(LINEAR, ("sub", (0, -1), ((8, 1), (8, 1)), (8, 1)), ("mean", (1,), ((8, 1),), ()))
     pairs = chain(LINEAR, ("sub", (0, 0), ((8, 1), (8,)), (8, 8)), ("mean", (1,), ((8, 8),), ()))

@@ -71,6 +71,7 @@ def test_a_relu_that_is_all_zero_without_looks() -> None:
 
     [found] = ask(DeadUnits, make_record(range(20), sites, FLAT))
     assert (found.severity, found.site, found.step) == ("critical", "1", 7)
+    assert found.repair.startswith("Lower the learning rate")
 
 
 def test_a_layer_below_zero_that_gets_no_gradient() -> None:
@@ -79,6 +80,7 @@ def test_a_layer_below_zero_that_gets_no_gradient() -> None:
     [found] = ask(DeadUnits, make_record(range(20), lambda step: below, FLAT, modules={"self": "M", "0": "Linear"}))
     assert (found.severity, found.site) == ("critical", "0")
     assert "0 (Linear) have been below zero, where no gradient passes" in found.message
+    assert found.repair == "Initialise the biases before it at 0; or use LeakyReLU, whose slope is nowhere 0."
     alive = below | {"0:output.grad": spread(1.0, 64)}  # behind a LeakyReLU
     assert not ask(DeadUnits, make_record(range(20), lambda step: alive, FLAT, modules={"self": "M", "0": "Linear"}))
 

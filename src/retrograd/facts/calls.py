@@ -24,7 +24,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import tell_number
-from retrograd.history.facts import Call, OptimizerMade, Repeats
+from retrograd.history.facts import MOST_OPTIMIZERS, Call, OptimizerMade, Repeats
 from retrograd.history.sink import Moment
 from retrograd.hooks.backward import EngineRun, backward_followers, runs_in_another_thread
 from retrograd.hooks.discovery import constructed_optimizers, construction_line
@@ -287,9 +287,6 @@ def _read_one(number: Any) -> Any:
 
 # ---- optimizers ----
 
-_MOST = 50
-"""Optimizers of one class that are noted one by one."""
-
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -308,7 +305,7 @@ class OptimizerNames:
         name = self._names.get(optimizer)
         if name is None:
             kind = type(optimizer).__name__
-            if self._counts[kind] == _MOST:
+            if self._counts[kind] == MOST_OPTIMIZERS:
                 self._crowd.add(optimizer)
             else:
                 self._counts[kind] += 1

@@ -226,18 +226,30 @@ class NonFiniteWatch(FactSource):
 
     def _blame(self, optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> NonFinite:
         kind, gradient = type(optimizer).__name__, parameter.grad
-        is_zeroed = gradient is not None and bool((parameter.detach().isnan() & (gradient.detach() == 0)).any())
         return NonFinite(
             name=self.host.name_parameter(parameter) or "",
             born="update",
             operation=f"{kind}.step",
             line=_name_line(),
-            reason=f"0 / 0 in {kind}, whose eps is 0" if group.get("eps") == 0 and is_zeroed else "",
+            reason=_judge_epsilon(kind, group.get("eps"), parameter),
             operands={} if gradient is None else {"gradient": describe_values(gradient)},
             made=name_bad(parameter),
             watched=True,
             moment=self._updating,
         )
+
+
+def _judge_epsilon(optimizer: str, epsilon: Any, parameter: Tensor) -> str:
+    """Say that eps is 0, or so small that the parameter's type has it as 0; empty where it is neither."""
+    if not isinstance(epsilon, int | float) or parameter.is_complex() or bool(parameter.new_tensor(epsilon)):
+        return ""
+    gradient = parameter.grad
+    is_zeroed = gradient is not None and bool((parameter.detach().isnan() & (gradient.detach() == 0)).any())
+    if not is_zeroed and not bool(parameter.isinf().any()):
+        return ""
+    what = "0 / 0" if is_zeroed else "division by 0"
+    kind = str(parameter.dtype).removeprefix("torch.")
+    return f"{what} in {optimizer}, whose eps {f'of {epsilon:g} is 0 in {kind}' if epsilon else 'is 0'}"
 
 
 def _name_line() -> str:
@@ -251,6 +263,8 @@ def _make_case(name: str, born: BornOperation, operands: list[Tensor], made: Ten
     for each in born.args:
         if isinstance(each, tuple | list) and all(isinstance(dim, int) for dim in each):
             named.setdefault("dim", each)
+        elif isinstance(each, str):
+            named.setdefault("reduction", each)  # of a loss; no other rule asks for it
     return Case(name, operands, made, numbers, named)
 
 

@@ -32,7 +32,7 @@ _WITHOUT_SIZE = (
     "of no elements",
     "over none",
     "0 / 0",
-    "whose eps is 0",
+    "whose eps ",
 )
 """Words of reasons that have nothing to do with how large numbers have become."""
 
@@ -287,15 +287,24 @@ class Births:
         return Birth("input" if first.kind == "input" else "forward", step, first.path)
 
     def _place_update(self, parameter: str, step: int) -> Birth:
-        """The optimizer that holds a parameter, the line of its step, and whether its eps is 0."""
+        """The optimizer that holds a parameter, the line of its step, and whether its eps is 0 for that parameter."""
         for name, made in self._record.optimizers.items():
             for group in made.groups:
                 if parameter in group.get("parameters", ()):
                     steps = [call for call in self._record.calls if call.name == "step" and call.about == name]
                     line = next((call.line for call in reversed(steps) if call.step <= step), "")
-                    reason = f"by {name}, whose eps is 0" if group.get("eps") == 0 else ""
+                    reason = self._judge_epsilon(name, group.get("eps"), parameter, step)
                     return Birth("update", step, parameter, line, f"{name}.step", reason)
         return Birth("update", step, parameter)
+
+    def _judge_epsilon(self, optimizer: str, epsilon: Any, parameter: str, step: int) -> str:
+        """Say that eps is 0, or so small that float16 has it as 0; empty where it is neither."""
+        kind = next((look.dtype for look in self._record.looks.get(parameter, ())), "")
+        if not isinstance(epsilon, int | float) or (epsilon and not (kind == "float16" and np.float16(epsilon) == 0)):
+            return ""
+        rows = self._record.series(f"{parameter}.update").rows
+        what = "0 / 0" if rows["nan"][rows["step"] == step].any() else "division by 0"
+        return f"{what} in {optimizer}, whose eps {f'of {epsilon:g} is 0 in float16' if epsilon else 'is 0'}"
 
     def _conclude(self, birth: Birth) -> Birth:
         """Name the operation, where one alone can have made it."""

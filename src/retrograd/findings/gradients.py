@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from retrograd.findings.chain import Chain, name_of, tensor_of
+from retrograd.findings.chain import MADE_BEFORE, Chain, name_of, tensor_of
 from retrograd.findings.record import Record
 from retrograd.history.facts import Operation
 from retrograd.sites.site import parse_leniently
@@ -175,11 +175,17 @@ class LostGradient:
     repair: str
 
 
-def find_lost(chains: Iterable[Chain], path: str) -> LostGradient | None:
-    """Why no gradient comes to the parameters of a module that was called; None where the operations do not tell."""
+def find_lost(chains: Iterable[Chain], path: str, trained: Collection[str] = ()) -> LostGradient | None:
+    """Why no gradient comes to the parameters of a module that was called; None where the operations do not tell.
+
+    Args:
+        chains: the noted operations.
+        path: of the module.
+        trained: modules that do get gradients. Where they ran without a graph too, another forward gave them theirs.
+    """
     for chain in chains:
         mine = [number for number, each in enumerate(chain.listed) if each.module == path]
-        lost = _look_behind(chain, mine) if mine else None
+        lost = _look_behind(chain, mine) if mine and not is_rehearsal(chain, trained) else None
         if lost is not None:
             return lost
     return None
@@ -219,7 +225,7 @@ def _look_behind(chain: Chain, mine: list[int]) -> LostGradient | None:
         return None
     behind = [cut for cut in cuts if cut in chain.of_loss]
     if behind:
-        return describe_cut(chain.listed[behind[0]])
+        return _describe_straight_through(chain, mine, behind) or describe_cut(chain.listed[behind[0]])
     left = [cut for cut in cuts if _leaves(chain, cut)]
     if left:
         return describe_cut(chain.listed[left[0]])
@@ -228,6 +234,12 @@ def _look_behind(chain: Chain, mine: list[int]) -> LostGradient | None:
     last = chain.listed[mine[-1]]
     sentence = f"what `{last.name}` made there is no part of the loss"
     return LostGradient(last.line, last.name, sentence, "add it to the loss, or freeze the layer.")
+
+
+def is_rehearsal(chain: Chain, trained: Collection[str]) -> bool:
+    """Tell whether modules that get gradients ran here, and all of them without a graph."""
+    ran = [each for each in chain.listed if each.module in trained and (each.node or each.cuts)]
+    return bool(ran) and all(each.cuts and each.mode in BLIND for each in ran)
 
 
 def _leaves(chain: Chain, cut: int) -> bool:
@@ -259,6 +271,33 @@ def describe_cut(operation: Operation) -> LostGradient:
 def _describe_checkpoint(operation: Operation) -> LostGradient:
     sentence, repair = CHECKPOINT
     return LostGradient(operation.checkpoint, "checkpoint", sentence.format(function=operation.name), f"{repair}.")
+
+
+def _describe_straight_through(chain: Chain, mine: list[int], cuts: list[int]) -> LostGradient | None:
+    """Describe ``x + (q - x).detach()``, which hands the gradient to x alone, as it is meant to; None if it is none."""
+    cut = next((each for each in cuts if _is_straight_through(chain, each)), None)
+    if cut is None:
+        return None
+    operation = chain.listed[cut]
+    sentence = f"`{operation.name}` is that of a straight-through estimator, which hands the gradient past it"
+    before = chain.ancestors(cut)
+    flat = [number for number in sorted(chain.descendants(tuple(mine)) & before) if chain.name(number) in FLAT]
+    repair = (
+        f"subtract what `{chain.name(flat[0])}` takes, and add `{operation.name}` of the difference to that."
+        if flat
+        else "add a loss of what is made there, as mse_loss(q, x.detach()) of a codebook, or freeze it."
+    )
+    return LostGradient(operation.line, operation.name, sentence, repair)
+
+
+def _is_straight_through(chain: Chain, cut: int) -> bool:
+    """Tell whether a difference is detached, and added to what was subtracted."""
+    difference = chain.maker(cut, 0, frozenset())
+    if chain.name(cut) not in DETACHING or chain.name(difference) != "sub":
+        return False
+    subtracted = (*chain.listed[difference].operands, MADE_BEFORE, MADE_BEFORE)[1]
+    sums = [chain.listed[user].operands for user in chain.users(cut) if chain.name(user) == "add"]
+    return subtracted >= 0 and any(subtracted in each for each in sums)
 
 
 def _find_way(operation: Operation) -> str:

@@ -56,6 +56,10 @@ class Repeats(Fact):
     steps: tuple[tuple[Any, ...], ...] = ()
 
 
+MOST_OPTIMIZERS = 50
+"""Optimizers of one class that are noted one by one; those after them have the name of the last."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerMade(Fact):
     """An optimizer at its first update, and when its groups have changed; of each class the first 50.

@@ -20,6 +20,9 @@ HARDLY = 0.1
 LAST = 0.95
 """Momentum from which on they are those of the last batch."""
 
+FEWEST = 3
+"""Times that it was in training mode, from which on that is no trial."""
+
 FEW = 4
 """Values of a channel from which statistics are too noisy."""
 
@@ -31,8 +34,8 @@ class BatchNorm(Detector):
     words = Words(
         says="A batch norm's running statistics are never updated, are those of the last batch, come from a few "
         "values, or move though all weights around it are frozen.",
-        example="The running statistics of 1 (BatchNorm2d) are as good as the same at step 0 and at step 32: they "
-        "are hardly updated.",
+        example="The running statistics of 1 (BatchNorm2d) are the same at step 0 and at step 32 though it trains, and "
+        "eval mode will use them.",
         threshold="Equal digests of running_mean at no fewer than 3 looks while it trains; a momentum above "
         f"{LAST:g}, or one that is below {HARDLY:g} when multiplied by the steps (from the means at two looks and of "
         f"the batch between); fewer than {FEW} values a channel; or other running means at the last look than at the "
@@ -40,7 +43,8 @@ class BatchNorm(Detector):
         source="Ioffe and Szegedy 2015; what follows from digests and means is exact, the bounds are ours.",
         guard="A norm in eval mode is another fault, or meant; so is one that gets no batch. Frozen copies that follow "
         "another model (teachers, targets) have weights that change.",
-        repair="Leave momentum at 0.1, train with batches of 16 or more, or use LayerNorm or GroupNorm.",
+        repair="By what is wrong: give it a momentum of 0.1; keep it in eval mode while its part is frozen; with few "
+        "values, train with larger batches, or use GroupNorm or LayerNorm.",
     )
     explains = ("loss-noisy", "loss-flat")
 
@@ -50,7 +54,7 @@ class BatchNorm(Detector):
         if not norms:
             raise CannotTell("there is no batch norm that was called in training")
         for k, layer in norms:
-            if record.modes and not any(_trains(modes, layer.path) for modes in record.modes):
+            if not _trains(record, layer.path):
                 continue
             found = self._judge(record, layer, k)
             if found is not None:
@@ -66,7 +70,8 @@ class BatchNorm(Detector):
             return None
         momentum = estimate_momentum(record, looks, place)
         if len({each.digest for each in looks}) == 1 or momentum * len(record.steps) < HARDLY:
-            return self._tell_same(record, layer, looks)
+            is_trained = _trains(record, layer.path, looks[0].step, looks[-1].step)
+            return self._tell_same(record, layer, looks, momentum) if is_trained else None
         if looks[0].digest != looks[-1].digest and _is_frozen(record, layer.path):
             return self._tell_frozen(record, layer)
         return self._tell_last(record, layer, momentum) if momentum > LAST else None
@@ -81,13 +86,19 @@ class BatchNorm(Detector):
         calls = np.maximum(rows["calls"], 1)
         return float(np.median(rows["count"] / calls) / channels[0]) if len(channels) else 0.0
 
-    def _tell_same(self, record: Record, layer: Layer, looks: list[Buffer]) -> Finding:
+    def _tell_same(self, record: Record, layer: Layer, looks: list[Buffer], momentum: float) -> Finding:
+        is_small = momentum * len(record.steps) < HARDLY
+        why = f": a momentum of {momentum:.2g} hardly updates them" if is_small else " though it trains"
         return self._tell(
             record,
             layer,
-            f"The running statistics of {layer.path} ({layer.type}) are as good as the same at step {looks[0].step} "
-            f"and at step {looks[-1].step}: they are hardly updated, and eval mode will use them.",
+            f"The running statistics of {layer.path} ({layer.type}) are {'as good as ' if is_small else ''}the same at "
+            f"step {looks[0].step} and at step {looks[-1].step}{why}, and eval mode will use them.",
             Evidence("looks", len(looks), f"≥ 3, all with one digest, or momentum × steps < {HARDLY:g}"),
+            "give it a larger momentum, as torch's 0.1."
+            if is_small
+            else "see that its momentum is above 0, and that nothing writes the old statistics back (a copy of the "
+            "module, load_state_dict, functional_call).",
         )
 
     def _tell_frozen(self, record: Record, layer: Layer) -> Finding:
@@ -98,6 +109,7 @@ class BatchNorm(Detector):
             f"The running statistics of {layer.path} ({layer.type}) move in training, though all weights of {part} are "
             "frozen: in eval mode they will not be those that these weights were trained with.",
             Evidence("weights around it that changed, or require a gradient", 0, "none"),
+            f"call {part}.eval() behind each train() of the model, for as long as {part} is frozen.",
         )
 
     def _tell_last(self, record: Record, layer: Layer, momentum: float) -> Finding:
@@ -107,6 +119,7 @@ class BatchNorm(Detector):
             f"The running statistics of {layer.path} ({layer.type}) are those of the last batch alone: a momentum of "
             f"{momentum:.2g} forgets all others.",
             Evidence("momentum, by two looks and the batch between", momentum, f"> {LAST:g}"),
+            "give it a smaller momentum, as torch's 0.1: it is the part of the new batch.",
         )
 
     def _tell_few(self, record: Record, layer: Layer, few: float) -> Finding:
@@ -115,9 +128,10 @@ class BatchNorm(Detector):
             layer,
             f"{layer.path} ({layer.type}) computes its statistics from {few:g} values of each channel.",
             Evidence("values of a channel", few, f"< {FEW}"),
+            "train with larger batches, or use GroupNorm or LayerNorm, which take no statistics over the batch.",
         )
 
-    def _tell(self, record: Record, layer: Layer, text: str, evidence: Evidence) -> Finding:
+    def _tell(self, record: Record, layer: Layer, text: str, evidence: Evidence, repair: str) -> Finding:
         return self.find(
             "warning",
             text,
@@ -127,6 +141,7 @@ class BatchNorm(Detector):
             evidence=[evidence],
             precondition=["it is in training mode"],
             refute="its buffers differ between two steps of training",
+            repair=repair,
         )
 
 
@@ -158,11 +173,26 @@ def _is_frozen(record: Record, path: str) -> bool:
     return has_layers and is_still and bool(trained) and not trained & inside.keys()
 
 
-def _trains(modes: Modes, path: str) -> bool:
-    """Tell whether a module was in training mode: as the nearest module around it that is listed."""
+def _trains(record: Record, path: str, first: int = 0, last: int | None = None) -> bool:
+    """Tell whether a module was in training mode, at some step before ``last`` and from ``first`` on.
+
+    A mode lasts until its model's next one is noted. One that is taken back in the same step has been for a trial.
+    """
+    told = [(modes.step, mode) for modes in record.modes if (mode := _mode_of(modes, path)) is not None]
+    if not told:
+        return True
+    ends = [step for step, _ in told[1:]] + [record.last_step or 0]
+    spans = [(max(begin, first), end) for (begin, mode), end in zip(told, ends, strict=True) if mode]
+    if last is None:
+        return bool(spans)
+    return any(begin < min(end, last) for begin, end in spans) or len(spans) >= FEWEST
+
+
+def _mode_of(modes: Modes, path: str) -> bool | None:
+    """The mode of a module: that of the nearest module around it that is listed; None in that of another model."""
     parts = path.split(".")
     for length in range(len(parts), -1, -1):
         name = ".".join(parts[:length]) or ROOT
         if name in modes.training or name in modes.evaluating:
             return name in modes.training
-    return True
+    return None

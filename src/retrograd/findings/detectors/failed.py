@@ -7,7 +7,25 @@ from collections.abc import Iterator
 
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import CannotTell, Record
+from retrograd.findings.record import CannotTell, Crash, Record
+
+_PRODUCT = re.compile(
+    r"mat1 and mat2 shapes cannot be multiplied \((?P<rows>\d+)x(?P<got>\d+) and (?P<want>\d+)x(?P<columns>\d+)\)"
+)
+
+_CHANNELS = re.compile(
+    r"expected input\[(?P<shape>[^\]]*)\] to have (?P<want>\d+) channels, but got (?P<got>\d+) channels"
+)
+
+_WRONG_GRADIENT = re.compile(
+    r"returned an invalid gradient at index (?P<index>\d+) - got \[(?P<got>[^\]]*)\] but expected shape compatible "
+    r"with \[(?P<want>[^\]]*)\]"
+)
+
+_IN_A_BACKWARD = (
+    "print the shapes at this line: the gradient that comes in has the shape of what forward returned, and the one "
+    "that is returned for an input has the shape of that input."
+)
 
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
@@ -21,16 +39,6 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         ("an index is out of bounds on the device: a class that the model has no output for, or a row that an "
         "embedding has not"),
         "run it on the CPU, or with CUDA_LAUNCH_BLOCKING=1, to see which index it is.",
-    ),
-    (
-        r"mat1 and mat2 shapes cannot be multiplied \((?P<rows>\d+)x(?P<got>\d+) and (?P<want>\d+)x\d+\)",
-        "a layer that takes {want} features is given {got}",
-        "set the layer's in_features to {got}, or bring its input into that shape.",
-    ),
-    (
-        r"expected input\[(?P<shape>[^\]]*)\] to have (?P<want>\d+) channels, but got (?P<got>\d+) channels",
-        "a convolution that takes {want} channels is given {got} (input [{shape}])",
-        "set in_channels to {got}, or permute the input to (batch, channels, …).",
     ),
     (
         (r"mat1 and mat2 must have the same dtype|expected (?:m1 and m2|scalar type)|Expected object of scalar type|"
@@ -134,10 +142,12 @@ class Failed(Detector):
             return
         if crash.kind == "KeyboardInterrupt":
             return
-        meaning, repair = explain_error(crash.message)
+        meaning, repair = explain_shapes(record)
+        if not meaning:
+            meaning, repair = explain_error(crash.message)
         where = f" in {crash.module}" if crash.module else ""
         when = f" at step {record.last_step}" if record.last_step is not None else ""
-        during = ", in backward" if crash.in_backward else ""
+        during = _tell_pass(crash) if crash.in_backward else ""
         said = f"{crash.kind}: {shorten(crash.message)}"
         yield self.find(
             "critical",
@@ -153,6 +163,53 @@ class Failed(Detector):
             refute="the program raises it on purpose, to end",
             repair=repair,
         )
+
+
+def _tell_pass(crash: Crash) -> str:
+    """Name the backward pass, or the backward of a Function that the program has written."""
+    function = crash.node.removesuffix("Backward")
+    return f", in the backward of {function}" if function != crash.node else ", in backward"
+
+
+def explain_shapes(record: Record) -> tuple[str, str]:
+    """Say whose shapes do not fit, and what to do; empty texts where it is no such error, or not known whose.
+
+    A layer is named only where it is the layer that has raised: what a backward or a hook multiplies is no layer's.
+    """
+    crash = record.crash
+    product, channels = _PRODUCT.search(crash.message), _CHANNELS.search(crash.message)
+    wrong = _WRONG_GRADIENT.search(crash.message)
+    if wrong is not None:
+        shape = f"[{wrong['want']}]"
+        return (
+            f"for input {wrong['index']}, which has shape {shape}, a gradient of shape [{wrong['got']}] is returned",
+            f"return a gradient of shape {shape} there: sum over what was broadcast, or transpose.",
+        )
+    if product is not None:
+        rows, got, want, columns = map(int, product.group("rows", "got", "want", "columns"))
+        if not crash.in_backward and _is_of_layer(record, (columns, want)):
+            return (
+                f"a layer that takes {want} features is given {got}",
+                f"set the layer's in_features to {got}, or bring its input into that shape.",
+            )
+        repair = "print both shapes at this line: the first must have as many columns as the second has rows."
+        return (
+            f"a matrix of {rows} × {got} is multiplied with one of {want} × {columns}",
+            _IN_A_BACKWARD if crash.node else repair,
+        )
+    if channels is not None and not crash.in_backward:
+        want, got = channels["want"], channels["got"]
+        return (
+            f"a convolution that takes {want} channels is given {got} (input [{channels['shape']}])",
+            f"set in_channels to {got}, or permute the input to (batch, channels, …).",
+        )
+    return "", ""
+
+
+def _is_of_layer(record: Record, weight: tuple[int, int]) -> bool:
+    """Tell whether the module that has raised has a weight of this shape; by its class where no weight was seen."""
+    looks = record.looks.get(f"{record.crash.module}:weight")
+    return looks[0].shape == weight if looks else record.type_of(record.crash.module) == "Linear"
 
 
 def explain_error(message: str) -> tuple[str, str]:

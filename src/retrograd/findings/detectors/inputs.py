@@ -192,7 +192,8 @@ class ConstantInput(Detector):
         example="The input self:input.input holds nothing but 0 in all 7 batches that were looked at.",
         threshold="a smallest element that is the largest, in every look, of every input of the model",
         source="SageMaker Debugger's rule on constant input",
-        guard="initial states, masks and learned constants beside a real input are left alone",
+        guard="initial states, masks and learned constants beside a real input are left alone; so is a model that is "
+        "called several times a step (solvers, decoders), for only its first call is looked at",
         repair="look at what the dataset returns, before it is batched.",
     )
     explains = (
@@ -214,6 +215,8 @@ class ConstantInput(Detector):
         name, listed = next(iter(found.items()))
         if len(listed) < 2:
             return
+        if _is_called_again(record):
+            raise CannotTell("a model is called several times a step, and its first call alone was looked at")
         yield self.find(
             "warning",
             f"The input {name} holds nothing but {listed[0].min:g} in all {len(listed)} batches that were looked at",
@@ -226,3 +229,14 @@ class ConstantInput(Detector):
             precondition=["no other input of the model varies"],
             refute="the model is meant to learn a constant",
         )
+
+
+def _is_called_again(record: Record) -> bool:
+    """Tell whether at most steps a model is called several times with gradients before a backward pass."""
+    again = steps = 0
+    for _, calls in record.calls_by_step():
+        first = next((place for place, call in enumerate(calls) if call.name == "backward"), len(calls))
+        forwards = [call.about for call in calls[:first] if call.name == "forward" and call.details.get("grad")]
+        again += len(forwards) > len(set(forwards))
+        steps += bool(forwards)
+    return again > steps / 2

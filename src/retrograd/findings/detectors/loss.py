@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from retrograd.findings.chain import Chain, count, is_float
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.numbers import median
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.training import ROSE, FloatArray, IntArray, Training
 from retrograd.history.matrix import Curve
 
@@ -142,8 +143,9 @@ class LossFlat(Detector):
         threshold=f"The median of the last fifth is not below 0.98 of that of the first tenth, over at least {FLAT} "
         "losses.",
         source="AutoTrainer and SageMaker Debugger; 0.98 and 50 are ours.",
-        guard="A loss that is a small part of its first value, losses below zero, and models that train against each "
-        "other.",
+        guard="A loss that is a small part of its first value, or that fell within the first tenth; losses below zero, "
+        "and models that train against each other; losses of which a part is made of what the model itself has given, "
+        "cut off (codebooks, teachers, values), or weighted by numbers of the program's (returns, masks).",
         repair="Look at what else was found; see whether the model can learn a single batch by heart.",
     )
 
@@ -155,6 +157,10 @@ class LossFlat(Detector):
         lowest = training.lowest
         if not (np.isfinite(late) and early > 0 and lowest > 0) or late < 0.98 * early or lowest < 0.3 * early:
             return
+        if np.median(training.loss.values[:3]) - early > max(0.02 * early, 2 * training.noise):
+            return  # it has fallen at once
+        for chain in record.chains[:1]:
+            _need_fixed_aim(chain)
         yield self.find(
             "note",
             f"The loss has not fallen in {len(training.loss.steps)} steps: {early:.3g} at first, {late:.3g} at the "
@@ -163,6 +169,29 @@ class LossFlat(Detector):
             precondition=["one model is trained, by a loss that is never below zero"],
             refute="it falls over more steps",
         )
+
+
+def _need_fixed_aim(chain: Chain) -> None:
+    """Make sure that a loss need fall where the model gets better.
+
+    Raises:
+        CannotTell: a part of it is made of what the model gave, or weighted by what the program gives.
+    """
+    for number in sorted(chain.of_loss):
+        operation = chain.listed[number]
+        if operation.cuts and is_float((*operation.makes, "")[0]):
+            raise CannotTell(f"the loss holds what the model itself has given, cut off by `{operation.name}`")
+        if chain.name(number) == "mul" and number not in chain.of_outputs and _weighs(chain, number):
+            raise CannotTell("the loss weights its elements by numbers of the program's, such as returns")
+
+
+def _weighs(chain: Chain, number: int) -> bool:
+    """Tell whether a product has several elements, of which one factor depends on the model and the other does not."""
+    operands = chain.listed[number].operands[:2]
+    learned = [each in chain.behind_outputs or each in chain.of_outputs for each in operands]
+    if len(operands) < 2 or sum(learned) != 1:
+        return False
+    return count(chain.taken(number, learned.index(False)) or ()) > 1 and count(chain.made(number)) > 1
 
 
 class LossNoisy(Detector):

@@ -7,13 +7,23 @@ from collections.abc import Iterator, Sequence
 from retrograd.amounts import list_names
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.gradients import LOOSE, LostGradient, ParameterGradients, find_flat, find_lost, path_of
+from retrograd.findings.gradients import (
+    LOOSE,
+    LostGradient,
+    ParameterGradients,
+    find_flat,
+    find_lost,
+    is_rehearsal,
+    path_of,
+)
 from retrograd.findings.record import CannotTell, Record
 
 FEWEST = 3
 """Recorded steps in which others have a gradient; our own choice."""
 
 _LISTS = ("ModuleList", "ModuleDict")
+
+_UNKNOWN = "see that what it makes is a part of the loss, or freeze these parameters."
 
 
 class MissingGradient(Detector):
@@ -64,7 +74,7 @@ class MissingGradient(Detector):
         gets = "get nothing but zeros for a gradient" if kind == "zero" else "never get a gradient"
         verb = gets if len(names) > 1 else gets.replace("get", "gets", 1)
         path = path_of(names[0])
-        is_note = kind in ("spare", "unknown") or (kind == "zero" and lost is None)
+        is_note = kind in ("spare", "unknown", "unseen") or (kind == "zero" and lost is None)
         root = _root_of(record, names[0])
         twin = _find_twin(record, gradients, root) if kind == "never called" else ""
         reason = f": {root} is never called, and {twin}, whose parameters have the same names, is in no optimizer"
@@ -119,7 +129,10 @@ def find_reason(
         return flat, ("zero", flat.line if flat is not None else "")
     if not any(gradients.may_be_used(name) for name in mine):
         return None, ("never used", path)
-    lost = find_lost(record.chains, path)
+    trained = {path_of(name) for name in gradients.steps if gradients.is_trained(name)}
+    lost = find_lost(record.chains, path, trained)
+    if lost is None and record.chains and all(is_rehearsal(chain, trained) for chain in record.chains):
+        return None, ("unseen", "")
     return lost, ("lost" if lost is not None else "unknown", f"{lost.line} {lost.operation}" if lost else "")
 
 
@@ -143,7 +156,7 @@ def tell_reasons(record: Record, names: Sequence[str]) -> dict[str, str]:
 def _tell_repair(kind: str, lost: LostGradient | None) -> str:
     if lost is not None:
         return lost.repair
-    return "use it in forward, or leave it out." if kind in ("never called", "never used", "spare") else ""
+    return "use it in forward, or leave it out." if kind in ("never called", "never used", "spare") else _UNKNOWN
 
 
 def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:
@@ -153,6 +166,8 @@ def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:
         return f": {path} is never called"
     if kind == "never used":
         return ": no operation takes it"
+    if kind == "unseen":
+        return ": why is not known, for the forward that gives the others theirs was not seen"
     if kind == "spare":
         return f": {path} was not called, as others like it were"
     return ""

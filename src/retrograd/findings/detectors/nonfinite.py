@@ -31,6 +31,8 @@ _GUARD = (
 )
 
 _REPAIRS = {
+    "is 0 in float16": "give the optimizer an eps that float16 holds, as 1e-4, or keep the weights in float32",
+    "whose eps is 0": "give the optimizer an eps above 0",
     "log of 0": "add a small number inside of the log, or use log_softmax, logsigmoid or xlogy",
     "below 0": "keep the argument of the log above 0: clamp(min=eps)",
     "sqrt of": "keep the argument of the root above 0: clamp(min=eps)",
@@ -45,7 +47,7 @@ _REPAIRS = {
     "±1": "clamp the argument to −1 + eps … 1 − eps",
     "float16": "use bfloat16, or compute this in float32",
     "infinite at": "keep the argument away from there, also where `where` or a mask hides the result: clamp(min=eps)",
-    "eps is 0": "give the optimizer an eps above 0",
+    "eps is 0": "give the norm an eps above 0",
 }
 
 

@@ -12,7 +12,7 @@ from retrograd.findings.record import Record
 from retrograd.findings.training import Training, as_list
 from retrograd.findings.update_norms import Stillness
 from retrograd.findings.updates import by_optimizer
-from retrograd.history.facts import OptimizerMade
+from retrograd.history.facts import MOST_OPTIMIZERS, OptimizerMade
 
 FEWEST = 3
 """Optimizers from one line that are a habit; our own choice."""
@@ -43,17 +43,18 @@ class MadeAnew(Detector):
         counted = {name: len(updates) for name, updates in by_optimizer(record.updates).items()}
         for same in _group_same(record).values():
             if len(same) >= FEWEST:
-                yield self._describe(same, [counted.get(each.name, 0) for each in same])
+                yield self._describe(same, [counted.get(each.name, 0) for each in same if not _is_last(each)])
 
     def _describe(self, same: Sequence[OptimizerMade], updates: Sequence[int]) -> Finding:
         kind = same[0].name.split("#")[0]
         often = round(sum(updates) / len(updates)) or 1
+        least = "at least " if any(map(_is_last, same)) else ""
         every = "at every update" if often == 1 else f"every {often} updates"
         has_state = kind != "SGD" or any(group.get("momentum") for group in same[0].groups)
         lost = "so its momentum and averages never last" if has_state else "which is harmless, for it remembers nothing"
         return self.find(
             "warning" if has_state else "note",
-            f"{kind} is made anew {len(same)} times for the same parameters, {every}, {lost}",
+            f"{kind} is made anew {least}{len(same)} times for the same parameters, {every}, {lost}",
             site=same[0].name,
             step=same[1].step,
             last_step=same[-1].step,
@@ -65,6 +66,11 @@ class MadeAnew(Detector):
             precondition=["all are from one line and hold the same parameters of one model"],
             refute="the optimizer's state is to be forgotten there (restarts, rounds of federated learning)",
         )
+
+
+def _is_last(made: OptimizerMade) -> bool:
+    """Tell whether it is the last that was noted of its class: all later ones have its name."""
+    return made.name.endswith(f"#{MOST_OPTIMIZERS}")
 
 
 def _group_same(record: Record) -> dict[tuple[str, ...], list[OptimizerMade]]:

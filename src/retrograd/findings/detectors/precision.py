@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -36,6 +37,9 @@ NARROW = ("bfloat16", "float16", "bf16", "half")
 """Types whose weights updates may round away."""
 
 HALF = ("float16", "half")
+
+SEARCH, CHURN = 20, 0.2
+"""Updates in which loss scaling searches for a scale; share of later ones from which on it skips too many."""
 
 
 class Underflow(Detector):
@@ -197,13 +201,15 @@ class ScalerChurn(Detector):
 
     slug = "scaler-churn"
     words = Words(
-        says="Loss scaling skips many updates, for gradients overflow at any scale that it tries.",
-        example="Loss scaling has skipped 31 of the last 60 updates: gradients overflow at a scale of 0.5 too.",
-        threshold="More than 20 skipped updates and more than 20 % of those after the first 20; or a scale below 1.",
+        says="Loss scaling skips many updates: gradients overflow at any scale, or the scale is raised too often.",
+        example="Loss scaling has skipped 31 of 60 updates: gradients overflow at a scale of 0.5 too.",
+        threshold=f"More than {SEARCH} skipped updates and more than {CHURN:.0%} of those after the first {SEARCH}; or "
+        "a scale below 1 in the end.",
         source="torch.amp.GradScaler halves at an overflow, and doubles after 2000 steps: one in 2000 is usual. "
         "Bounds ours.",
-        guard="The search for a scale at the begin (the first 20 updates) is not counted.",
-        repair="See what overflows: it is not finite at any scale.",
+        guard=f"The search for a scale at the begin (the first {SEARCH} updates) is not counted.",
+        repair="Find the value that overflows, and compute it in float32 or bfloat16: no scale helps. Where the scale "
+        "is raised again and again, raise growth_interval; where it is set by hand, leave that out.",
     )
     explains = ("loss-flat", "not-updated", "underflow")
 
@@ -214,20 +220,57 @@ class ScalerChurn(Detector):
             raise CannotTell("no update was skipped by loss scaling")
         tried = record.history.all_events.pieces(["kind"], UPDATES)
         skipped = np.concatenate([find_kinds(piece, ["skipped"]) for piece in tried])
-        late = skipped[20:]
-        scales = [event.value for event in record.events if event.kind == "scale"]
-        if (len(late) < 10 or late.mean() <= 0.2 or skipped.sum() <= 20) and not (scales and scales[-1] < 1):
+        late = skipped[SEARCH:]
+        scales = {event.moment.step: event.value for event in record.events if event.kind == "scale"}
+        churns = len(late) >= 10 and late.mean() > CHURN and skipped.sum() > SEARCH
+        last = scales[max(scales)] if scales else 1.0
+        if not churns and not last < 1:
             return
-        at = f" at a scale of {scales[-1]:g}" if scales else ""
+        why, repair = self._judge(scales, {event.moment.step for event in record.events if event.kind == "skipped"})
         yield self.find(
             "warning",
-            f"Loss scaling has skipped {skipped.sum()} of {len(skipped)} updates: gradients overflow{at} too.",
+            f"Loss scaling has skipped {skipped.sum()} of {len(skipped)} updates: {why}.",
             step=first.moment.step,
             last_step=record.last_step,
             line=next((call.line for call in record.called("scaler.step")), ""),
-            evidence=[Evidence("share of updates skipped", float(skipped.mean()), "> 0.2")],
+            evidence=[
+                Evidence(f"share of updates skipped after the first {SEARCH}", float(late.mean()), f"> {CHURN:g}")
+                if churns
+                else Evidence("scale in the end", last, "< 1")
+            ],
             precondition=["the search for a scale is over"],
             refute="the gradients of these steps are finite at a scale of 1",
+            repair=repair,
+        )
+
+    @staticmethod
+    def _judge(scales: dict[int, float], skipped: set[int]) -> tuple[str, str]:
+        """Say why updates are skipped, and what to do, by the scales of steps: those that were skipped and the others.
+
+        Args:
+            scales: that of each recorded step.
+            skipped: the steps whose update was skipped.
+        """
+        lost = sorted(skipped & scales.keys())
+        if not lost:
+            return "gradients overflow", ""
+        after = [(scales[step], scales[then]) for step, then in pairwise(sorted(scales)) if step in skipped]
+        held = [scale for before, scale in after if scale >= before]
+        lowest = min(scales[step] for step in lost[len(lost) // 2 :])
+        if len(held) > len(after) / 2:
+            return (
+                f"the scale is {held[-1]:g} again after an update that overflowed, and torch halves it there",
+                "let scaler.update() choose the scale: leave its argument, and other writes to the scale, out.",
+            )
+        fine = [scale for step, scale in scales.items() if step not in skipped and step > lost[0]]
+        if fine and max(fine) < lowest:
+            return (
+                f"gradients overflow at a scale of {lowest:g}, to which it is raised again and again",
+                "raise growth_interval of the GradScaler: after so many updates it raises the scale (2000 by default).",
+            )
+        return (
+            f"gradients overflow at a scale of {lowest:g} too",
+            "find the value that overflows, and compute it in float32 or bfloat16: no scale helps.",
         )
 
 

@@ -31,7 +31,7 @@ class BroadcastLoss(OperationDetector):
         source="torch warns of the same in mse_loss",
         guard="distances between all pairs are made of two views of one kind, or of an added dimension: both operands "
         "have as many dimensions there, or both depend on the model",
-        repair="give both the same shape: output.squeeze(1), or target.unsqueeze(1).",
+        repair="give both the same shape: squeeze(1) of the one of shape (n, 1), or unsqueeze(1) of the other.",
     )
     explains = MISTRAINED
 
@@ -41,6 +41,8 @@ class BroadcastLoss(OperationDetector):
             return None
         operation = chain.listed[number]
         first, second = operation.takes[:2]
+        is_output_long = _depends(chain, number)[0] == (len(chain.taken(number) or ()) == 2)
+        long, short = ("output", "target") if is_output_long else ("target", "output")
         shape = list(chain.made(number)) if chain.name(number) not in LOSSES else [max(_plain(chain, number))] * 2
         return self.find(
             "critical",
@@ -52,6 +54,7 @@ class BroadcastLoss(OperationDetector):
             evidence=[Evidence("operands", f"{first}, {second}", "(n, 1) with (n)"), Evidence("result", str(shape))],
             precondition=["one operand depends on the model's output, the other does not, and the loss is made of it"],
             refute="all pairs are meant",
+            repair=f"give both the same shape: {long}.squeeze(1), or {short}.unsqueeze(1).",
         )
 
 
@@ -67,9 +70,13 @@ def _broadcasts(chain: Chain, number: int) -> bool:
         return False
     (short, long) = sorted((each for each in shapes if each is not None), key=len)
     is_crossed = len(short) == 1 and len(long) == 2 and long == (short[0], 1) and short[0] > 1
+    return is_crossed and sum(_depends(chain, number)) == 1
+
+
+def _depends(chain: Chain, number: int) -> list[bool]:
+    """Tell of each of two operands whether the model's output is in it."""
     made_by = chain.of_outputs | chain.behind_outputs
-    depends = [operand in made_by for operand in chain.listed[number].operands[:2]]
-    return is_crossed and sum(depends) == 1
+    return [operand in made_by for operand in chain.listed[number].operands[:2]]
 
 
 class WrongDimension(OperationDetector):

@@ -78,7 +78,8 @@ class DeadUnits(Detector):
         source="SageMaker Debugger's DeadRelu, AutoTrainer (0.7 of the activations); the looks and samples are ours.",
         guard="Zeros of dropout, padding and sparse inputs are of no unit at all looks; only ReLU and its kin are "
         "looked at, and layers whose gradient is zero; where the loss falls half of the units may rest.",
-        repair="Lower the learning rate, look at the biases at the start, or use LeakyReLU or GELU.",
+        repair="Initialise the biases at 0 where the units began so, else lower the learning rate; or use LeakyReLU, "
+        "whose slope is nowhere 0.",
     )
     explains = (
         "vanishing", "loss-flat", "not-updated", "learning-rate-too-low", "missing-gradient", "adam-epsilon",
@@ -97,7 +98,9 @@ class DeadUnits(Detector):
         worst = max(found, key=lambda dead: dead.share)
         more = f", and so have those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
         whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
-        start = "since the first step: they began so" if worst.since <= record.steps[0] else f"since step {worst.since}"
+        began_so = worst.since <= record.steps[0]
+        start = "since the first step: they began so" if began_so else f"since step {worst.since}"
+        change = "Initialise the biases before it at 0" if began_so else "Lower the learning rate"
         return self.find(
             "critical" if worst.share == 1 else "warning",
             f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for all samples "
@@ -119,6 +122,7 @@ class DeadUnits(Detector):
                 else f"more than {MOST:.0%} of the units are dead",
             ],
             refute="one of these units is above zero for some sample of the data",
+            repair=f"{change}; or use LeakyReLU, whose slope is nowhere 0.",
         )
 
 
