@@ -69,7 +69,7 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
         except Exception as error:  # a fault of ours must not hide what the others say
             not_checked.append(NotChecked(detector.slug, f"it failed: {type(error).__name__}: {error}"))
     said = rank_findings(found, {each.slug: each.explains for each in asked})
-    steps = len(record.loss.steps) or len(record.steps)  # the last rows may be of an evaluation behind all steps
+    steps = len(record.history.made_steps)
     about = f"{count_of(steps, 'step')} at {count_of(len(record.sites), 'site')}" if steps or record.sites else ""
     return Findings(said, not_checked, about, [each.slug for each in asked])
 
