@@ -18,7 +18,9 @@ MAY_IMPORT = {
     "drawings": set(),
     "errors": set(),
     "files": set(),
+    "identities": set(),
     "foreign": set(),
+    "frames": set(),
     "libraries": set(),
     "norms": set(),
     "notices": set(),
@@ -95,8 +97,8 @@ MAY_IMPORT = {
 """Room → the rooms it may import. The package's ``__init__``, the room without a name, has the public names."""
 
 OPEN = {
-    "addresses", "amounts", "cells", "drawings", "errors", "files", "foreign", "libraries", "norms", "notices",
-    "randomness", "trials",
+    "addresses", "amounts", "cells", "drawings", "errors", "files", "foreign", "frames", "identities", "libraries",
+    "norms", "notices", "randomness", "trials",
 }  # fmt: skip
 """What is not a room, and open to all."""
 

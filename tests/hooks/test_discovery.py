@@ -22,8 +22,9 @@ class Listener:
         self.joined: list[tuple[nn.Module, nn.Module]] = []
         self.given: list[nn.Module] = []
         self.called: list[nn.Module] = []
-        self.updating: list[Optimizer] = []
-        self.errors: list[Exception] = []
+        self.equipped: list[tuple[Optimizer, int]] = []
+        self.updating: list[tuple[Optimizer, bool]] = []
+        self.errors: list[tuple[object, str]] = []
         self.on_call: Any = None
 
     def module_joins(self, parent: nn.Module, child: nn.Module) -> None:
@@ -41,11 +42,14 @@ class Listener:
             act, self.on_call = self.on_call, None
             act(module)
 
-    def update_begins(self, optimizer: Optimizer) -> None:
-        self.updating.append(optimizer)
+    def parameters_given(self, optimizer: Optimizer) -> None:
+        self.equipped.append((optimizer, len(optimizer.param_groups)))
 
-    def discovery_failed(self, error: Exception) -> None:
-        self.errors.append(error)
+    def update_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self.updating.append((optimizer, has_closure))
+
+    def discovery_failed(self, about: object, error: Exception) -> None:
+        self.errors.append((about, str(error)))
 
 
 @pytest.fixture
@@ -69,7 +73,11 @@ def test_what_a_program_builds_and_runs_is_told(listener: Listener, lookout: Mod
     assert listener.joined == [(net, net[0])]
     assert listener.given == [net[0]]
     assert listener.called == [net, net[0]]
-    assert listener.updating == [optimizer]
+    optimizer.step(lambda: 0.0)
+    optimizer.step(closure=lambda: 0.0)
+    optimizer.add_param_group({"params": torch.zeros(1, requires_grad=True)})
+    assert listener.updating == [(optimizer, False), (optimizer, True), (optimizer, True)]
+    assert listener.equipped == [(optimizer, 1), (optimizer, 2)]
 
 
 def test_calls_without_grad_or_while_disarmed_are_not(listener: Listener, lookout: ModelDiscovery) -> None:
@@ -113,10 +121,11 @@ def test_a_fault_of_the_listener_does_not_reach_the_program(listener: Listener, 
         raise ValueError("a fault")
 
     listener.on_call = fail
-    nn.Linear(2, 2)(X)
-    assert [str(error) for error in listener.errors] == ["a fault"]
-    nn.Linear(2, 2)(X)
-    assert len(listener.called) == 1
+    net, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    net(X)
+    assert listener.errors == [(net, "a fault")]
+    other(X)
+    assert listener.called == [net, other]
 
 
 def test_torch_does_not_warn_of_our_hook_at_a_compiled_module(listener: Listener, lookout: ModelDiscovery) -> None:

@@ -20,7 +20,11 @@ class Found:
         self.calls: list[list[nn.Module]] = []
         self.called: list[nn.Module | None] = []
         self.errors: list[Exception] = []
-        self.search = Search(self.note, self.errors.append)
+        self.left_out: list[tuple[object, str]] = []
+        self.search = Search(self.note, self.errors.append, self.leave_out)
+
+    def leave_out(self, about: object, error: Exception) -> None:
+        self.left_out.append((about, str(error)))
 
     def note(self, models: list[nn.Module], called: nn.Module | None) -> None:
         self.calls.append(models)
@@ -157,20 +161,60 @@ def test_parameters_that_train_without_a_call_are_found_by_their_optimizer(found
     assert found.models == [model]
 
 
-def test_an_optimizer_that_is_given_a_closure_is_waited_for(found: Found) -> None:
+def test_a_model_is_found_before_its_optimizer_runs_a_closure(found: Found) -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    at_find: list[str] = []
-    found.search._found = lambda models, called: at_find.append("found")
 
     def closure() -> float:
-        assert not at_find
-        loss = model(X).sum()
-        assert at_find == ["found"]
+        assert found.models == [model]
+        loss = model.loss(X)
+        assert found.called == [None, model.act]  # a part that the program calls by itself
         loss.backward()
         return loss.item()
 
-    optimizer.step(closure)
+    for _ in range(2):
+        optimizer.step(closure)
+    assert found.models == [model]
+
+
+def test_a_later_model_that_torch_tells_no_call_of_is_found_when_its_first_pass_begins(found: Found) -> None:
+    """Its optimizer is new: nothing else tells of it before that updates."""
+    first, second = Model(), Model()
+    train(first, torch.optim.SGD(first.parameters(), lr=0.1), PATIENCE + 1)
+    found.search.pass_begins()
+    optimizer = torch.optim.SGD(second.parameters(), lr=0.1)
+    nn.functional.linear(X, second.layer.weight).sum().backward()
+    assert found.models == [first]
+    found.search.pass_begins()
+    assert found.models == [first, second]
+    assert optimizer
+
+
+def test_an_optimizer_of_a_copy_makes_it_look_again(found: Found) -> None:
+    """A copy gives itself no parameter: without its optimizer, its first step would go by."""
+    model = Model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), PATIENCE + 1)
+    assert hooks() == 0
+    twin = copy.deepcopy(model)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    assert hooks() == 0
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    assert hooks() == 1
+    twin(X)
+    assert found.models == [model, twin]
+    assert optimizer
+
+
+def test_a_model_that_runs_with_other_weights_is_waited_for(found: Found) -> None:
+    """What ``functional_call`` puts into the place of its parameters is gone when it has run."""
+    model = Model()
+    lent = {name: each.detach().clone() for name, each in model.named_parameters()}
+    torch.func.grad(lambda weights: torch.func.functional_call(model, weights, (X,)).sum())(lent)
+    torch.func.functional_call(model, lent, (X,))
+    assert not found.models
+    model(X)
+    assert found.models == [model]
+    assert found.called == [model]
 
 
 def test_parameters_of_no_model_are_let_be(found: Found) -> None:
@@ -240,15 +284,67 @@ def test_who_makes_ever_new_models_is_not_followed_for_ever(found: Found, monkey
     assert len(found.errors) == 1
 
 
-def test_a_fault_ends_the_search_and_not_the_program(found: Found) -> None:
+def test_a_fault_leaves_a_model_out_and_no_other(found: Found) -> None:
     def fail(models: list[nn.Module], called: nn.Module | None) -> None:
         raise ValueError("a fault")
 
-    found.search._found = fail
+    found.search._found, note = fail, found.search._found
     model = Model()
-    assert model(X).shape == (1, 2)
-    assert [str(error) for error in found.errors] == ["a fault"]
-    assert hooks() == 0
+    assert model(X).shape == model(X).shape == (1, 2)
+    assert found.left_out == [(model, "a fault")]
+    found.search._found = note
+    other = Model()
+    other(X)
+    assert found.models == [other]
+    assert not found.errors
+
+
+class Own(nn.Module):
+    """What classes of users do: each of these raises, or says something else than torch's."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+    def __eq__(self, other: object) -> object:  # type: ignore[override]
+        return torch.ones(2) == 1
+
+    def __hash__(self) -> int:
+        return hash(self.kind)  # of a module that is being made there is none
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no boolean value")
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.layer, name)
+
+    @property
+    def children(self) -> object:  # type: ignore[override]
+        raise RuntimeError("not yet")
+
+    parameters = modules = named_modules = children  # type: ignore[assignment]
+
+
+def test_nothing_is_asked_of_a_module(found: Found) -> None:
+    first, second = Own("same"), nn.Sequential(Own("same"), Own("same"))
+    optimizers = [torch.optim.SGD(each.layer.parameters(), lr=0.1) for each in (first, *second)]
+    for _ in range(2):
+        (first(X) + second(X)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert [id(model) for model in found.models] == [id(first), id(second)]
+    assert not found.left_out
+    assert not found.errors
 
 
 def test_a_stage_that_runs_for_the_shapes_alone(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:

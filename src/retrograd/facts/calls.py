@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from itertools import islice
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -30,7 +29,9 @@ from retrograd.hooks.backward import EngineRun, backward_followers, runs_in_anot
 from retrograd.hooks.discovery import constructed_optimizers, construction_line
 from retrograd.hooks.engine import grad_enabled
 from retrograd.hooks.optimizer import call_listeners
+from retrograd.hooks.parts import gradient_of, parameters_of
 from retrograd.hooks.torch_calls import program_frame
+from retrograd.identities import IdentityDict, IdentitySet
 from retrograd.sites.site import ROOT
 
 Details = tuple[tuple[str, Any], ...]
@@ -60,7 +61,7 @@ class CallSource(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._models: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._models: IdentityDict[nn.Module, str] = IdentityDict()
         self._optimizers = OptimizerNames(host)
         self._thread = threading.get_ident()
         self._step = 0
@@ -158,11 +159,11 @@ class CallSource(FactSource):
             return
         for find in self._sampled:
             parameter = find()
-            if parameter is not None and parameter.grad is not None:
+            if parameter is not None and gradient_of(parameter) is not None:
                 return
         models = list(self._models)
-        every = [each for model in models for each in islice(model.parameters(), _MOST_SAMPLED)]
-        found = [each for each in every if each.grad is not None]
+        every = [each for model in models for each in islice(parameters_of(model), _MOST_SAMPLED)]
+        found = [each for each in every if gradient_of(each) is not None]
         self._sampled = [weakref.ref(each) for each in (*found[:1], *found[-1:])]
 
     def _look_at_gradients(self) -> str:
@@ -171,8 +172,9 @@ class CallSource(FactSource):
         held: list[torch.Tensor] = []
         for find in self._sampled:
             parameter = find()
-            if parameter is not None and parameter.grad is not None:
-                held.append(parameter.grad)
+            gradient = None if parameter is None else gradient_of(parameter)
+            if gradient is not None:
+                held.append(gradient)
         if not held:
             return "none"
         if any(gradient.device.type != "cpu" for gradient in held):
@@ -295,9 +297,9 @@ class OptimizerNames:
 
     def __init__(self, host: FactHost) -> None:
         self._host = host
-        self._names: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
-        self._groups: WeakKeyDictionary[Optimizer, tuple[int, ...]] = WeakKeyDictionary()
-        self._crowd: WeakSet[Optimizer] = WeakSet()
+        self._names: IdentityDict[Optimizer, str] = IdentityDict()
+        self._groups: IdentityDict[Optimizer, tuple[int, ...]] = IdentityDict()
+        self._crowd: IdentitySet[Optimizer] = IdentitySet()
         self._counts: Counter[str] = Counter()
 
     def find(self, optimizer: Optimizer) -> str:

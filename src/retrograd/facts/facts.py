@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import takewhile
 from types import MethodType
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -30,6 +29,7 @@ from retrograd.hooks.engine import is_abstract
 from retrograd.hooks.names import walk_parameters, walk_paths
 from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import optimizer_listeners
+from retrograd.identities import IdentityDict
 from retrograd.sites.site import ROOT
 
 SOURCES: tuple[MakeSource, ...] = (
@@ -84,7 +84,7 @@ class Facts:
         self._taker = weakref.ref(taker)
         self._sources = [make(self) for make in sources]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._modules: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._modules: IdentityDict[nn.Module, str] = IdentityDict()
         self._telling = threading.RLock()
         self._listeners: tuple[dict[str, list[MethodType]], ...] = ({}, {})
         self._is_recorded = self._are_resting = False

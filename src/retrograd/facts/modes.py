@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Modes
 from retrograd.hooks.names import walk_paths
+from retrograd.identities import IdentityDict
 from retrograd.sites.site import ROOT
 
 _AT_ONCE = 8
@@ -28,8 +28,8 @@ class ModeSource(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
-        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._known: IdentityDict[nn.Module, _Known] = IdentityDict()
+        self._names: IdentityDict[nn.Module, str] = IdentityDict()
 
     def model_added(self, name: str, model: nn.Module) -> None:
         """A model is recorded from now on."""

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -23,7 +22,9 @@ from retrograd.hooks.backward import runs_in_another_thread
 from retrograd.hooks.engine import grad_enabled
 from retrograd.hooks.names import ArgumentNames, walk_buffers, walk_parameters
 from retrograd.hooks.nested import flatten
+from retrograd.hooks.parts import gradient_of
 from retrograd.hooks.storages import count_same_rows, first_bytes
+from retrograd.identities import IdentityDict
 from retrograd.sites.site import ROOT, Site
 from retrograd.statistics.row import ROW
 from retrograd.statistics.slab import Slab, UnreadableTensorError, make_slab
@@ -47,8 +48,8 @@ class StateSource(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._models: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-        self._has_same_rows: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+        self._models: IdentityDict[nn.Module, str] = IdentityDict()
+        self._has_same_rows: IdentityDict[nn.Module, set[str]] = IdentityDict()
         self._readings = Readings()
         self._looks: dict[str, _ModelLook] = {}
         self._step = -1
@@ -146,7 +147,7 @@ class _ModelLook:
         self._has_gradients = True
         for site, find in self._tensors:
             parameter = find()
-            gradient = None if parameter is None else parameter.grad
+            gradient = None if parameter is None else gradient_of(parameter)
             if gradient is not None:
                 number = readings.read(gradient, has_digest=False)
                 if number is not None:
@@ -218,7 +219,7 @@ class InputSource(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._models: WeakKeyDictionary[nn.Module, tuple[str, ArgumentNames]] = WeakKeyDictionary()
+        self._models: IdentityDict[nn.Module, tuple[str, ArgumentNames]] = IdentityDict()
         self._names: dict[tuple[str, tuple[str, ...]], str] = {}
         self._readings = Readings()
         self._pending: list[tuple[int, int, Phase, Head]] = []

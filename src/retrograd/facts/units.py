@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +35,7 @@ from retrograd.hooks.module import unwatch_forward, watch_forward
 from retrograd.hooks.names import walk_modules
 from retrograd.hooks.nested import Keys
 from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
+from retrograd.identities import IdentityDict
 from retrograd.sites.site import Site
 
 OFTEN, SELDOM, SETTLED = 16, 128, 512
@@ -177,8 +177,8 @@ class UnitLooks(FactSource):
         super().__init__(host)
         self._looking, self._training = _Switch(), _Switch()
         self._moment = NOW
-        self._watches: WeakKeyDictionary[nn.Module, _UnitTap] = WeakKeyDictionary()
-        self._embeddings: WeakKeyDictionary[nn.Module, _RowTap] = WeakKeyDictionary()
+        self._watches: IdentityDict[nn.Module, _UnitTap] = IdentityDict()
+        self._embeddings: IdentityDict[nn.Module, _RowTap] = IdentityDict()
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         self._channels_first: set[str] = set()
         self._bounded: set[str] = set()

@@ -44,12 +44,14 @@ class Detector(ABC):
         explains: slugs of detectors of symptoms, whose findings need no saying once this one has spoken, unless they
             began before. ``"*"`` stands for all that are notes.
         is_default: whether it runs without being asked for.
+        is_of_losses: it judges a course of losses: of models that are trained one after the other, each by itself.
     """
 
     slug: ClassVar[str]
     words: ClassVar[Words]
     explains: ClassVar[tuple[str, ...]] = ()
     is_default: ClassVar[bool] = True
+    is_of_losses: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, record: Record) -> Iterable[Finding]:

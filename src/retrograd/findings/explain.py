@@ -11,6 +11,7 @@ from retrograd.findings.detector import Detector
 from retrograd.findings.detectors import DETECTORS
 from retrograd.findings.finding import SEVERITIES, Finding, Findings, NotChecked
 from retrograd.findings.record import CannotTell, Record
+from retrograd.findings.stretches import list_parts
 from retrograd.runs.reader import Given, Run, find_run
 
 MOST_ROWS = 1_000_000
@@ -62,15 +63,41 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
     not_checked: list[NotChecked] = []
     for detector in asked:
         try:
-            found.extend(detector.check(record))
+            found.extend(_check_losses(detector, record) if detector.is_of_losses else detector.check(record))
         except CannotTell as reason:
             not_checked.append(NotChecked(detector.slug, str(reason)))
         except Exception as error:  # a fault of ours must not hide what the others say
             not_checked.append(NotChecked(detector.slug, f"it failed: {type(error).__name__}: {error}"))
     said = rank_findings(found, {each.slug: each.explains for each in asked})
-    steps = len(record.loss.steps) or len(record.steps)  # the last rows may be of an evaluation behind all steps
+    steps = len(record.history.made_steps)
     about = f"{count_of(steps, 'step')} at {count_of(len(record.sites), 'site')}" if steps or record.sites else ""
     return Findings(said, not_checked, about, [each.slug for each in asked])
+
+
+def _check_losses(detector: Detector, record: Record) -> list[Finding]:
+    """Ask a detector about each stretch of a run in which other parameters are trained: the first that it finds.
+
+    Raises:
+        CannotTell: it can tell of none.
+    """
+    parts, reasons = record.once(list_parts), list[CannotTell]()
+    for part in parts:
+        try:
+            found = list(detector.check(part))
+        except CannotTell as reason:
+            reasons.append(reason)
+            continue
+        if found and len(parts) > 1:
+            return [each if each.step is not None else _place_in(each, part) for each in found]
+        if found:
+            return found
+    if len(reasons) == len(parts):
+        raise reasons[0]
+    return []
+
+
+def _place_in(finding: Finding, part: Record) -> Finding:
+    return replace(finding, step=part.first_step, last_step=part.last_step) if len(part.steps) else finding
 
 
 # ---- causes and symptoms ----

@@ -69,6 +69,9 @@ class Record:
         status: how the run fares: ``finished``, ``failed``, ``running``, ``stopped``; empty where it is not known.
         error: the exception that ended it, as in ``rank.json``.
         events: those of each process; left out where there is one.
+
+    Attributes:
+        is_mixed: parameters that no step updates together are trained in turn: a loss is of one or of another.
     """
 
     def __init__(
@@ -84,8 +87,34 @@ class Record:
         self.manifest = history.manifest
         self.status = status
         self.error = error
+        self._part: tuple[int, int | None, frozenset[str]] | None = None
+        self.is_mixed = False
         self._series: dict[str, Series] = {}
         self._made: dict[Callable[[Record], Any], Any] = {}
+
+    def take_part(self, first: int, end: int | None, optimizers: frozenset[str], is_mixed: bool) -> Record:
+        """The record of some steps, and of what these optimizers train in them.
+
+        Args:
+            first: the first step.
+            end: the step behind the last one; None for the end of the run.
+            optimizers: their names.
+            is_mixed: as the attribute.
+        """
+        part = Record(self.history, status=self.status, error=self.error, events=self._events)
+        part._part, part.is_mixed = (first, end, optimizers), is_mixed
+        return part
+
+    def in_part(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of these steps the record is of."""
+        if self._part is None:
+            return np.ones(len(steps), np.bool_)
+        first, end, _ = self._part
+        return (steps >= first) & (steps < (np.iinfo(np.int64).max if end is None else end))
+
+    def is_trained(self, parameter: str) -> bool:
+        """True for a parameter that the record is of."""
+        return self._part is None or any(parameter in made.parameters for made in self.optimizers.values())
 
     # ---- sites ----
 
@@ -119,7 +148,8 @@ class Record:
     @cached_property
     def steps(self) -> npt.NDArray[np.int64]:
         """Steps that were recorded, rising."""
-        return self._outline.all_steps
+        steps = self._outline.all_steps
+        return steps if self._part is None else steps[self.in_part(steps)]
 
     @property
     def first_step(self) -> int:
@@ -134,7 +164,11 @@ class Record:
     @cached_property
     def loss(self) -> Curve:
         """The loss of each recorded step."""
-        return self.history.loss
+        loss = self.history.loss
+        if self._part is None:
+            return loss
+        chosen = self.in_part(loss.steps)
+        return Curve(loss.steps[chosen], loss.values[chosen])
 
     # ---- what is made of it ----
 
@@ -185,8 +219,18 @@ class Record:
     @cached_property
     def facts(self) -> list[Fact]:
         """All facts, those of one process after those of the other, in their order."""
+        found = self._all_facts
+        return found if self._part is None else [fact for fact in found if self._is_of_part(fact)]
+
+    @cached_property
+    def _all_facts(self) -> list[Fact]:
         by_rank = self._events if self._events is not None else {0: self.events}
         return [fact for rank, events in by_rank.items() for fact in read_facts(events, rank)]
+
+    def _is_of_part(self, fact: Fact) -> bool:
+        if isinstance(fact, OptimizerMade):
+            return self._part is None or fact.name in self._part[2]
+        return bool(self.in_part(np.array([fact.step]))[0])
 
     def of(self, kind: type[F]) -> list[F]:
         """Facts of one kind, in their order."""
@@ -198,8 +242,9 @@ class Record:
 
         Of several processes those of the first one.
         """
-        first = min((each.rank for each in self.facts), default=0)
-        return expand_calls(each for each in self.facts if each.rank == first)
+        first = min((each.rank for each in self._all_facts), default=0)
+        calls = expand_calls(each for each in self._all_facts if each.rank == first)
+        return calls if self._part is None else [call for call in calls if self._is_of_part(call)]
 
     def called(self, *names: str) -> list[Call]:
         """The calls of these names, in their order."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from retrograd.amounts import count_of
 from retrograd.findings.record import CannotTell, Record
+from retrograd.findings.stretches import list_parts
 from retrograd.findings.update_norms import UpdateNorms
 from retrograd.history.arrays import read_numbers
 from retrograd.history.facts import OptimizerMade
@@ -38,14 +39,23 @@ class Training:
         self._record = record
         self.loss = record.loss
 
+    @property
+    def parts(self) -> list[Record]:
+        """The records of the stretches in which other parameters are trained; of one stretch alone, the record."""
+        return self._record.once(list_parts)
+
     # ---- losses ----
 
     def need_loss(self, least: int = 1) -> None:
         """Make sure that there is a loss to speak of.
 
         Raises:
-            CannotTell: there is none, too few, or models that train against each other.
+            CannotTell: there is none, too few, or models that train against each other, in turn, or in succession.
         """
+        if len(self.parts) > 1:
+            raise CannotTell("several models were trained one after the other, each by losses of its own")
+        if self._record.is_mixed or self.parts[0].is_mixed:
+            raise CannotTell("several models are trained in turn, and the losses of each are not told apart")
         if len(self.loss.values) < least:
             raise CannotTell(
                 f"{count_of(len(self.loss.values), 'loss was', 'losses were')} recorded, and it takes {least}"
@@ -98,7 +108,12 @@ class Training:
 
     @property
     def fell(self) -> bool:
-        """True if the loss ended clearly lower than it began: by a tenth, and by more than its noise."""
+        """True if the loss ended clearly lower than it began: by a tenth, and by more than its noise.
+
+        Where several models were trained one after the other, if that of one of them did.
+        """
+        if len(self.parts) > 1:
+            return any(part.once(Training).fell for part in self.parts)
         start = min(self.initial, self.early)
         return bool(self.late < start - max((1 - MOVED) * abs(start), self.noise if self.noise > 0 else 0.0))
 
@@ -141,6 +156,8 @@ class Training:
     @property
     def optimizer(self) -> str:
         """Class of the optimizer that updated first: ``Adam``; empty where none did."""
+        if self._record.optimizers:
+            return next(iter(self._record.optimizers)).partition("#")[0]
         updates = self._record.history.all_events.pieces(["name"], ["update"])
         return next((str(piece["name"][0]) for piece in updates if piece.num_rows), "").partition("#")[0]
 

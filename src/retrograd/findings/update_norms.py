@@ -60,8 +60,9 @@ class UpdateNorms:
     """
 
     def __init__(self, record: Record) -> None:
-        self._history = record.history
-        self.sites = tuple(record.of_kind("parameter", "update"))
+        self._history, self._in_part = record.history, record.in_part
+        listed = record.of_kind("parameter", "update")
+        self.sites = tuple(site for site in listed if record.is_trained(str(site.value)))
         if not self.sites:
             raise CannotTell("no update of a parameter was recorded")
         known = record.history.outline.steps.get(encode_phase("train"), np.empty(0, np.int64))
@@ -101,7 +102,11 @@ class UpdateNorms:
         for rows, codes in self._history.merged([*map(str, self.sites), *others], "train", columns):
             for line, of_site in enumerate(codes[:n]):
                 line_of[list(of_site)] = line
-            yield rows, codes[n:], _lay_out(rows, line_of, n)
+            norms = _lay_out(rows, line_of, n)
+            chosen = self._in_part(norms.steps)
+            if not chosen.all():
+                norms = Norms(norms.steps[chosen], *(each[:, chosen] for each in norms[1:]))
+            yield rows, codes[n:], norms
 
 
 _FINITE = ("count", "nan", "pos_inf", "neg_inf", "sum", "m2")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import weakref
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -17,6 +16,7 @@ from retrograd.hooks.compiled_modules import TracedEntry, TracedTap
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.module import CompiledWatcher, EndHook, InputWatcher, ModuleTap, set_after, set_before
 from retrograd.hooks.names import ArgumentNames
+from retrograd.identities import IdentityDict
 
 
 class ArgumentWatcher(CompiledWatcher, InputWatcher, Protocol):
@@ -72,7 +72,7 @@ class _Leave(TracedTap, EndHook):
 
 
 _lock = threading.Lock()
-_taps: WeakKeyDictionary[nn.Module, _ArgumentTap] = WeakKeyDictionary()
+_taps: IdentityDict[nn.Module, _ArgumentTap] = IdentityDict()
 
 
 def watch_arguments(module: nn.Module, watcher: ArgumentWatcher) -> None:

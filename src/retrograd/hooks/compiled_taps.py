@@ -36,7 +36,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
 from retrograd.hooks import inductor
-from retrograd.hooks.engine import dispatch_modes, has_transform, is_transformed, knows_at_once, uncompiled
+from retrograd.hooks.engine import (
+    dispatch_modes,
+    has_transform,
+    is_transformed,
+    knows_at_once,
+    uncompiled,
+    without_transforms,
+)
 from retrograd.hooks.inductor import call_plainly, teach_inductor
 from retrograd.hooks.listeners import Entry, SeeGradient, hooks_on
 from retrograd.hooks.nested import Keys, flatten
@@ -96,7 +103,8 @@ class Numbered(Generic[T]):
         """The tensor that stands for it from now on."""
         number = self._next
         self._next += 1
-        with _disable_current_modes() if dispatch_modes() else nullcontext(), torch.inference_mode(False):
+        modes = _disable_current_modes() if dispatch_modes() else nullcontext()
+        with modes, without_transforms(), torch.inference_mode(False):
             tensor = torch.tensor([number], dtype=self._dtype, device="cpu")
         self._by_number[number] = self.by_address[tensor.data_ptr()] = thing
         weakref.finalize(tensor, self._remove, number, tensor.data_ptr()).atexit = False

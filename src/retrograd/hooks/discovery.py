@@ -7,23 +7,24 @@ it. The others fire when a model is built and when an optimizer updates, and sta
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, FunctionType
 from typing import Any, Protocol
 from weakref import WeakSet
 
-import torch
 from torch import nn
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
+from retrograd.frames import read_locals
 from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
 from retrograd.hooks.listeners import Entry, Patch, Undo, wrap_method
 from retrograd.hooks.module import ModuleHooks
-from retrograd.hooks.optimizer import optimizer_listeners
+from retrograd.hooks.optimizer import update_scouts
 from retrograd.hooks.torch_calls import describe_frame, program_frame
+from retrograd.identities import IdentityDict
 
 
 class DiscoveryListener(Protocol):
@@ -41,11 +42,14 @@ class DiscoveryListener(Protocol):
     def compiled_function_called(self) -> None:
         """A compiled function that is no module runs for the first time. Told only while discovery is armed."""
 
-    def update_begins(self, optimizer: Optimizer) -> None:
-        """``optimizer.step`` was called."""
+    def parameters_given(self, optimizer: Optimizer) -> None:
+        """An optimizer has got parameters, from its constructor or later."""
 
-    def discovery_failed(self, error: Exception) -> None:
-        """A method of this listener has raised; nothing more will be told."""
+    def update_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """``optimizer.step`` was called; nobody who listens to updates knows yet."""
+
+    def discovery_failed(self, about: object, error: Exception) -> None:
+        """A method of this listener has raised, about this; it is told of all else as before."""
 
 
 class ModelDiscovery:
@@ -65,7 +69,8 @@ class ModelDiscovery:
             Entry(self._join, modules._global_module_registration_hooks),
             Entry(self._give, modules._global_parameter_registration_hooks),
         ]
-        optimizer_listeners.add(self)
+        self._take_back = wrap_method(Optimizer, "add_param_group", self._add_group)
+        update_scouts.add(self)
 
     @property
     def armed(self) -> bool:
@@ -93,21 +98,19 @@ class ModelDiscovery:
     def close(self) -> None:
         """Take all hooks away."""
         self.stop()
-        optimizer_listeners.remove(self)
+        update_scouts.remove(self)
+        self._take_back()
         while self._standing:
             self._standing.pop().remove()
 
-    def update_begins(self, optimizer: Optimizer) -> None:
-        self._tell(self._listener.update_begins, optimizer)
+    def update_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self._tell(self._listener.update_begins, optimizer, has_closure)
 
-    def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
-        pass
-
-    def update_skipped(self, optimizer: Optimizer) -> None:
-        pass
-
-    def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
-        pass
+    @uncompiled_itself
+    def _add_group(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        result = original(optimizer, *args, **kwargs)
+        self._tell(self._listener.parameters_given, optimizer)
+        return result
 
     def _call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if is_compiling():
@@ -149,8 +152,7 @@ class ModelDiscovery:
         try:
             tell(*about)
         except Exception as error:  # a fault of ours must not stop the program
-            self.stop()
-            self._listener.discovery_failed(error)
+            self._listener.discovery_failed(about[0] if about else None, error)
 
 
 def _catch_up(module: nn.Module, args: tuple[Any, ...], known: set[int]) -> None:
@@ -164,12 +166,12 @@ def _catch_up(module: nn.Module, args: tuple[Any, ...], known: set[int]) -> None
             hook(module, args)
 
 
-_lines = WeakIdKeyDictionary()
+_lines: IdentityDict[nn.Module | Optimizer, str] = IdentityDict()
 
 
 def construction_line(thing: nn.Module | Optimizer) -> str:
     """``file:line`` of the program's call that made it; empty where that was not seen."""
-    return str(_lines.get(thing, ""))
+    return _lines.get(thing, "")
 
 
 def constructed_optimizers() -> list[Optimizer]:
@@ -194,16 +196,17 @@ def _note(module: nn.Module) -> None:
     if is_compiling() or module in _lines:
         return
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_back is not None and _is_its_own(frame, module):
-        frame = frame.f_back
-    if frame is not None:
-        _lines[module] = describe_frame(program_frame(frame))
+    with suppress(Exception):  # torch would have the constructor raise it; then the line is not known
+        while frame is not None and frame.f_back is not None and _is_its_own(frame, module):
+            frame = frame.f_back
+        if frame is not None:
+            _lines[module] = describe_frame(program_frame(frame))
 
 
 def _is_its_own(frame: FrameType, module: nn.Module) -> bool:
     """Tell whether a frame is of a method of the module, or a library's between such ones."""
     names = frame.f_code.co_varnames
-    return bool(names) and frame.f_locals.get(names[0]) is module
+    return bool(names) and read_locals(frame).get(names[0]) is module
 
 
 @uncompiled_itself

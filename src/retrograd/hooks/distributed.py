@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Literal
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,8 @@ from retrograd.hooks.module import CallTap
 from retrograd.hooks.names import fsdp_groups, fsdp_parameters
 from retrograd.hooks.nested import flatten
 from retrograd.hooks.nodes import is_leaf
+from retrograd.hooks.parts import modules_of
+from retrograd.identities import IdentitySet
 from retrograd.norms import join_norms, summing_type
 
 
@@ -106,7 +107,7 @@ def add_over_parts(number: Tensor, like: Any) -> Tensor:
 
 def shard_again(model: nn.Module) -> None:
     """Let each process hold its part alone of the parameters that a forward under FSDP2 has put together."""
-    for module in model.modules():
+    for module in modules_of(model):
         if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
             module.reshard()  # type: ignore[operator]
 
@@ -294,7 +295,7 @@ def _read_spec(spec: Any) -> Placement:
 def walk_data_ranks(model: nn.Module) -> Iterable[tuple[nn.Module, frozenset[int]]]:
     """Modules, each with the processes among which FSDP2 shards its parameters."""
     found: dict[str, frozenset[int]] = {}
-    for name, module in model.named_modules():
+    for name, module in nn.Module.named_modules(model):
         above = found.get(name.rpartition(".")[0], frozenset()) if name else frozenset()
         found[name] = _ranks_of_fsdp(module) or above
         yield module, found[name]
@@ -368,7 +369,7 @@ class Sharding(Exchange):
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         modules = list(modules)
         super().__init__([each.parameter for module in modules for each in fsdp_parameters(module)])
-        self._modules = WeakSet(modules)
+        self._modules = IdentitySet(modules)
 
     def find_wholes(self) -> Iterator[tuple[Tensor, Tensor]]:
         for module in list(self._modules):
@@ -418,7 +419,7 @@ class Averaging(Exchange):
 
 def find_sharding(model: nn.Module) -> Sharding | None:
     """Find out whether FSDP2 reduces gradients of a model."""
-    modules = [module for module in model.modules() if fsdp_groups(module)]
+    modules = [module for module in modules_of(model) if fsdp_groups(module)]
     return Sharding(modules) if modules else None
 
 

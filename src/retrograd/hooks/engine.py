@@ -9,12 +9,14 @@ import linecache
 import re
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from retrograd.errors import TorchVersionError
 
@@ -146,6 +148,11 @@ def break_graph() -> None:
 def has_transform() -> bool:
     """Tell whether this thread is inside a ``torch.func`` transform."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def without_transforms() -> AbstractContextManager[Any]:
+    """What is made meanwhile is a tensor of its own, though this thread may be inside a ``torch.func`` transform."""
+    return temporarily_clear_interpreter_stack() if has_transform() else nullcontext()
 
 
 def _leave(function: F, strategy: eval_frame._FrameExecStrategy) -> F:

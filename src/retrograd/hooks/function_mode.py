@@ -22,6 +22,7 @@ from torch.utils._device import DeviceContext
 from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
 from retrograd.hooks.module import ModuleHooks, hook_every_call
+from retrograd.hooks.parts import parameters_of
 from retrograd.hooks.torch_calls import TORCHS_WAY, SameFrames, find_caller
 from retrograd.notices import warn
 
@@ -271,7 +272,7 @@ def is_fused(module: nn.Module, args: tuple[Any, ...]) -> bool:
     """Tell whether a module computes by other kernels where a function mode is on, when it is called with this."""
     if not isinstance(module, _FUSED) or module.training:
         return False
-    tensors = [*nn.Module.parameters(module), *(arg for arg in args if isinstance(arg, torch.Tensor))]
+    tensors = [*parameters_of(module), *(arg for arg in args if isinstance(arg, torch.Tensor))]
     return not (grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 
 

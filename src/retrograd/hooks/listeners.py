@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from retrograd.errors import NoGraphError
 from retrograd.hooks.engine import TORCH, uncompiled, uncompiled_itself
+from retrograd.hooks.parts import modules_of
 from retrograd.notices import warn
 
 Listener = TypeVar("Listener")
@@ -391,7 +392,7 @@ def _wrap_scripting() -> Undo:
 @contextmanager
 def _hidden(model: nn.Module) -> Iterator[None]:
     """Our hooks are taken out of a model meanwhile, and then every hook is back in its place."""
-    tables = [table for module in model.modules() for table in (module._forward_hooks, module._forward_pre_hooks)]
+    tables = [table for module in modules_of(model) for table in (module._forward_hooks, module._forward_pre_hooks)]
     whole = [dict(table) for table in tables]
     for table in tables:
         for number in [number for number, hook in table.items() if is_ours(hook)]:

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,9 @@ from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.listeners import TAP, TAP_OF_WRAPPER, Entry, Hook, SeeGradient, hidden_hooks, move_last
 from retrograd.hooks.native import taps
 from retrograd.hooks.nested import Keys, flatten
+from retrograd.hooks.parts import modules_of
 from retrograd.hooks.resting import TapSwitch, add_tap, change_taps, forget_switches
+from retrograd.identities import IdentityDict
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -51,7 +52,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 def has_compiled_part(model: nn.Module) -> bool:
     """Tell whether a part of this model goes through torch.compile."""
-    return any(map(is_compiled, nn.Module.modules(model)))
+    return any(map(is_compiled, modules_of(model)))
 
 
 def set_before(module: nn.Module, hook: Hook, *, is_first: bool = False) -> Entry:
@@ -395,7 +396,7 @@ def _keeps_values(hook: object) -> bool:
 
 
 _lock = threading.Lock()
-_taps: WeakKeyDictionary[nn.Module, _ForwardTap] = WeakKeyDictionary()
+_taps: IdentityDict[nn.Module, _ForwardTap] = IdentityDict()
 
 
 def watch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:

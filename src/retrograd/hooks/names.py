@@ -20,6 +20,7 @@ from retrograd.errors import AttachError
 from retrograd.hooks.discovery import construction_line
 from retrograd.hooks.module import is_compiled
 from retrograd.hooks.nested import flatten
+from retrograd.hooks.parts import modules_of
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import ROOT, WATCH, Site
 
@@ -77,7 +78,7 @@ def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mod
                 f"{model!r} is not a torch.nn.Module.",
                 repair="pass the model, or a dict of models by name: rg.record({'generator': G, 'critic': D}).",
             )
-        if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+        if any(isinstance(module, nn.DataParallel) for module in modules_of(model)):
             raise AttachError(
                 "nn.DataParallel can be neither recorded nor rewritten.",
                 repair="use DistributedDataParallel, or run the model on one device.",

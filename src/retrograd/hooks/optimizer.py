@@ -67,8 +67,8 @@ def list_optimizers() -> list[Optimizer]:
 
 
 def held_by(optimizer: Optimizer) -> list[torch.Tensor]:
-    """The parameters of an optimizer, in their order."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    """The parameters of an optimizer, in their order; none of one that is still being made."""
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
 class UpdateTap:
@@ -145,6 +145,10 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if count_steps(optimizer) > 1:
         return
     _here.stepping = weakref.ref(optimizer)
+    if update_scouts:
+        has_closure = kwargs.get("closure") is not None or any(callable(each) for each in args[1:2])
+        for scout in update_scouts:
+            scout.update_begins(optimizer, has_closure)
     for listener in reversed(optimizer_listeners.all):  # who came last is around the others
         listener.update_begins(optimizer)
 
@@ -209,7 +213,18 @@ def _greet(listener: OptimizerListener) -> None:
         listener.update_begins(stepping)
 
 
-optimizer_listeners = Listeners[OptimizerListener](Patch(_watch_updates), _greet)
+_updates = Patch(_watch_updates)
+optimizer_listeners = Listeners[OptimizerListener](_updates, _greet)
+
+
+class UpdateScout(Protocol):
+    """Told that an update begins before any listener is: finds out what it is of. Must not raise."""
+
+    def update_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """``optimizer.step`` was called, with a closure or without."""
+
+
+update_scouts = Listeners[UpdateScout](_updates)
 
 
 _clip_grad: Any = sys.modules["torch.nn.utils.clip_grad"]  # whose name the package gives to a function

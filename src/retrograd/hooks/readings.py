@@ -15,6 +15,7 @@ from retrograd.hooks.engine import current_graph_task, grad_enabled, is_compilin
 from retrograd.hooks.listeners import Hook, hidden_hooks
 from retrograd.hooks.module import set_after, set_before
 from retrograd.hooks.names import ArgumentNames
+from retrograd.hooks.parts import modules_of
 from retrograd.hooks.saved import top_pair
 
 
@@ -149,7 +150,7 @@ def can_end_early(model: nn.Module) -> bool:
     Torch calls no forward hook of the modules that an early end passes through. So there must not be any; nor a
     wrapper that has to tidy up after each forward (FSDP, DDP inside of the model, accelerate's offloading).
     """
-    return not module_hooks._global_forward_hooks and not any(map(_needs_its_end, model.modules()))
+    return not module_hooks._global_forward_hooks and not any(map(_needs_its_end, modules_of(model)))
 
 
 def _needs_its_end(module: nn.Module) -> bool:

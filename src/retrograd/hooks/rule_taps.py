@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import weakref
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -32,6 +31,7 @@ from retrograd.hooks.listeners import Entry, Hook, hidden_hooks
 from retrograd.hooks.module import EndHook, InputWatcher, put_readers_last, set_after, set_before
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import flatten, is_among, replace_tensors
+from retrograd.identities import IdentityDict
 
 
 class OutputsRewriter(RewrittenSlot, Protocol):
@@ -312,7 +312,7 @@ class RuleTap:
 
 
 _lock = threading.Lock()
-_resting: WeakKeyDictionary[nn.Module, dict[type[RuleTap], list[list[tuple[_Rewrites, Entry]]]]] = WeakKeyDictionary()
+_resting: IdentityDict[nn.Module, dict[type[RuleTap], list[list[tuple[_Rewrites, Entry]]]]] = IdentityDict()
 
 
 def rests_on(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Protocol
 
 from retrograd.errors import RunError
-from retrograd.history.sink import Event, KeptTensor, RowBatch, Sink
+from retrograd.history.sink import UPDATES, Event, KeptTensor, RowBatch, Sink
 from retrograd.runs.queue import Unwritten
 
 HELD = 64
@@ -43,8 +43,6 @@ class LateSink:
         step_made: called for every step that has been trained.
         failed: called once if the real sink cannot be made; what is told is then lost.
 
-    Attributes:
-        steps: how many steps have been trained and recorded.
     """
 
     def __init__(
@@ -64,13 +62,18 @@ class LateSink:
         self._files: dict[str, Callable[[BinaryIO], None]] = {}
         self._is_lost = self._means_to_train = False
         self._lock = threading.RLock()
-        self._last_step = -1
-        self.steps = 0
+        self._last_step = self._last_update = -1
+        self._passes = self._updates = 0
 
     def lose(self) -> None:
         """Pass on nothing more."""
         self.start_over()
         self._is_lost = True
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been made and recorded, as :attr:`retrograd.History.made_steps` has them."""
+        return self._updates or self._passes
 
     @property
     def sites(self) -> int:
@@ -112,7 +115,10 @@ class LateSink:
         self._pass_on(lambda sink: sink.add_rows(batch), batch.moment.step if batch.moment.phase == "train" else None)
 
     def add_event(self, event: Event) -> None:
-        trained = event.kind in ("loss", "update", "skipped")
+        trained = event.kind in ("loss", *UPDATES)
+        if event.kind in UPDATES and event.moment.step > self._last_update:
+            self._last_update = event.moment.step
+            self._updates += 1
         self._pass_on(lambda sink: sink.add_event(event), event.moment.step if trained else None)
         if event.kind == "error" and self._means_to_train and not self.is_open and not self._is_lost:
             self._open()
@@ -154,7 +160,7 @@ class LateSink:
             self._open()
         if step > self._last_step:
             self._last_step = step
-            self.steps += 1
+            self._passes += 1
             self._step_made()
 
     def _open(self) -> None:

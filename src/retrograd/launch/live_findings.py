@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from retrograd.foreign.text import show_plainly
-from retrograd.history.facts import NonFinite, read_facts
+from retrograd.history.facts import NonFinite, OptimizerMade, read_facts
 from retrograd.history.sink import Event
 from retrograd.notices import say, warnings_kept
 from retrograd.randomness import random_kept
@@ -50,6 +50,8 @@ class LiveFindings:
             self._hear_loss(event)
         elif event.kind == "nonfinite":
             self._hear_nonfinite(event)
+        elif event.kind == OptimizerMade.kind:  # what it trains may be another model, with losses of its own
+            self._largest, self._count, self._high = 0.0, 0, 0
         elif event.kind in ("scale", "skipped"):
             self._is_scaled = True
 

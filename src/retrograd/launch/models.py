@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.errors import RecordingError
+from retrograd.frames import read_locals
 from retrograd.hooks.discovery import ModelDiscovery
 from retrograd.hooks.distributed import is_rehearsal
 from retrograd.hooks.live_objects import list_instances
 from retrograd.hooks.module import has_compiled_part
+from retrograd.hooks.optimizer import held_by
+from retrograd.hooks.parts import children_of, has_other_weights, is_complete, modules_of, own_parameters, parameters_of
+from retrograd.identities import IdentityDict, IdentitySet
 
 PATIENCE = 20
 """Steps without a new model after which the program is taken to have shown all it has."""
@@ -29,36 +30,42 @@ MOST_MODELS = 32
 
 _WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "_FabricModule"}
 
-_KEPT_BY_FRAME_ALONE = 3
-"""References to such a dict where nobody but the frame, and the function that counts them, has it."""
-
 _OURS = f"{Path(__file__).parents[1]}/"
 
 
 class Search:
-    """Looks at forward calls until it knows all models, and again when there are new parameters.
+    """Looks at forward calls until it knows all models, and again when there are new parameters or optimizers of them.
 
     A model is found when one of its modules is called with grad mode on, just before that call. With it come all
-    models that have parameters in an optimizer by then. What has no parameter (a loss) is left alone.
+    models that have parameters in an optimizer by then. One whose calls torch does not tell of (a ``__call__`` of its
+    own, compiled code, the inside of a Function) is found when a backward pass or an update begins, by its optimizer.
+    What has no parameter (a loss) is left alone.
 
     Args:
         found: called with models that are new, or have new modules, and with the module that is about to run; None
             for models that have run before.
         failed: called when the search ends before its time.
+        left_out: called with what could not be looked at, and why; all else is looked at as before.
     """
 
     def __init__(
-        self, found: Callable[[list[nn.Module], nn.Module | None], None], failed: Callable[[Exception], None]
+        self,
+        found: Callable[[list[nn.Module], nn.Module | None], None],
+        failed: Callable[[Exception], None],
+        left_out: Callable[[object, Exception], None],
     ) -> None:
         self._found = found
         self._failed = failed
+        self._left_out = left_out
         self._family = Family()
-        self._models: WeakSet[nn.Module] = WeakSet()
-        self._known: WeakSet[nn.Module] = WeakSet()
-        self._settled: WeakSet[Optimizer] = WeakSet()
+        self._models: IdentitySet[nn.Module] = IdentitySet()
+        self._known: IdentitySet[nn.Module] = IdentitySet()
+        self._uncalled: IdentitySet[nn.Module] = IdentitySet()
+        self._settled: IdentitySet[Optimizer] = IdentitySet()
+        self._unsettled: IdentitySet[Optimizer] = IdentitySet()
         self._count = 0
         self._steps = 0
-        self._traced = False
+        self._has_trained = self._traced = False
         self._lock = threading.RLock()
         self._discovery = ModelDiscovery(self)
         self._look_again()
@@ -84,18 +91,38 @@ class Search:
         self._look_again()
 
     def module_called(self, module: nn.Module) -> None:
-        if module in self._known or is_rehearsal():
+        if is_rehearsal():
             return
+        if module not in self._known:
+            with self._lock:
+                self._meet(module)
+        elif module in self._uncalled:
+            with self._lock:
+                self._call_first(module)
+
+    def _meet(self, module: nn.Module) -> None:
+        """Find the model of a module that is called for the first time."""
         if _is_slice(module, self._known):
             self._known.add(module)
             return
-        with self._lock:
-            if next(nn.Module.parameters(self._family.find_model(module)), None) is not None:
+        if has_other_weights(self._family.find_model(module)):
+            return  # it may run with its own at another time
+        try:
+            if next(parameters_of(self._family.find_model(module)), None) is not None:
                 self._family.look_around()
                 self._add([self._family.find_model(module)], module)
                 if any(has_compiled_part(model) for model in self._models):
                     self._discovery.disarm()  # before torch.compile takes our hook for a part of the model
-            self._known.update(nn.Module.modules(module))
+        finally:
+            self._known.update(modules_of(module))
+
+    def _call_first(self, module: nn.Module) -> None:
+        """A module is the first to be called of a model that was found by its optimizer."""
+        model = self._family.find_model(module)
+        for each in (module, *modules_of(model)):
+            self._uncalled.discard(each)
+        if module is not model:
+            self._found([], module)
 
     def compiled_function_called(self) -> None:
         """A compiled function runs: the models that it may call, whose hooks it must find, are all that are trained."""
@@ -116,33 +143,46 @@ class Search:
         return self._discovery.blind_call
 
     def pass_begins(self) -> None:
-        """A backward pass begins, and no model has been found: are there any that optimizers update?"""
+        """A backward pass begins: find the models of optimizers that have come since the last one."""
+        if self._has_trained and not len(self._unsettled):
+            return
         with self._lock:
-            self._family.look_around()
-            if self._family.has_optimizers:  # else any model of the process would be taken for one that is trained
-                self._traced |= self._add([])
+            is_first, self._has_trained = not self._has_trained, True
+            if is_first and not self._count:
+                self._family.look_around()
+                if self._family.has_optimizers:  # else any model of the process would be taken for one that is trained
+                    self._traced |= self._add([])
+            for optimizer in self._unsettled:
+                self._settle(optimizer, has_run=True)
 
-    def update_begins(self, optimizer: Optimizer) -> None:
+    def parameters_given(self, optimizer: Optimizer) -> None:
+        if optimizer not in self._unsettled and not self._knows(optimizer):
+            self._settled.discard(optimizer)
+            self._unsettled.add(optimizer)
+            self._look_again()
+
+    def update_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
         if optimizer not in self._settled:
             with self._lock:
-                self._settle(optimizer)
+                self._settle(optimizer, has_run=not has_closure)
         self.step_made()
 
-    def _settle(self, optimizer: Optimizer) -> None:
-        """Make sure that the models of an optimizer are known."""
-        if self._knows(optimizer):
-            self._settled.add(optimizer)
-        elif not self._discovery.armed:
-            self._look_again()
-        elif any(parameter.grad is not None for parameter in parameters_of(optimizer)):
-            self._settled.add(optimizer)
-            self._family.look_around()
-            # Models that train and were not seen are run by a compiled function, which has taken our hook for a part
-            # of them: if it went away, they would be compiled again.
-            self._traced |= self._add([])
+    def _settle(self, optimizer: Optimizer, *, has_run: bool) -> None:
+        """Make sure that the models of an optimizer are known.
 
-    def discovery_failed(self, error: Exception) -> None:
-        self._failed(error)
+        Args:
+            optimizer: the optimizer.
+            has_run: they have run by now. If no call of them was seen, they are run by a compiled function, which has
+                taken our hook for a part of them: if it went away, they would be compiled again.
+        """
+        self._unsettled.discard(optimizer)
+        self._settled.add(optimizer)
+        if not self._knows(optimizer):
+            self._family.look_around()
+            self._traced |= self._add([]) and has_run
+
+    def discovery_failed(self, about: object, error: Exception) -> None:
+        self._left_out(about, error)
 
     def _look_again(self) -> None:
         self._steps = 0
@@ -150,17 +190,17 @@ class Search:
 
     def _add(self, models: list[nn.Module], called: nn.Module | None = None) -> bool:
         """Add these models, and those of all other parameters that are trained; returns whether there were any."""
-        known = self._known_parameters().union(id(each) for model in models for each in nn.Module.parameters(model))
+        known = self._known_parameters().union(id(each) for model in models for each in parameters_of(model))
         trained = self._family.find_trained(known)
-        parts = {*self._known, *(part for model in trained for part in nn.Module.modules(model))}
+        parts = IdentitySet((*self._known, *(part for model in trained for part in modules_of(model))))
         if called is not None and _is_slice(called, parts):
             models = [model for model in models if model is not called]
-            called = next(iter(nn.Module.children(called)))  # it runs next, and at each later call
+            called = children_of(called)[0]  # it runs next, and at each later call
         models += trained
-        new = [model for model in models if not self._known.issuperset(nn.Module.modules(model))]
+        new = [model for model in models if not all(each in self._known for each in modules_of(model))]
         del new[MOST_MODELS - self._count :]
         for model in new:
-            self._known.update(nn.Module.modules(model))
+            self._note(list(modules_of(model)), called)
         self._count += sum(model not in self._models for model in new)
         self._models.update(new)
         self._steps = 0
@@ -171,12 +211,17 @@ class Search:
             self._failed(RecordingError(f"Only the first {MOST_MODELS} models of this process are recorded."))
         return bool(new)
 
+    def _note(self, parts: list[nn.Module], called: nn.Module | None) -> None:
+        self._known.update(parts)
+        if not any(each is called for each in parts):
+            self._uncalled.update(parts)
+
     def _knows(self, optimizer: Optimizer) -> bool:
         known = self._known_parameters()
-        return all(id(parameter) in known for parameter in parameters_of(optimizer))
+        return all(id(parameter) in known for parameter in held_by(optimizer))
 
     def _known_parameters(self) -> set[int]:
-        return {id(each) for module in list(self._known) for each in nn.Module.parameters(module, recurse=False)}
+        return {id(each) for module in self._known for each in own_parameters(module)}
 
 
 # ---- which model a module belongs to ----
@@ -190,22 +235,22 @@ class Family:
     """
 
     def __init__(self) -> None:
-        self._parents: WeakKeyDictionary[nn.Module, WeakSet[nn.Module]] = WeakKeyDictionary()
-        self._optimizers: WeakSet[Optimizer] = WeakSet()
-        self._modules: WeakSet[nn.Module] = WeakSet()
+        self._parents: IdentityDict[nn.Module, IdentitySet[nn.Module]] = IdentityDict()
+        self._optimizers: IdentitySet[Optimizer] = IdentitySet()
+        self._modules: IdentitySet[nn.Module] = IdentitySet()
 
     def learn(self, parent: nn.Module, child: nn.Module) -> None:
         """``child`` is a submodule of ``parent``."""
-        self._parents.setdefault(child, WeakSet()).add(parent)
+        self._parents.setdefault(child, IdentitySet()).add(parent)
 
     def look_around(self) -> None:
         """Learn from all live objects."""
         for thing in list_instances(Optimizer, nn.Module):
             if issubclass(type(thing), Optimizer):
                 self._optimizers.add(thing)
-            elif "_modules" in thing.__dict__:  # else it is still being made
+            elif is_complete(thing):
                 self._modules.add(thing)
-                for child in nn.Module.children(thing):
+                for child in children_of(thing):
                     self.learn(thing, child)
 
     @property
@@ -234,28 +279,28 @@ class Family:
         """
         known = set(known)
         trained = self._trained_parameters()
-        found: dict[nn.Module, None] = {}
-        for module in list(self._modules):
-            own = nn.Module.parameters(module, recurse=False)
+        found: dict[int, nn.Module] = {}
+        for module in self._modules:
+            own = own_parameters(module)
             if any(id(p) not in known and (id(p) in trained if trained else p.requires_grad) for p in own):
                 model = self.find_model(module)
-                found[model] = None
-                known.update(map(id, nn.Module.parameters(model)))
-        return list(found)
+                found[id(model)] = model
+                known.update(map(id, parameters_of(model)))
+        return list(found.values())
 
     def _trained_parameters(self) -> set[int]:
-        return {id(parameter) for optimizer in list(self._optimizers) for parameter in parameters_of(optimizer)}
+        return {id(parameter) for optimizer in self._optimizers for parameter in held_by(optimizer)}
 
     def _find_tops(self, module: nn.Module) -> Iterator[nn.Module]:
-        seen = {module}
+        seen = {id(module)}
         waiting = [module]
         while waiting:
             current = waiting.pop()
-            parents = [parent for parent in list(self._parents.get(current, ())) if _has_child(parent, current)]
+            parents = [parent for parent in self._parents.get(current, ()) if _has_child(parent, current)]
             if not parents:
                 yield current
-            waiting.extend(parent for parent in parents if parent not in seen)
-            seen.update(parents)
+            waiting.extend(parent for parent in parents if id(parent) not in seen)
+            seen.update(map(id, parents))
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -266,25 +311,19 @@ def unwrap(module: nn.Module) -> nn.Module:
     return module
 
 
-def parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    """The parameters that an optimizer updates."""
-    for group in getattr(optimizer, "param_groups", ()):
-        yield from group["params"]
-
-
 def _is_slice(module: nn.Module, parts: Collection[nn.Module]) -> bool:
     """Tell whether it is ``net[:2]``, which is made anew for each call, and whose parts have names in their model."""
-    children = list(nn.Module.children(module)) if type(module) is nn.Sequential else []
+    children = children_of(module) if type(module) is nn.Sequential else []
     return bool(children) and all(child in parts for child in children)
 
 
 def _has_child(parent: nn.Module, child: nn.Module) -> bool:
     """Tell whether a module is still a child of this parent."""
-    return any(module is child for module in nn.Module.children(parent))
+    return any(module is child for module in children_of(parent))
 
 
 def _fitness(top: nn.Module, trained: set[int]) -> tuple[int, int]:
-    own = set(map(id, nn.Module.parameters(top)))
+    own = set(map(id, parameters_of(top)))
     return -len(own & trained), len(own)
 
 
@@ -337,20 +376,6 @@ def _frames() -> Iterator[FrameType]:
         if not frame.f_code.co_filename.startswith(_OURS):
             yield frame
         frame = frame.f_back
-
-
-def read_locals(frame: FrameType) -> dict[str, object]:
-    """The variables of a frame; it holds no more of them than before.
-
-    Up to Python 3.12 a function's frame that is asked for its variables keeps a dict of them until it ends, and with
-    it models that the program drops meanwhile. That dict is emptied, unless the program has got it from ``locals()``.
-    """
-    seen = frame.f_locals
-    local = dict(seen)
-    is_of_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if is_of_function and type(seen) is dict and sys.getrefcount(seen) <= _KEPT_BY_FRAME_ALONE:
-        seen.clear()
-    return local
 
 
 def _name_by_class(model: nn.Module) -> str:

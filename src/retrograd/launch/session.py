@@ -18,19 +18,22 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from retrograd.addresses import call_at_end
 from retrograd.amounts import count_of
-from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
+from retrograd.errors import RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES
 from retrograd.facts.source import FactHost, FactSource, MakeSource
 from retrograd.history.facts import Call
 from retrograd.hooks.backward import backward_listeners, join_pass
 from retrograd.hooks.discovery import construction_watch
 from retrograd.hooks.distributed import is_rehearsal
+from retrograd.hooks.engine import without_transforms
+from retrograd.hooks.names import describe_model
+from retrograd.hooks.names import name_models as check_names
+from retrograd.identities import IdentityDict
 from retrograd.launch.closing import say_end
 from retrograd.launch.late_sink import LateSink
 from retrograd.launch.live_findings import LiveFindings, say_critical
@@ -71,15 +74,16 @@ class Session:
     def __init__(self, request: RunRequest) -> None:
         self._request = request
         self._recorder: Recorder | None = None
-        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._names: IdentityDict[nn.Module, str] = IdentityDict()
         self._taken: set[str] = set()
+        self._said: set[str] = set()
         self._obstacle = "no backward pass was seen"
         self._closed = False
         self._lock = threading.RLock()
         self._exit = ExitNote()
         self._inventory: RunInventory | None = None
-        self._search = Search(self._record, self._give_up)
-        self._has_given_up = False
+        self._search = Search(self._record, self._give_up, self._leave_out)
+        self._has_given_up = self._has_left_out = False
         backward_listeners.add(self)
         construction_watch.hold()
         self._sink = LateSink(self._open_run, self._make_step, self._give_up)
@@ -134,28 +138,28 @@ class Session:
         self._inventory.follow_process()
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
-        """A backward pass begins. Where no model has been found by now, there is one without."""
-        if is_rehearsal():
+        """A backward pass begins. Where no model has been found by the first one, there is one without."""
+        if is_rehearsal() or self._has_given_up:
             return
         self._sink.means_to_train()
         with self._lock:
             self._begin()
         if self._recorder is not None:
             join_pass(self._recorder)  # where another thread has made it meanwhile
-        backward_listeners.remove(self)
 
     def _begin(self) -> None:
-        if self._recorder is None and not self._has_given_up:
-            try:
-                self._search.pass_begins()
-                if self._recorder is None:
-                    self._record([], None)
+        try:
+            was_called = self._recorder is not None
+            self._search.pass_begins()
+            if self._recorder is None and not self._has_left_out:
+                self._record([], None)
+            if not was_called:
                 self._tell_blind_call()
-            except Exception as error:  # a fault of ours must not end the pass
-                self._give_up(error)
+        except Exception as error:  # a fault of ours must not end the pass
+            self._leave_out(None, error)
 
     def backward_ends(self, failed: bool) -> None:
-        """The first pass has ended."""
+        """A pass has ended."""
 
     def _tell_blind_call(self) -> None:
         """No model was called with gradients switched on; was one called without?"""
@@ -164,25 +168,38 @@ class Session:
             self._recorder.events.note(fact.kind, fact.name, text=fact.text)
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
-        unnamed = [model for model in models if model not in self._names]
-        named = name_models(unnamed, taken=self._taken)
+        models = [model for model in models if model in self._names or self._can_be_walked(model)]
+        named = name_models([model for model in models if model not in self._names], taken=self._taken)
         self._taken.update(named)
         self._names.update((model, name) for name, model in named.items())
         try:
-            if self._recorder is None:
-                self._recorder = self._make_recorder(named)
-                self._recorder.attach()
-            else:
-                for model in models:
-                    self._recorder.add_model(self._names[model], model)
-            if called is not None:
+            with without_transforms():
+                self._add(models, named)
+            if called is not None and self._recorder is not None:
                 self._recorder.add_root(called)
-        except AttachError as error:
-            self._give_up(error)
         except RetrogradError as error:  # what was asked for cannot be had: better now than after a night of training
             self._obstacle = error.problem
             say(str(error))
             raise SystemExit(2) from None
+
+    def _add(self, models: list[nn.Module], named: dict[str, nn.Module]) -> None:
+        if self._recorder is not None:
+            for model in models:
+                self._recorder.add_model(self._names[model], model)
+        elif models or not self._has_left_out:
+            recorder = self._make_recorder(named)
+            recorder.attach()
+            self._recorder = recorder
+
+    def _can_be_walked(self, model: nn.Module) -> bool:
+        """Tell whether all of a model can be looked at; one that cannot is left out."""
+        try:
+            check_names({"": model})
+            describe_model("", model)
+        except Exception as error:
+            self._leave_out(model, error)
+            return False
+        return True
 
     def _make_recorder(self, models: dict[str, nn.Module]) -> Recorder:
         request = self._request
@@ -231,8 +248,19 @@ class Session:
         """Record nothing new; said at once, since it may be long until the end."""
         self._search.stop()
         self._has_given_up = True
-        self._obstacle = error.problem if isinstance(error, RetrogradError) else f"the recorder failed: {error!r}"
-        say(self._obstacle)
+        self._say_obstacle(error, "the recorder failed")
+
+    def _leave_out(self, about: object, error: Exception) -> None:
+        """Record this not, and go on with all else."""
+        self._has_left_out = True
+        self._say_obstacle(error, "the recorder failed" if about is None else f"{type(about).__name__} is not recorded")
+
+    def _say_obstacle(self, error: Exception, what: str) -> None:
+        """Say why something is missing, once each."""
+        self._obstacle = error.problem if isinstance(error, RetrogradError) else f"{what}: {error!r}"
+        if self._obstacle not in self._said:
+            self._said.add(self._obstacle)
+            say(self._obstacle)
 
 
 # ---- the end ----

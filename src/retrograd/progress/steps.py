@@ -8,7 +8,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -19,6 +18,8 @@ from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 from retrograd.hooks.backward import runs_in_another_thread
 from retrograd.hooks.distributed import local_part
 from retrograd.hooks.optimizer import held_by
+from retrograd.hooks.parts import gradient_of, parameters_of
+from retrograd.identities import IdentityDict, IdentitySet
 
 
 class Leader:
@@ -77,11 +78,13 @@ class Steps:
     def __init__(self) -> None:
         self._leader = Leader()
         self._by_hand = UpdatesByHand()
-        self._numbers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._numbers: IdentityDict[Optimizer, int] = IdentityDict()
         self._numbers_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._next = 0
         self._has_only_strangers = True
-        self._ran: WeakSet[nn.Module] = WeakSet()
+        self._ran: IdentitySet[nn.Module] = IdentitySet()
+        self._has_passed = False
+        self._led: tuple[WeakIdRef, WeakIdRef, int] | None = None
 
     @property
     def has_leader(self) -> bool:
@@ -116,6 +119,7 @@ class Steps:
 
     def pass_ends(self) -> None:
         """Remember the parameters as they are after a pass, where no optimizer makes the steps."""
+        self._has_passed = True
         if not self.has_leader:
             self._by_hand.remember()
 
@@ -145,9 +149,13 @@ class Steps:
 
     def ends_step(self, optimizer: Optimizer) -> bool:
         """Note an update, or one that loss scaling has left out; returns whether it ends a step."""
-        if not self._leader.ends_step(self._numbers[optimizer], self._does_leader_rest):
+        number = self._numbers[optimizer]
+        if not self._leader.ends_step(number, self._does_leader_rest):
             return False
+        if number == self._leader.number:
+            self._led = _find_gradient(optimizer)
         self._ran.clear()
+        self._has_passed = False
         return True
 
     def _does_leader_rest(self) -> bool:
@@ -159,7 +167,9 @@ class Steps:
             id(each) for optimizer, number in self._numbers.items() if number == leader for each in held_by(optimizer)
         }
         ran = list(self._ran)
-        return bool(ran) and not any(id(each) in led for model in ran for each in nn.Module.parameters(model))
+        if not ran:  # or torch tells of no call of theirs
+            return self._has_passed and self._led is not None and not _has_changed(*self._led)
+        return not any(id(each) in led for model in ran for each in parameters_of(model))
 
     def _make_number(self, optimizer: Optimizer) -> int:
         self._next += 1
@@ -171,6 +181,27 @@ class Steps:
         for parameter in ours:
             self._numbers_of[parameter] = number
         return number
+
+
+def _find_gradient(optimizer: Optimizer) -> tuple[WeakIdRef, WeakIdRef, int] | None:
+    """A parameter of an optimizer with its gradient as it is; neither is held."""
+    if runs_in_another_thread():
+        return None
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = gradient_of(parameter)
+            if gradient is not None:
+                return WeakIdRef(parameter), WeakIdRef(gradient), gradient._version
+    return None
+
+
+def _has_changed(find_parameter: WeakIdRef, find_gradient: WeakIdRef, version: int) -> bool:
+    """Tell whether a pass has come to a parameter: its gradient is another one, or was added to."""
+    parameter, before = find_parameter(), find_gradient()
+    if parameter is None or runs_in_another_thread():
+        return parameter is not None
+    now = gradient_of(parameter)
+    return now is not None and (now is not before or now._version != version)
 
 
 def _is_stranger(number: int) -> bool:
@@ -260,7 +291,7 @@ class UpdatesByHand:
         if runs_in_another_thread():
             return
         trained = (p for p in self._alive() if p.requires_grad and not is_lazy(p))
-        reached = list(islice((p for p in self._alive() if p.grad is not None), _PROBES))
+        reached = list(islice((p for p in self._alive() if gradient_of(p) is not None), _PROBES))
         probed = reached or islice(trained, _PROBES)
         self._before = [_ParameterState(p, sampled=number < _SAMPLED) for number, p in enumerate(probed)]
 
@@ -285,7 +316,7 @@ class _ParameterState:
     def __init__(self, parameter: torch.Tensor, *, sampled: bool) -> None:
         self._parameter = WeakIdRef(parameter)
         self._version = parameter._version
-        self._gradient = _state(parameter.grad)
+        self._gradient = _state(gradient_of(parameter))
         self._sample = _sample(parameter) if sampled else None
 
     def is_of(self, parameter: torch.Tensor) -> bool:
@@ -297,7 +328,7 @@ class _ParameterState:
             return True
         return (
             self._version != parameter._version
-            or (by_gradients and self._was_cleared(parameter.grad))
+            or (by_gradients and self._was_cleared(gradient_of(parameter)))
             or (self._sample is not None and not torch.equal(self._sample, _sample(parameter)))
         )
 

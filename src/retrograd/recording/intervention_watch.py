@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from retrograd.hooks.engine import current_graph_task
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import NamedModule
+from retrograd.identities import IdentityDict
 from retrograd.norms import norm
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.mode_buffer import Mode
@@ -32,7 +32,7 @@ class InterventionWatch:
         self._factory = factory
         self._backward = factory.backward
         self._emitter = emitter
-        self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._paths: IdentityDict[nn.Module, str] = IdentityDict()
         self._recorders: dict[tuple[Site, Mode], SiteRecorder | None] = {}
         self.fault = factory.events.fault
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from weakref import WeakSet
 
 from torch import nn
 
 from retrograd.hooks.compiled import has_been_compiled
 from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of
+from retrograd.identities import IdentitySet
 from retrograd.notices import warn
 
 _MOST_NAMED = 3
 
-_passed_by: WeakSet[nn.Module] = WeakSet()
+_passed_by: IdentitySet[nn.Module] = IdentitySet()
 """Modules that had taps when the code around them was compiled, and were not called in it."""
 
 
@@ -27,7 +27,7 @@ class CompiledRegions:
 
     def __init__(self, is_in_code: Callable[[nn.Module], bool | None]) -> None:
         self._is_in_code = is_in_code
-        self._parts: list[WeakSet[nn.Module]] = []
+        self._parts: list[IdentitySet[nn.Module]] = []
 
     def find_late(self, entries: Sequence[NamedModule]) -> list[str]:
         """The paths of what runs without taps in code that was compiled by now: of a region, where all in it does."""
@@ -40,7 +40,7 @@ class CompiledRegions:
     def _find_late_parts(self, region: NamedModule, entries: Sequence[NamedModule]) -> list[str]:
         inside = [each for each in entries if each is not region and each.path.startswith(beginning_of(region.path))]
         wanted = {each.path: each.tapped for each in inside if self._is_in_code(each.tapped) is not None}
-        self._parts.append(WeakSet(wanted.values()))
+        self._parts.append(IdentitySet(wanted.values()))
         lacking = [path for path, module in wanted.items() if not self._is_in_code(module)]
         if not lacking or not has_been_compiled(region.module):
             return []

@@ -6,7 +6,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -31,6 +30,7 @@ from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
 from retrograd.hooks.saved import top_pair
+from retrograd.identities import IdentityDict, IdentitySet
 from retrograd.progress.steps import Steps
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.mode_buffer import CallCount, Mode, ModeBuffer
@@ -420,8 +420,8 @@ class ModelWatch:
         self._taps: list[CallTap] = []
         self._placements = placements
         self._facts = facts
-        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-        self._roots: WeakSet[nn.Module] = WeakSet()
+        self._names: IdentityDict[nn.Module, str] = IdentityDict()
+        self._roots: IdentitySet[nn.Module] = IdentitySet()
 
     @property
     def named(self) -> list[tuple[str, nn.Module]]:

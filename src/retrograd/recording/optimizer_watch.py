@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, compress
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -23,6 +22,7 @@ from retrograd.hooks.engine import count_function_modes, without_functions
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import parameter_site
 from retrograd.hooks.optimizer import held_by, list_optimizers
+from retrograd.identities import IdentityDict
 from retrograd.progress.steps import LossScales, Steps
 from retrograd.recording.clock import Clock, Fault
 from retrograd.recording.mode_buffer import ModeBuffer
@@ -50,8 +50,8 @@ class LooseParameters:
         self._steps = steps
         self._has_looked = False
         self._counts: Counter[str] = Counter()
-        self._names: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
-        self._groups: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._names: IdentityDict[Optimizer, str] = IdentityDict()
+        self._groups: IdentityDict[Optimizer, int] = IdentityDict()
 
     def look(self) -> None:
         """Look once, when the first backward pass begins, at all optimizers that exist."""
@@ -104,7 +104,7 @@ class WeightCopies:
     """
 
     def __init__(self) -> None:
-        self._waiting: WeakKeyDictionary[Optimizer, list[bytearray | None]] = WeakKeyDictionary()
+        self._waiting: IdentityDict[Optimizer, list[bytearray | None]] = IdentityDict()
 
     def take(
         self, optimizer: Optimizer, plain: list[torch.Tensor | None], weights: list[torch.Tensor]
@@ -185,8 +185,8 @@ class UpdateRecorder:
     def __init__(self, buffer: ModeBuffer, fault: Fault) -> None:
         self._buffer = buffer
         self._fault = fault
-        self._plans: WeakKeyDictionary[Optimizer, _Plan] = WeakKeyDictionary()
-        self._updates: WeakKeyDictionary[Optimizer, _Update] = WeakKeyDictionary()
+        self._plans: IdentityDict[Optimizer, _Plan] = IdentityDict()
+        self._updates: IdentityDict[Optimizer, _Update] = IdentityDict()
         self._weights = WeightCopies()
         self.left_out: set[str] = set()
 
@@ -310,7 +310,7 @@ class OptimizerWatch:
         self.fault = events.fault
         self.updates = UpdateRecorder(buffer, self.fault)
         self.scales = LossScales()
-        self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._counts: IdentityDict[Optimizer, int] = IdentityDict()
         self._undecided: list[tuple[Moment, str, int, torch.Tensor]] = []
 
     def pass_begins(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -18,6 +17,8 @@ from retrograd.hooks.distributed import Averaging, Exchange, find_sharding, is_a
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.gradients import after_accumulation, make_gradient_hook, watch_gradient
 from retrograd.hooks.listeners import SeeGradient, never_raise
+from retrograd.hooks.parts import modules_of
+from retrograd.identities import IdentitySet
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.sites.site import Site
@@ -212,12 +213,12 @@ class Reductions:
         self._backward = backward
         self.left_out: set[str] = set()
         self.groups: list[_ExchangedGradients] = []
-        self._wrappers: WeakSet[nn.Module] = WeakSet()
+        self._wrappers: IdentitySet[nn.Module] = IdentitySet()
         self._handles: list[Callable[[], None]] = []
 
     def add_model(self, model: nn.Module) -> None:
         """Find the exchanges of a model that is recorded from now on, or has been spread anew."""
-        wrappers = [each for each in model.modules() if is_averaging(each) and each not in self._wrappers]
+        wrappers = [each for each in modules_of(model) if is_averaging(each) and each not in self._wrappers]
         self._wrappers.update(wrappers)
         sharding = find_sharding(model)
         self.groups += map(_ExchangedGradients, [*map(Averaging, wrappers), *([sharding] if sharding else ())])

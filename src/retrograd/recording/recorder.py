@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -29,9 +28,11 @@ from retrograd.hooks.names import (
 )
 from retrograd.hooks.nested import Keys
 from retrograd.hooks.optimizer import optimizer_listeners
+from retrograd.hooks.parts import modules_of
 from retrograd.hooks.reach import find_leaves
 from retrograd.hooks.rewriters import intervention_listeners
 from retrograd.hooks.watched import unwatch_by_hand, watch_by_hand
+from retrograd.identities import IdentitySet
 from retrograd.notices import warn
 from retrograd.progress.steps import Steps
 from retrograd.recording.clock import Clock, RecordedPass, is_loss
@@ -90,7 +91,7 @@ class Recorder:
         self._new_models = {} if models is None else name_models(models)
         check_models(models, settings)
         self._structures: dict[str, list[dict[str, str | int]]] = {}
-        self._modules: WeakSet[nn.Module] = WeakSet()
+        self._modules: IdentitySet[nn.Module] = IdentitySet()
         self._requested = RequestedSites(settings)
         self._processes = 1
         self._swapped: list[str] = []
@@ -197,7 +198,7 @@ class Recorder:
         if any(map(is_sharded, new)):
             self._factory.placements.add_model(model)
             self._reductions.add_model(model)
-            for module in model.modules():
+            for module in modules_of(model):
                 put_readers_last(module)
         self._steps.add_parameters(new)
         for entry in entries:

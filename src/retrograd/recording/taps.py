@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -18,6 +17,8 @@ from retrograd.hooks.compiled import has_compiled_code
 from retrograd.hooks.distributed import has_other_processes
 from retrograd.hooks.module import has_output_in_code, unwatch_forward, watch_forward
 from retrograd.hooks.names import NamedModule, parameter_site
+from retrograd.hooks.parts import gradient_of, own_parameters
+from retrograd.identities import IdentityDict, IdentitySet
 from retrograd.recording.late_taps import CompiledRegions, warn_of_compiled_code
 from retrograd.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
 from retrograd.recording.parameter_watch import ParameterWatch, Reductions
@@ -47,10 +48,10 @@ class Taps:
         self._reductions = reductions
         self._settings = factory.settings
         self._grad = factory.buffers.grad
-        self._inputs: WeakKeyDictionary[nn.Module, ArgumentWatch] = WeakKeyDictionary()
-        self._outputs: WeakKeyDictionary[nn.Module, OutputWatch] = WeakKeyDictionary()
+        self._inputs: IdentityDict[nn.Module, ArgumentWatch] = IdentityDict()
+        self._outputs: IdentityDict[nn.Module, OutputWatch] = IdentityDict()
         self.regions = CompiledRegions(self._is_in_code)
-        self.unseen: list[WeakSet[nn.Module]] = []
+        self.unseen: list[IdentitySet[nn.Module]] = []
         self._watched: dict[str, SlotWatch] = {}
         self.frozen: list[tuple[Site, weakref.ref[nn.Module] | None, WeakIdRef]] = []
         self.slots: list[SlotWatch] = []
@@ -77,7 +78,7 @@ class Taps:
     def expect(self, entries: Iterable[NamedModule]) -> None:
         """Expect calls of those parts of a model that have parameters of their own."""
         own = [entry.tapped for entry in entries if any(_trains(parameter) for _, parameter in entry.parameters)]
-        self.unseen.append(WeakSet(module for module in own if module in self._outputs))
+        self.unseen.append(IdentitySet(module for module in own if module in self._outputs))
 
     def tell_of_missing(self) -> None:
         """Warn, once, of a model that has gradients where compiled code without taps has run, and nothing else."""
@@ -86,7 +87,9 @@ class Taps:
         for modules in list(self.unseen):
             watches = [self._outputs[module] for module in modules]
             was_seen = any(watch.was_called for watch in watches)
-            has_gradients = any(parameter.grad is not None for each in modules for parameter in _own(each))
+            has_gradients = any(
+                gradient_of(parameter) is not None for each in modules for parameter in own_parameters(each)
+            )
             if was_seen or has_gradients or not watches:
                 self.unseen.remove(modules)
             if has_gradients and not was_seen and has_compiled_code():
@@ -198,10 +201,6 @@ class Taps:
     def _add_slot(self, watch: SlotWatch) -> None:
         self.slots.append(watch)
         self.calls.append(watch.trained_calls)
-
-
-def _own(module: nn.Module) -> Iterator[nn.Parameter]:
-    return nn.Module.parameters(module, recurse=False)
 
 
 def _forget(find_taps: weakref.ref[Taps], number: int, _: object) -> None:

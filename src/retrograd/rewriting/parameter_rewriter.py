@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.gradients import change_gradient, leave_gradient, shares_memory
 from retrograd.hooks.names import parameter_site
 from retrograd.hooks.sharded_gradient import ShardedGradient, ShardedParameters, is_managed
+from retrograd.identities import IdentityDict
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
 from retrograd.rewriting.module_rewriter import CallInProgress, InputRewriter
 from retrograd.rewriting.site_rewriter import RewriterFactory
@@ -227,7 +227,7 @@ class ParameterOverrides:
         self._alone.release()
 
 
-_overrides: WeakKeyDictionary[nn.Module, ParameterOverrides] = WeakKeyDictionary()
+_overrides: IdentityDict[nn.Module, ParameterOverrides] = IdentityDict()
 
 
 def overrides_of(module: nn.Module) -> ParameterOverrides:

@@ -8,7 +8,6 @@ the parts belong together, nor whether the program has put them together itself:
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakSet
 
 from torch import Tensor, nn
 
@@ -23,6 +22,7 @@ from retrograd.hooks.distributed import (
     is_sharded,
 )
 from retrograd.hooks.engine import grad_enabled
+from retrograd.identities import IdentitySet
 from retrograd.notices import Notices
 
 
@@ -40,7 +40,7 @@ class PlainParts:
         self.is_any = False
         self._is_wanted = is_wanted
         self._placements = PlainPlacements(())
-        self._seen: WeakSet[nn.Module] = WeakSet()
+        self._seen: IdentitySet[nn.Module] = IdentitySet()
         self._notices = Notices()
 
     def forward_begins(self, module: nn.Module, arguments: Any) -> None:

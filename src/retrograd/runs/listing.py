@@ -8,10 +8,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from retrograd.errors import DamagedRunError, NotARunError, RunError
 from retrograd.foreign.text import parse_object, read_json
+from retrograd.history.sink import UPDATES
 from retrograd.runs.layout import (
     EVENTS,
     FINDINGS,
@@ -31,7 +32,7 @@ from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import check_manifest, is_newer
 
 if TYPE_CHECKING:
-    from retrograd.history.events import Losses
+    import pyarrow as pa
 
 RunOrder = Literal["when", "name", "steps", "status", "loss", "findings"]
 
@@ -49,7 +50,8 @@ class RunLine:
         name: the name of its folder.
         started: when it began, in seconds since the epoch; 0 where that is not known.
         written: when it was last written to.
-        last_step: the last step that was recorded; None where there is none yet.
+        last_step: the last step that was made and recorded: that has an update, or where none is told of a loss, or
+            rows; None where there is none yet.
         status: ``running``, ``finished``, ``failed``, ``stopped``, ``damaged`` where a file of it is torn, or ``newer
             format`` where a later version of retrograd has written it.
         loss: that of the last step, over its micro-batches and ranks, which may be NaN; None where none was seen.
@@ -106,15 +108,17 @@ def read_line(run: Path) -> RunLine:
             return RunLine(run.name, 0.0, last_written(run), None, "newer format", None, None)
         manifest = {} if content is None else check_manifest(run / MANIFEST, content)
         ranks = [(folder, read_json(folder / RANK_FILE)) for folder in folders if (folder / RANK_FILE).exists()]
+        ends = _find_ends([each for each in folders if len(folders) == 1 or not is_extra(each.name)])
+        rows = max((facts["last_step"] for _, facts in ranks if _is_step(facts.get("last_step"))), default=None)
         return RunLine(
             name=run.name,
             started=_read_time(manifest.get("started")),
             written=last_written(run),
-            last_step=max((facts["last_step"] for _, facts in ranks if _is_step(facts.get("last_step"))), default=None),
+            last_step=next((step for step in (ends.update, ends.step, rows) if step is not None), None),
             status="damaged"
             if any(map(_has_torn_parts, folders))
             else _find_status([(folder, facts) for folder, facts in ranks if not is_extra(folder.name)]),
-            loss=_find_last_loss([each for each in folders if len(folders) == 1 or not is_extra(each.name)]),
+            loss=ends.loss,
             findings=_count_findings(run / FINDINGS),
         )
     except (OSError, ValueError, RunError):
@@ -146,38 +150,57 @@ def _status_of(folder: Path, facts: Mapping[str, Any]) -> str:
     return "stopped" if status == "running" and not is_locked(folder / LOCK) else status
 
 
-def _find_last_loss(folders: Sequence[Path]) -> float | None:
-    """The loss of the last step that has one, as the history tells it, from the last part files of events alone.
+class _Ends(NamedTuple):
+    """The last update of a run, the last step with a loss, and that loss, as the history tells it."""
+
+    update: int | None
+    step: int | None
+    loss: float | None
+
+
+def _find_ends(folders: Sequence[Path]) -> _Ends:
+    """Where a run ends, from the last part files of events alone.
 
     Args:
         folders: of the ranks that are part of the history.
     """
-    from retrograd.history.events import LossSums
+    from retrograd.history.events import LossSums, read_losses
 
-    found = [part for folder in folders for part in _read_last_losses(folder)]
+    tables = [table for folder in folders for table in _read_last_events(folder)]
+    found = [losses for losses in map(read_losses, tables) if len(losses.steps)]
+    last = max((int(losses.steps.max()) for losses in found), default=None)
     sums = LossSums()
-    last = max((int(losses.steps.max()) for losses in found), default=0)
     for losses in found:
-        sums.add(losses.since(last))
-    return next(map(float, reversed(sums.curve.values)), None)
+        sums.add(losses.since(last or 0))
+    update = max((step for step in map(_find_last_update, tables) if step is not None), default=None)
+    return _Ends(update, last, next(map(float, reversed(sums.curve.values)), None))
 
 
-def _read_last_losses(folder: Path) -> Iterator[Losses]:
-    """Losses of a rank, the last part first, until all of its last step are among them."""
-    from retrograd.history.events import read_losses
-    from retrograd.history.table import OF_LOSSES
+def _find_last_update(table: pa.Table) -> int | None:
+    from retrograd.history.arrays import read_numbers
+    from retrograd.history.table import filter_rows, find_kinds
+
+    steps = read_numbers(filter_rows(table, find_kinds(table, UPDATES))["step"])
+    return int(steps.max()) if len(steps) else None
+
+
+def _read_last_events(folder: Path) -> Iterator[pa.Table]:
+    """Events of a rank, the last part first, until all losses of its last step are among them."""
+    from retrograd.history.arrays import read_numbers
+    from retrograd.history.table import OF_LOSSES, pick_losses
     from retrograd.runs.parts import read_part
 
     last: int | None = None
     for _, path in reversed(list_parts(folder / EVENTS)):
         try:
-            losses = read_losses(read_part(path, list(OF_LOSSES)))
+            table = read_part(path, list(OF_LOSSES))
         except (FileNotFoundError, DamagedRunError):  # merged into a larger one meanwhile, or torn
             continue
-        if len(losses.steps):
-            yield losses
-            last = int(losses.steps.max()) if last is None else last
-            if losses.steps.min() < last:
+        yield table
+        steps = read_numbers(pick_losses(table)["step"])
+        if len(steps):
+            last = int(steps.max()) if last is None else last
+            if steps.min() < last:
                 return
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 from torch import nn
 
@@ -19,6 +18,7 @@ from retrograd.hooks.checkpoints import Recomputation
 from retrograd.hooks.dispatch import OperationTap, is_in_compiled_call
 from retrograd.hooks.engine import dispatch_modes, is_in_backward
 from retrograd.hooks.saved import belongs_to_checkpoint, can_recompute, push_pair, remove_pair
+from retrograd.identities import IdentitySet
 from retrograd.policies.overwriting import FILLED_LATE, SaveSite
 from retrograd.policies.recompute import Recompute, RecomputeGuard
 from retrograd.saved.keeper import Keeper
@@ -193,7 +193,7 @@ class EveryModuleWatch:
         self._keeper = keeper
         self._calls = calls
         self._outside = outside
-        self._known: WeakSet[nn.Module] = WeakSet()
+        self._known: IdentitySet[nn.Module] = IdentitySet()
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module is called."""

@@ -81,7 +81,7 @@ def print_table(
     chosen = choose_sites(history, sites)
     phase = find_phase(history)
     summaries = sort_summaries(summarize(history, chosen, statistic, phase), sort)
-    steps = history.matrix("count", chosen, phase=phase).steps
+    steps = history.made_steps if phase == "train" else history.matrix("count", chosen, phase=phase).steps
     console = open_console(file)
     span = f"steps {steps[0]:,} to {steps[-1]:,}" if len(steps) else "no steps"
     console.print(

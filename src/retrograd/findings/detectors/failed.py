@@ -198,10 +198,10 @@ def explain_shapes(record: Record) -> tuple[str, str]:
             _IN_A_BACKWARD if crash.node else repair,
         )
     if channels is not None and not crash.in_backward:
-        want, got = channels["want"], channels["got"]
+        there = channels["got"]
         return (
-            f"a convolution that takes {want} channels is given {got} (input [{channels['shape']}])",
-            f"set in_channels to {got}, or permute the input to (batch, channels, …).",
+            f"a convolution that takes {channels['want']} channels is given {there} (input [{channels['shape']}])",
+            f"set in_channels to {there}, or permute the input to (batch, channels, …).",
         )
     return "", ""
 

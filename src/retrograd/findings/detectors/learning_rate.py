@@ -42,6 +42,7 @@ class LearningRateTooHigh(Detector):
     """Steps so large that they throw the weights about."""
 
     slug = "learning-rate-too-high"
+    is_of_losses = True
     words = Words(
         says="The updates are so large that the loss goes up by them and does not come back.",
         example="The learning rate of 30 is too high: at step 1 an update changed the weights by 53 times their "
@@ -169,6 +170,7 @@ class LearningRateTooLow(Detector):
     """Steps so small that nothing comes of them."""
 
     slug = "learning-rate-too-low"
+    is_of_losses = True
     words = Words(
         says="All updates together have hardly moved the weights, and it is the learning rate that is so small.",
         example="The learning rate of 1e-08 is too low: 100 updates moved the weights by 6e-06 of their norm in all, "

@@ -34,6 +34,7 @@ class Diverged(Detector):
     """A loss that ends far above where it began."""
 
     slug = "diverged"
+    is_of_losses = True
     words = Words(
         says="The loss ends far above what it was, or is not finite any more.",
         example="The loss has diverged: from 0.652 it went to 6.33, and has been above 1.96 since step 2.",
@@ -77,6 +78,7 @@ class LossSpike(Detector):
     """A loss that jumps from one step to the next, and does not come back, or takes long."""
 
     slug = "loss-spike"
+    is_of_losses = True
     words = Words(
         says="The loss jumped out of its noise from one step to the next though the update between was a usual one.",
         example="The loss jumped from 0.021 to 1.3e+06 at step 70 though the update before was a usual one, and did "
@@ -137,6 +139,7 @@ class LossFlat(Detector):
     """A loss that does not fall."""
 
     slug = "loss-flat"
+    is_of_losses = True
     words = Words(
         says="The loss has not fallen; why, this does not say.",
         example="The loss has not fallen in 100 steps: 0.694 at first, 0.692 at the end.",
@@ -198,6 +201,7 @@ class LossNoisy(Detector):
     """A loss that swings far more than it falls."""
 
     slug = "loss-noisy"
+    is_of_losses = True
     words = Words(
         says="The loss swings from step to step by more than it is.",
         example="The loss swings by 1.4 from step to step, around 0.8: batches of 2.",

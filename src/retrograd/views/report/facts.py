@@ -24,7 +24,10 @@ from retrograd.views.shown import ModelPlace
 def describe_run(run: Run | History, scope: Scope) -> dict[str, Any]:
     """Title, header, status and command."""
     times = list(scope.history.all_events.times or ())
-    counts = {"steps": _print_steps(scope.columns.steps), "sites": f"{len(scope.history.sites):,}"}
+    counts = {
+        "steps": _print_steps(scope.history.made_steps if scope.phase == "train" else scope.columns.steps),
+        "sites": f"{len(scope.history.sites):,}",
+    }
     if isinstance(run, Run):
         counts["ranks"] = f"{sum(not rank.is_extra for rank in run.ranks):,}"
         times += [rank.facts[moment] for rank in run.ranks for moment in ("began", "written") if moment in rank.facts]

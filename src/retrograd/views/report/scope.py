@@ -51,7 +51,7 @@ def choose_scope(history: History, phase: Phase | None, most_columns: int, megab
     elements = most.astype(int).tolist()
     seen = [(site, n) for site, n in zip(sites, elements, strict=True) if n >= 0]
     max_bytes = megabytes * 1e6 * SHARE_OF_NUMBERS
-    steps = found.join()
+    steps = found.join() if history.sites else history.loss.steps  # of plain tensors there is the loss alone
     columns, mantissa_bits = choose_detail(len(seen), len(steps), most_columns, max_bytes)
     return Scope(
         history=history,
