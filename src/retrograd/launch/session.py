@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from retrograd.addresses import call_at_end
+from retrograd.addresses import call_at_end, open_folder
 from retrograd.amounts import count_of
 from retrograd.errors import AttachError, RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES
@@ -41,6 +41,8 @@ from retrograd.notices import say, warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
+from retrograd.recording.weight_sums import sum_squares
+from retrograd.runs.attempts import find_first_step, leave
 from retrograd.runs.ending import describe_exception, describe_exit, find_exception
 from retrograd.runs.ranks import ask_rank
 
@@ -54,6 +56,7 @@ def start_session() -> None:
     """Record this process as ``retrograd run`` was asked to."""
     session = Session(RunRequest.read(os.environ))
     atexit.register(session.close)
+    call_before_exec(session.leave)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.start_over)
     warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
@@ -79,6 +82,7 @@ class Session:
         self._inventory: RunInventory | None = None
         self._search = Search(self._record, self._give_up)
         self._has_given_up = False
+        self._step: int | None = None
         backward_listeners.add(self)
         construction_watch.hold()
         self._sink = LateSink(self._open_run, self._make_step, self._give_up)
@@ -118,9 +122,20 @@ class Session:
     def start_over(self) -> None:
         """Record a forked child for itself: what its parent has seen but not yet written is the parent's."""
         self._sink.lose()
+        self._step = None
         if self._recorder is not None:
             self._recorder.clock.close_all()
         self._sink.start_over()
+
+    def leave(self) -> None:
+        """The process is about to become another program, which may go on with the same work."""
+        try:
+            if self._sink.is_open and self._recorder is not None:
+                attempt = leave(self._recorder.clock.coming, sum_squares(list(self._names)))
+                self._sink.describe(attempt=attempt)
+                self._recorder.flush()
+        except Exception as error:  # a fault of ours must not keep it from that
+            say(f"what was recorded last is lost: {error!r}")
 
     def take_inventory(self) -> None:
         """Take one beside the recording, if that was asked for."""
@@ -178,7 +193,8 @@ class Session:
 
     def _make_recorder(self, models: dict[str, nn.Module]) -> Recorder:
         request = self._request
-        step = 0
+        self._step = find_first_step(open_folder(request.path), partial(sum_squares, models.values()))
+        step = self._step or 0
         if request.resume:
             writer = self._open_run()
             self._sink.use(writer)
@@ -211,6 +227,7 @@ class Session:
             merge_ranks=request.merge_ranks,
             has_tensors=bool(request.tensors),
             resume=request.resume,
+            step=self._step,
             join=True,
         )
         call_at_end(self.close, writer.path)  # again: what is registered last runs first, and the writer has its own
@@ -251,6 +268,21 @@ class StopAfter(FactSource):
             if ask_rank() == 0:
                 say(f"the program is ended here, after {count_of(self._limit, 'step')}, as --steps asks")
             raise SystemExit(0)
+
+
+def call_before_exec(call: Callable[[], None]) -> None:
+    """Call a function before this process becomes another program, which ends it without a word."""
+    for name in ("execv", "execve"):  # what all others of ``os`` come to
+        setattr(os, name, _call_first(call, getattr(os, name)))
+
+
+def _call_first(call: Callable[[], None], execute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(execute)
+    def call_and_execute(*arguments: Any, **named: Any) -> Any:
+        call()
+        return execute(*arguments, **named)
+
+    return call_and_execute
 
 
 class ExitNote:
