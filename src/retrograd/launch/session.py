@@ -64,6 +64,12 @@ def start_session() -> None:
     session.take_inventory()
 
 
+def is_loader_worker() -> bool:
+    """Tell whether this process makes batches for another one: what it runs backward is part of no training."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
 _LEFT = ("SystemExit", "KeyboardInterrupt")
 """Exceptions by which a program is left on purpose."""
 
@@ -85,7 +91,7 @@ class Session:
         self._step: int | None = None
         backward_listeners.add(self)
         construction_watch.hold()
-        self._sink = LateSink(self._open_run, self._make_step, self._give_up)
+        self._sink = LateSink(self._open_unless_worker, self._make_step, self._give_up)
 
     def close(self) -> None:
         """End the recording and say so, once."""
@@ -148,7 +154,7 @@ class Session:
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """A backward pass begins. Where no model has been found by now, there is one without."""
-        if is_rehearsal():
+        if is_rehearsal() or is_loader_worker():
             return
         self._sink.means_to_train()
         if self._recorder is None and not self._has_given_up:
@@ -171,6 +177,8 @@ class Session:
             self._recorder.events.note(fact.kind, fact.name, text=fact.text)
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
+        if is_loader_worker():
+            return
         unnamed = [model for model in models if model not in self._names]
         named = name_models(unnamed, taken=self._taken)
         self._taken.update(named)
@@ -216,6 +224,9 @@ class Session:
             from retrograd.facts.watches import WATCHES
 
         return (*SOURCES, *WATCHES, *ending)
+
+    def _open_unless_worker(self) -> RunWriter | SharedRun | None:
+        return None if is_loader_worker() else self._open_run()
 
     def _open_run(self) -> RunWriter | SharedRun:
         with random_kept(), warnings_kept():

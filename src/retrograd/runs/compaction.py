@@ -288,13 +288,16 @@ def _lay_out(table: MergedTable, histograms: Histograms, scale: npt.NDArray[np.f
 def _merge_ranks(run: Run, ranks: Sequence[int], progress: bool) -> None:
     held, names = run.history.rows, run.history.written_names
     rows = LongRows(held.parts, None, held.merges, held.copies)
+    old = [each.path for each in _list_stored(run)]
+    if "compacted" in run.manifest:  # it is not so, and would be believed once there is such a folder
+        run.manifest = {name: fact for name, fact in run.manifest.items() if name != "compacted"}
+        write_json(run.path / MANIFEST, run.manifest)
     folder = run.ranks[0].folder / MERGED
     folder.mkdir(exist_ok=True)
     differing: dict[str, list[int]] = dict(run.manifest.get("merged", {}).get("differing", {}))
     tables = _show(merge_moments(rows, names, differing), len(rows.outline.all_steps), "steps", progress, _count_steps)
     for number, table in enumerate(_collect(tables)):
         _write(folder / Span(number, number).file_name, table)
-    old = [each.path for each in _list_stored(run)]
     merged = {"ranks": list(ranks), "lost": {}, "differing": differing, **run.manifest.get("merged", {})}
     told = {**run.manifest, "merged": {**merged, "differing": differing}, "compacted": {"ranks": list(ranks)}}
     write_json(run.path / MANIFEST, told)  # from here on the new files are read, and no others
@@ -373,8 +376,7 @@ def _rewrite(neighbours: Sequence[tuple[Span, Path]]) -> None:
         return
     span = Span(neighbours[0][0].first, neighbours[-1][0].last)
     merged = neighbours[0][1].parent / span.file_name
-    with explain_damage(neighbours[0][1]):
-        _write_groups(merged, files[-1].metadata.metadata or {}, _sort_rows(files))
+    _write_groups(merged, files[-1].metadata.metadata or {}, _sort_rows(files))
     for _, path in neighbours:
         if path != merged:
             path.unlink(missing_ok=True)
@@ -385,31 +387,37 @@ def _sort_rows(files: Sequence[PartFile]) -> Iterator[pa.Table]:
 
     They are read once for as many as may be held at a time; of all of them only sites and steps are held.
     """
-    nothing = pa.Table.from_batches([], _unite_schemas(files))
+    schema = _unite_schemas(files)
     code_of: dict[str, int] = {}
     sites, steps = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
-    for group in _list_groups(files, ["site", "step"]):
+    for group in _list_groups(files, schema, ["site", "step"]):
         sites.append(read_codes(group["site"], code_of))
         steps.append(read_numbers(group["step"]))
     order = np.lexsort((np.concatenate(steps), np.concatenate(sites)))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     for start in range(0, max(len(order), 1), ROWS_OF_A_PART):
-        chosen, places, at = [nothing], [np.empty(0, np.int64)], 0
-        for group in _list_groups(files):
+        chosen, places, at = [pa.Table.from_batches([], schema)], [np.empty(0, np.int64)], 0
+        for group in _list_groups(files, schema):
             own = place[at : at + len(group)] - start
             at += len(group)
             mask = (own >= 0) & (own < ROWS_OF_A_PART)
-            chosen.append(_fit(filter_rows(group, mask), nothing.schema))
+            chosen.append(filter_rows(group, mask))
             places.append(own[mask])
         table = _join(chosen)
         yield from _take_groups(table, np.argsort(np.concatenate(places)))
 
 
-def _list_groups(files: Sequence[PartFile], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def _list_groups(
+    files: Sequence[PartFile], schema: pa.Schema, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """The row groups of all files, with the types of a schema that has all of their columns."""
     for file in files:
         for number in range(file.metadata.num_row_groups):
-            yield file.read_group(number, columns)
+            with explain_damage(file.path):
+                group = file.read_group(number, columns)
+                group = group.cast(pa.schema([schema.field(name) for name in group.column_names]))
+            yield group
 
 
 def _unite_schemas(files: Sequence[PartFile]) -> pa.Schema:
@@ -417,10 +425,6 @@ def _unite_schemas(files: Sequence[PartFile]) -> pa.Schema:
     found = dict.fromkeys(name for file in files for name in file.open().schema_arrow.names)
     types = {column.name: column.type for column in STATISTICS_COLUMNS}
     return pa.schema([(name, types.get(name, pa.float64())) for name in found])
-
-
-def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    return table.cast(pa.schema([schema.field(name) for name in table.column_names]))
 
 
 def _collect(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

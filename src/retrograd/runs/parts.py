@@ -202,6 +202,7 @@ class PartFile:
         path: of the file.
 
     Attributes:
+        path: the same.
         metadata: its footer.
         held: bytes of its content that are in memory, as of one that was fetched from a store.
 
@@ -211,7 +212,7 @@ class PartFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         with explain_damage(path):
             self._source, self.held = _open_source(path)
             self.metadata: pq.FileMetaData = pq.read_metadata(self._source)
