@@ -238,7 +238,7 @@ def test_a_folder_that_somebody_writes_to_is_refused(memory: Any) -> None:
 )
 def test_who_is_alive(memory: Any, place: str | None, pid: Callable[[], int], age: float, alive: bool) -> None:
     path = open_folder("memory://runs/a/.lock")
-    holder = ClaimHolder("nonce", claim._name_place() if place is None else place, pid(), time.time() - age)
+    holder = ClaimHolder("nonce", claim.name_place() if place is None else place, pid(), time.time() - age)
     claim._write_holder(path, holder)
     assert claim.is_held(path) is alive
     assert Claim(path).acquire() is not alive

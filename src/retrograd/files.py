@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from retrograd.addresses import is_address, is_remote, open_folder, put
+from retrograd.errors import RunWriteError
 
 UNFINISHED = ".tmp-"
-"""Prefix of files that are being written; a reader passes over them, and a later writer removes them."""
+"""Prefix of files that are being written; a reader passes over them, and a later writer removes them.
+
+Their names have no other dot, and so no extension: a leading dot alone hides a file from few readers, and a glob of
+finished files, such as ``*.parquet``, must not match.
+"""
 
 _ASIDE = re.compile(rf"{re.escape(UNFINISHED)}[0-9a-f]{{12}}-(?P<name>.+)", re.DOTALL)
 _ABANDONED_SECONDS = 3600.0
@@ -29,24 +34,56 @@ def create(path: Path) -> BinaryIO:
     return path.open("xb")
 
 
-def name_aside(path: Path) -> Path:
-    """Make the name of a file while it is written, which nobody else has, or can foresee."""
-    return path.with_name(f"{UNFINISHED}{secrets.token_hex(6)}-{path.name}")
+def refuse_link(path: Path) -> Path:
+    """Return a path inside of a run folder, which somebody else may have made, with links to anywhere in it.
+
+    All folders that are written to, or removed from, are asked for so. That of a run may itself be a link, since the
+    user has named it, and nothing below it.
+
+    Raises:
+        RunWriteError: it is a link.
+    """
+    if not is_remote(path) and path.is_symlink():
+        raise RunWriteError(
+            f"{str(path)!r} is a link.",
+            repair="remove it, and put what it leads to in its place if that belongs to the run.",
+            reason="nothing outside of the run folder is written or removed.",
+        )
+    return path
+
+
+def name_aside(path: Path, folder: Path | None = None) -> Path:
+    """Make the name of a file while it is written, which nobody else has, or can foresee.
+
+    Args:
+        path: what it will be called.
+        folder: where it lies until then; where it will lie, when left out.
+    """
+    return (folder or path.parent) / f"{UNFINISHED}{secrets.token_hex(6)}-{_without_dots(path.name)}"
+
+
+def _without_dots(name: str) -> str:
+    return name.replace(".", "_")
 
 
 @contextlib.contextmanager
-def write_whole(path: Path) -> Iterator[BinaryIO]:
+def write_whole(path: Path, *, aside: Path | None = None) -> Iterator[BinaryIO]:
     """A file that is written under another name and renamed at the end, so that no reader sees half of it.
 
     It is not forced to the disk: it outlives a killed process, but not a power cut. A link of that name is replaced.
     In object storage it is held in memory until then, and put as one object.
+
+    Args:
+        path: of the file.
+        aside: the folder, on the same disk, in which it lies until then: where all files of a folder are read as one
+            table, nothing else may lie there. That of the file itself when left out.
     """
     if is_remote(path):
         held = io.BytesIO()
         yield held
         put(path, held.getvalue())
         return
-    unfinished = name_aside(path)
+    unfinished = name_aside(path, aside)
     try:
         with create(unfinished) as file:
             yield file
@@ -107,9 +144,14 @@ def make_all_storable(values: Iterable[Any]) -> list[Any]:
     return [make_storable(value) if isinstance(value, str) else value for value in values]
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed writer left half-written in a folder that is only ours."""
-    for path in () if is_remote(folder) else folder.glob(f"{UNFINISHED}*"):
+def remove_unfinished(folder: Path, name: str = "") -> None:
+    """Remove what a killed writer left half-written in a folder that is only ours.
+
+    Args:
+        folder: where.
+        name: what it was to be called, or a glob; anything when left out.
+    """
+    for path in () if is_remote(folder) else folder.glob(f"{UNFINISHED}*{_without_dots(name)}"):
         with contextlib.suppress(IsADirectoryError, PermissionError):
             path.unlink(missing_ok=True)
 
@@ -124,7 +166,8 @@ def remove_abandoned(folder: Path, name: str | None = None) -> None:
     with contextlib.suppress(OSError):
         for path in () if is_remote(folder) else list(folder.iterdir()):
             match = _ASIDE.fullmatch(path.name)
-            if match and path.is_dir() is (name is None) and name in (None, match["name"]) and _is_abandoned(path):
+            is_meant = match and (name is None or _without_dots(match["name"]) == _without_dots(name))
+            if is_meant and path.is_dir() is (name is None) and _is_abandoned(path):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 

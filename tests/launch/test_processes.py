@@ -67,3 +67,13 @@ def test_every_rank_of_torchrun(outcome: Outcome) -> None:
 def test_an_isolated_child_is_not_recorded(outcome: Outcome) -> None:
     assert outcome.ranks() == []
     assert outcome.words[1:] == ["retrograd: nothing was recorded: torch was not imported"]
+
+
+@pytest.mark.slow
+@recorded("loader_gradients.py fork", "loader_gradients.py spawn")
+def test_what_workers_of_a_data_loader_run_backward_is_no_training(outcome: Outcome) -> None:
+    assert outcome.ranks() == ["rank00000"]
+    assert outcome.sites() == NET
+    assert outcome.moments() == steps(6)
+    assert outcome.warnings == 0
+    assert len(outcome.words) == 2

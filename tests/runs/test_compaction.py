@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import json
 import shutil
 import signal
 import sys
@@ -13,9 +16,10 @@ import pandas
 import pyarrow.parquet as pq
 import pytest
 
+from retrograd import files
 from retrograd.cli import main
 from retrograd.comparing.comparison import compare
-from retrograd.errors import RetrogradWarning, RunExistsError, RunWriteError
+from retrograd.errors import DamagedRunError, RetrogradWarning, RunExistsError, RunWriteError
 from retrograd.history import histograms, windows
 from retrograd.history.history import History
 from retrograd.history.sink import Moment
@@ -24,7 +28,7 @@ from retrograd.runs.compaction import compact
 from retrograd.runs.reader import open_run
 from retrograd.runs.stored import StoredRows
 from tests import warm
-from tests.history.made import make_batch
+from tests.history.made import make_batch, make_steps
 from tests.runs.written import add_step, open_writer, sort_rows, write_run
 
 RANKS = 3
@@ -220,6 +224,103 @@ def test_in_several_windows_and_parts(run: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compaction, "ROWS_OF_A_GROUP", 7)
     assert compact(run).files_after > 2
     assert_same(read_all(open_run(run).history), expected)
+
+
+def list_sites(path: Path) -> list[str]:
+    return list(pq.read_table(path, columns=["site"])["site"].to_pylist())
+
+
+@pytest.mark.parametrize("limit", [100, 37, 1 << 17])
+def test_a_long_part_of_one_rank_is_sorted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """As pandas sorts it; no more rows are held than a part may have, and the row group that is read."""
+    writer = open_writer(tmp_path / "run")
+    for batch in make_steps(range(40)):
+        add_step(writer, batch)
+    writer.flush()
+    for batch in make_steps(range(40, 44)):
+        add_step(writer, batch)
+    writer.close()
+    run, folder = tmp_path / "run", tmp_path / "run" / "rank00000" / "statistics"
+    monkeypatch.setattr(compaction, "ROWS_OF_A_PART", limit)
+    monkeypatch.setattr(compaction, "ROWS_OF_A_GROUP", 16)
+    expected = sort_rows(open_run(run).history)
+    before = {path: pq.read_table(path).to_pandas() for path in folder.iterdir()}
+    held: list[int] = []
+    join = compaction._join
+    monkeypatch.setattr(compaction, "_join", lambda tables: (held.append(sum(map(len, tables))), join(tables))[1])
+    compact(run)
+    assert sort_rows(open_run(run).history).equals(expected)
+    assert max(held) <= limit
+    for path in folder.iterdir():
+        sites = list_sites(path)
+        assert sum(one != other for one, other in itertools.pairwise(sites)) == len(set(sites)) - 1
+        if path in before:
+            number = {site: at for at, site in enumerate(dict.fromkeys(before[path]["site"]))}
+            wanted = before[path].assign(at=before[path]["site"].map(number)).sort_values(["at", "step"], kind="stable")
+            found = pq.read_table(path).to_pandas()
+            pandas.testing.assert_frame_equal(found, wanted.drop(columns="at").reset_index(drop=True))
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    compact(run)
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times  # it is sorted already
+
+
+def test_what_a_killed_one_has_left_is_cleared_by_the_next(run: Path) -> None:
+    """Half of a part, of a manifest and of the merged parts, of this version and of one before."""
+    expected = read_sums(open_run(run).history)
+    rank = run / "rank00000"
+    (rank / "merged").mkdir()
+    left = [
+        rank / ".tmp-0123456789ab-part-00000000-00000011_parquet",
+        run / ".tmp-0123456789ab-manifest_json",
+        rank / "statistics" / ".tmp-0123456789ab-part-00000000-00000011.parquet",
+        rank / "merged" / "part-00000000-00000000.parquet",
+    ]
+    for path in left:
+        path.write_bytes(b"PAR1half of it")
+    compact(run, keep_ranks=True)
+    assert not any(path.exists() for path in left)
+    assert_same(read_sums(open_run(run).history), expected)
+
+
+def test_statistics_that_were_never_merged_are_not_removed(run: Path) -> None:
+    """A manifest may say what is not so: of a run that came from elsewhere, or was copied in part."""
+    expected, manifest = read_sums(open_run(run).history), json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "compacted": {"ranks": [0, 1, 2]}}))
+    assert_same(read_sums(open_run(run).history), expected)
+    (run / "rank00000" / "merged").mkdir()
+    before = sorted(run.rglob("*.parquet"))
+    with pytest.raises(DamagedRunError, match="no file in 'merged' has"):
+        compact(run)
+    shutil.copy(run / "rank00000" / "statistics" / "part-00000000-00000000.parquet", run / "rank00000" / "merged")
+    with pytest.raises(DamagedRunError, match="no file in 'merged' has"):
+        compact(run)
+    assert set(before) <= set(run.rglob("*.parquet"))
+    shutil.rmtree(run / "rank00000" / "merged")
+    compact(run)
+    assert_same(read_sums(open_run(run).history), expected)
+
+
+@pytest.mark.parametrize("keep_ranks", [False, True])
+def test_nothing_is_removed_for_what_cannot_be_read_back(
+    run: Path, monkeypatch: pytest.MonkeyPatch, keep_ranks: bool
+) -> None:
+    """As a disk may do that takes what is written and keeps something else."""
+    before, expected = sorted(run.rglob("part-*")), read_sums(open_run(run).history)
+    monkeypatch.setattr(files, "create", lambda path: Forgetful(path))
+    with pytest.raises(DamagedRunError):
+        compact(run, keep_ranks=keep_ranks)
+    assert sorted(run.rglob("part-*")) == before
+    assert_same(read_sums(open_run(run).history), expected)
+
+
+class Forgetful(io.FileIO):
+    """A file that holds zeros where much is written at once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "xb")
+
+    def write(self, data: Any) -> int:
+        return super().write(bytes(data) if len(data) < 200 else bytes(len(data)))
 
 
 def test_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

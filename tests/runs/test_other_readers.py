@@ -1,5 +1,6 @@
 """A run folder is read by tools that know nothing of us."""
 
+import os
 from pathlib import Path
 
 import duckdb
@@ -9,7 +10,9 @@ import polars
 import pytest
 import safetensors.numpy
 
+from retrograd.errors import RunWriteError
 from retrograd.history.table import STATISTICS_COLUMNS
+from retrograd.runs.compaction import compact
 from retrograd.runs.reader import open_run
 from tests.history.made import SITES
 from tests.runs.written import write_run
@@ -74,3 +77,33 @@ def test_tensors(run: Path) -> None:
         found |= safetensors.numpy.load_file(shard)
     assert sorted(found) == [f"{step}/0/-1/train/a:output" for step in range(7)]
     assert found["3/0/-1/train/a:output"].tolist() == [3.0, 3.0]
+
+
+ASKING = {
+    "duckdb": lambda folder: duckdb.sql(f"SELECT count(*) FROM '{folder}/*.parquet'").fetchall()[0][0],
+    "polars": lambda folder: polars.read_parquet(f"{folder}/*.parquet").height,
+    "polars, the folder": lambda folder: polars.read_parquet(folder).height,
+    "polars, all below": lambda folder: polars.read_parquet(f"{folder.parents[1]}/**/statistics/*.parquet").height,
+    "pandas": lambda folder: len(pandas.read_parquet(folder)),
+}
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("who", ASKING)
+def test_beside_what_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, half: bool) -> None:
+    """What a killed writer leaves is what there is when it would give its file a name."""
+    run = write_run(tmp_path / "run", range(4))
+    folder = run / "rank00000" / "statistics"
+    rows = ASKING[who](folder)
+    asked: list[int] = []
+
+    def ask(path: Path, _: Path) -> Path:
+        if half:
+            os.truncate(path, 300)
+        asked.append(ASKING[who](folder))
+        raise OSError("killed")
+
+    monkeypatch.setattr(Path, "replace", ask)
+    with pytest.raises(RunWriteError, match="killed"):
+        compact(run)
+    assert asked == [rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,25 @@ def of_all(parent: Path, **other: str | int) -> str:
     series = ",".join(map(str, range(len(sites))))
     query = {"names": '["rms"]', "series": series, "sites": digest_of(sites), "step": 0, "until": 4, "width": 1}
     return urlencode({**query, **other})
+
+
+def say(server: RunServer, request: bytes) -> bytes:
+    """What is answered to these bytes."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize("target", ["//[", "/[::1", "http://[/", "*", "x", "?", "%", "/%ff", "//\u2100", "/?run=a#["])
+@pytest.mark.parametrize("knows_token", [False, True])
+def test_a_malformed_request_is_answered_and_nothing_fails(
+    server: RunServer, capfd: pytest.CaptureFixture[str], target: str, knows_token: bool
+) -> None:
+    target = f"/{server.token}/{target}" if knows_token else target
+    answer = say(server, f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+    assert answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 404") if knows_token else b"HTTP/1.1 403")
+    assert capfd.readouterr().err == ""
 
 
 def test_only_this_machine_and_who_knows_the_token_are_answered(server: RunServer, parent: Path) -> None:

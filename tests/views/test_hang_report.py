@@ -151,6 +151,21 @@ def ring(tmp_path: Path) -> Ring:
     return Ring.create(tmp_path)
 
 
+@pytest.mark.parametrize("what", ["pipe", "empty", "folder", "dangling"])
+def test_it_ends_where_no_ring_can_be_read(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "rank00000" / RING
+    path.parent.mkdir()
+    {
+        "pipe": lambda: os.mkfifo(path),
+        "empty": path.touch,
+        "folder": path.mkdir,
+        "dangling": lambda: path.symlink_to(path.parent),
+    }[what]()
+    file = io.StringIO()
+    assert watch_run(tmp_path, interval=0.01, file=file) == 0
+    assert file.getvalue().startswith("  rank 0  cannot be read: ")
+
+
 def test_looking_once(tmp_path: Path, ring: Ring) -> None:
     file = io.StringIO()
     print_ranks(tmp_path, file=file)

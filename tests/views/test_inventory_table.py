@@ -100,6 +100,8 @@ def test_what_is_not_in_it_is_said() -> None:
 def test_names_cannot_steer_the_terminal() -> None:
     rows = [saved(0, module="a\x1b[2Jb", resident=8, released=1)]
     assert "a\\x1b[2Jb" in "\n".join(table(make_inventory(rows)))
+    assert "a\\x1b[2Jb" in str(make_inventory(rows))
+    assert "\x1b" not in str(make_inventory(rows, notes=("\x1b[2J",)))
 
 
 def test_an_unknown_grouping() -> None:

@@ -27,6 +27,7 @@ from retrograd.errors import CompareError
 from retrograd.findings.explain import make_record
 from retrograd.findings.finding import Finding
 from retrograd.findings.record import Record
+from retrograd.foreign.text import show_plainly
 from retrograd.history.history import History
 from retrograd.history.steps import number_steps
 from retrograd.runs.reader import Run
@@ -73,7 +74,7 @@ class Comparison:
             lines.append(f"  {finding.severity:<7}  {finding}")
             lines += [f"           hence: {each}" for each in finding.causes]
         lines += [f"  also     {each}" for each in self.context]
-        return "\n".join([*lines, f"compared: {self.about}"])
+        return show_plainly("\n".join([*lines, f"compared: {self.about}"]))
 
     __repr__ = __str__
 

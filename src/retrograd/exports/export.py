@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from retrograd.addresses import is_remote, local_path
+from retrograd.addresses import local_path
 from retrograd.errors import ExportError, NothingRecordedError, RunWriteError
 from retrograd.exports.numbers import list_row_steps, list_steps, read_histograms, read_numbers, spread_steps
 from retrograd.exports.tables import export_csv, export_parquet
 from retrograd.exports.tracker import TRACKERS, open_tracker
+from retrograd.files import refuse_link
 from retrograd.findings.explain import explain
 from retrograd.history.matrix import check_name
 from retrograd.runs.reader import Given, Run, read_run
@@ -93,15 +94,12 @@ def export(
 
 
 def _find_place(run: Run, to: str) -> Path:
-    """A place in the run folder, which somebody else may have made, so that it may be a link to anywhere.
+    """A place in the run folder.
 
     Raises:
         RunWriteError: it is a link.
     """
-    path = run.path / _PLACES.get(to, to)
-    if not is_remote(path) and path.is_symlink():
-        raise RunWriteError(f"{str(path)!r} is a link.", repair="remove it, or say where to write.")
-    return path
+    return refuse_link(run.path / _PLACES.get(to, to))
 
 
 def _export_to_tracker(run: Run, to: str, folder: Path, sites: Sequence[str], statistics: Sequence[str]) -> Path:

@@ -14,6 +14,7 @@ from retrograd.amounts import count_of
 from retrograd.cells import show_line
 from retrograd.drawings import drawn_by
 from retrograd.files import to_utf8, write_whole
+from retrograd.foreign.text import show_plainly
 from retrograd.runs.layout import FINDINGS
 
 Severity = Literal["critical", "warning", "note"]
@@ -106,7 +107,7 @@ class Finding:
 
     def __str__(self) -> str:
         place = f" ({shorten_line(self.line)})" if self.line else ""
-        return f"{self.message.removesuffix('.')}{place if place not in self.message else ''}"
+        return show_plainly(f"{self.message.removesuffix('.')}{place if place not in self.message else ''}")
 
 
 def shorten_line(line: str) -> str:

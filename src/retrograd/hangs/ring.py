@@ -23,6 +23,7 @@ from typing import Any
 
 from retrograd.addresses import local_folder
 from retrograd.errors import RunWriteError
+from retrograd.files import refuse_link
 from retrograd.hangs.rank_state import RankState
 from retrograd.hangs.ring_file import (
     BACK,
@@ -45,11 +46,11 @@ from retrograd.hangs.ring_file import (
     map_ring,
     parse_ring,
     size_of,
-    start_of,
 )
 from retrograd.hooks.engine import current_node, uncompiled
 from retrograd.hooks.native import native
 from retrograd.hooks.nodes import name_of, number_of
+from retrograd.runs.claim import start_of
 from retrograd.runs.layout import LOCK, RING
 from retrograd.runs.lock import Lock
 from retrograd.runs.ranks import ask_rank
@@ -138,11 +139,13 @@ class Ring:
             lock = Lock(run / LOCK)
             lock.acquire(_ADMISSION_SECONDS)
             try:
-                folder = choose_folder(run, rank)
+                folder = refuse_link(choose_folder(run, rank))
                 folder.mkdir(exist_ok=True)
                 return cls(folder, rank, capacity)
             finally:
                 lock.release()
+        except RunWriteError:
+            raise
         except OSError as error:
             raise RunWriteError(
                 f"The run folder {str(run)!r} cannot be written: {error.strerror or error}.",

@@ -25,6 +25,7 @@ from retrograd.errors import TraceError
 from retrograd.files import write_whole
 from retrograd.foreign.text import expect_file
 from retrograd.hangs.rank_state import RankState, RingEvent, State, ThreadPosition
+from retrograd.runs.claim import start_of
 from retrograd.runs.layout import RING, is_run, list_rank_folders, parse_rank, rank_name
 
 NAMES = "ring.names"
@@ -195,19 +196,6 @@ def size_of(lanes: int, capacity: int) -> int:
 def lane_size(capacity: int) -> int:
     """Bytes of one of its lanes."""
     return LANE_SIZE + capacity * ENTRY.size
-
-
-def start_of(pid: int) -> int:
-    """The time when a process of this machine began, in ticks, to tell it from a later one with its number.
-
-    Returns:
-        0 where the system does not say, or there is no such process.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return 0 if fields[0] in b"ZX" else int(fields[19])  # a process that is dead and not yet buried
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def is_alive(pid: int, started: int) -> bool:

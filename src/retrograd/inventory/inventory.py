@@ -20,7 +20,7 @@ from retrograd.drawings import drawn_by
 from retrograd.errors import SavedTensorError
 from retrograd.files import write_file
 from retrograd.foreign.tables import read_table
-from retrograd.foreign.text import check_kinds, parse_object
+from retrograd.foreign.text import check_kinds, parse_object, show_plainly
 from retrograd.graph.node import name_place
 from retrograd.inventory.timeline import (
     PERMANENT,
@@ -86,7 +86,7 @@ class Inventory:
         return f"<Inventory of {count_of(len(self), 'saved tensor')}, {count_of(self.resident, 'byte')}>"
 
     def __str__(self) -> str:
-        return "\n".join(_describe(self))
+        return show_plainly("\n".join(_describe(self)))
 
     _repr_html_ = drawn_by("results", "draw_inventory")
 

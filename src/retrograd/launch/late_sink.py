@@ -39,14 +39,17 @@ class LateSink:
     A program that dies before one, but means to train, has a record of that.
 
     Args:
-        open_sink: makes the real sink; called once a process.
+        open_sink: makes the real sink; called once a process. None where this process is not to be recorded.
         step_made: called for every step that has been trained.
         failed: called once if the real sink cannot be made; what is told is then lost.
 
     """
 
     def __init__(
-        self, open_sink: Callable[[], FolderSink], step_made: Callable[[], None], failed: Callable[[Exception], None]
+        self,
+        open_sink: Callable[[], FolderSink | None],
+        step_made: Callable[[], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._open_sink = open_sink
         self._step_made = step_made
@@ -165,7 +168,11 @@ class LateSink:
 
     def _open(self) -> None:
         try:
-            self.use(self._open_sink())
+            sink = self._open_sink()
+            if sink is None:
+                self.lose()
+            else:
+                self.use(sink)
         except RunError as error:  # training goes on without us
             self.lose()
             self._failed(error)

@@ -19,6 +19,7 @@ from typing import Any
 
 from retrograd.errors import LaunchError, NothingRecordedError, RetrogradError
 from retrograd.exports.mirror import Mirror, mirror
+from retrograd.files import refuse_link
 from retrograd.foreign.text import show_plainly
 from retrograd.launch.beside import answer, is_alive, start_beside
 from retrograd.notices import say
@@ -95,7 +96,7 @@ def await_run(run: Path, process: int, to: str) -> Mirror | None:
         goes_on = is_alive(process)
         if (run / rank_name(0)).is_dir() and is_run(run):
             if lock is None:
-                folder = run / to
+                folder = refuse_link(run / to)
                 folder.mkdir(exist_ok=True)
                 lock = Lock(folder / LOCK)  # until this process ends
                 if not lock.acquire():

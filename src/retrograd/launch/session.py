@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from retrograd.addresses import call_at_end
+from retrograd.addresses import call_at_end, open_folder
 from retrograd.amounts import count_of
 from retrograd.errors import RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES
@@ -44,6 +44,8 @@ from retrograd.notices import say, warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
+from retrograd.recording.weight_sums import sum_squares
+from retrograd.runs.attempts import find_first_step, leave
 from retrograd.runs.ending import describe_exception, describe_exit, find_exception
 from retrograd.runs.ranks import ask_rank
 
@@ -57,11 +59,18 @@ def start_session() -> None:
     """Record this process as ``retrograd run`` was asked to."""
     session = Session(RunRequest.read(os.environ))
     atexit.register(session.close)
+    call_before_exec(session.leave)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.start_over)
     warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
     hide_our_frames()
     session.take_inventory()
+
+
+def is_loader_worker() -> bool:
+    """Tell whether this process makes batches for another one: what it runs backward is part of no training."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
 
 
 _LEFT = ("SystemExit", "KeyboardInterrupt")
@@ -84,9 +93,10 @@ class Session:
         self._inventory: RunInventory | None = None
         self._search = Search(self._record, self._give_up, self._leave_out)
         self._has_given_up = self._has_left_out = False
+        self._step: int | None = None
         backward_listeners.add(self)
         construction_watch.hold()
-        self._sink = LateSink(self._open_run, self._make_step, self._give_up)
+        self._sink = LateSink(self._open_unless_worker, self._make_step, self._give_up)
 
     def close(self) -> None:
         """End the recording and say so, once."""
@@ -124,9 +134,20 @@ class Session:
         """Record a forked child for itself: what its parent has seen but not yet written is the parent's."""
         self._lock = threading.RLock()
         self._sink.lose()
+        self._step = None
         if self._recorder is not None:
             self._recorder.clock.close_all()
         self._sink.start_over()
+
+    def leave(self) -> None:
+        """The process is about to become another program, which may go on with the same work."""
+        try:
+            if self._sink.is_open and self._recorder is not None:
+                attempt = leave(self._recorder.clock.coming, sum_squares(list(self._names)))
+                self._sink.describe(attempt=attempt)
+                self._recorder.flush()
+        except Exception as error:  # a fault of ours must not keep it from that
+            say(f"what was recorded last is lost: {error!r}")
 
     def take_inventory(self) -> None:
         """Take one beside the recording, if that was asked for."""
@@ -139,7 +160,7 @@ class Session:
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """A backward pass begins. Where no model has been found by the first one, there is one without."""
-        if is_rehearsal() or self._has_given_up:
+        if is_rehearsal() or self._has_given_up or is_loader_worker():
             return
         self._sink.means_to_train()
         with self._lock:
@@ -168,6 +189,8 @@ class Session:
             self._recorder.events.note(fact.kind, fact.name, text=fact.text)
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
+        if is_loader_worker():
+            return
         models = [model for model in models if model in self._names or self._can_be_walked(model)]
         named = name_models([model for model in models if model not in self._names], taken=self._taken)
         self._taken.update(named)
@@ -203,7 +226,8 @@ class Session:
 
     def _make_recorder(self, models: dict[str, nn.Module]) -> Recorder:
         request = self._request
-        step = 0
+        self._step = find_first_step(open_folder(request.path), partial(sum_squares, models.values()))
+        step = self._step or 0
         if request.resume:
             writer = self._open_run()
             self._sink.use(writer)
@@ -226,6 +250,9 @@ class Session:
 
         return (*SOURCES, *WATCHES, *ending)
 
+    def _open_unless_worker(self) -> RunWriter | SharedRun | None:
+        return None if is_loader_worker() else self._open_run()
+
     def _open_run(self) -> RunWriter | SharedRun:
         with random_kept(), warnings_kept():
             from retrograd.recording.record import open_run_sink
@@ -236,6 +263,7 @@ class Session:
             merge_ranks=request.merge_ranks,
             has_tensors=bool(request.tensors),
             resume=request.resume,
+            step=self._step,
             join=True,
         )
         call_at_end(self.close, writer.path)  # again: what is registered last runs first, and the writer has its own
@@ -287,6 +315,21 @@ class StopAfter(FactSource):
             if ask_rank() == 0:
                 say(f"the program is ended here, after {count_of(self._limit, 'step')}, as --steps asks")
             raise SystemExit(0)
+
+
+def call_before_exec(call: Callable[[], None]) -> None:
+    """Call a function before this process becomes another program, which ends it without a word."""
+    for name in ("execv", "execve"):  # what all others of ``os`` come to
+        setattr(os, name, _call_first(call, getattr(os, name)))
+
+
+def _call_first(call: Callable[[], None], execute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(execute)
+    def call_and_execute(*arguments: Any, **named: Any) -> Any:
+        call()
+        return execute(*arguments, **named)
+
+    return call_and_execute
 
 
 class ExitNote:

@@ -57,7 +57,7 @@ class ClaimHolder:
 
     @property
     def _is_gone(self) -> bool:
-        if self.place != _name_place():
+        if self.place != name_place():
             return False
         if self.pid == os.getpid():
             return self.nonce not in _ours
@@ -125,7 +125,7 @@ class Claim:
                 _write_holder(self.path, replace(found, is_released=True))
 
     def _write(self, *, is_new: bool = False) -> None:
-        holder = ClaimHolder(self._nonce, _name_place(), os.getpid(), time.time())
+        holder = ClaimHolder(self._nonce, name_place(), os.getpid(), time.time())
         try:
             _write_holder(self.path, holder, is_new=is_new)
         except FileExistsError:
@@ -155,9 +155,23 @@ def _write_holder(path: Path, holder: ClaimHolder, *, is_new: bool = False) -> N
     put(path, json.dumps(asdict(holder)).encode(), is_new=is_new)
 
 
-def _name_place() -> str:
+def name_place() -> str:
+    """The machine, and the table of processes on it."""
     try:
         table = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116  # containers may share the name of their host
     except OSError:
         table = 0
     return f"{socket.gethostname()}/{table}"
+
+
+def start_of(pid: int) -> int:
+    """The time when a process of this machine began, in ticks, to tell it from a later one with its number.
+
+    Returns:
+        0 where the system does not say, or there is no such process.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return 0 if fields[0] in b"ZX" else int(fields[19])  # a process that is dead and not yet buried
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -2,7 +2,8 @@
 
 Killed at any moment it loses nothing. Files of one rank are replaced as those of any merge are: the new one holds their
 span, so that a reader passes over what lies inside. Where ranks are merged, new files are written beside the old ones,
-in a folder that nobody reads until the manifest says so, by one renaming; only then the old ones are removed.
+in a folder that nobody reads until the manifest says so, by one renaming; only then the old ones are removed. A new
+file gets its name when it has been read back. What a compaction that was killed has left, the next one removes.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
@@ -21,19 +23,20 @@ import pyarrow as pa
 
 from retrograd.addresses import is_address, is_remote, open_folder
 from retrograd.amounts import count_of, show_bytes
-from retrograd.errors import DamagedRunError, RunWriteError
-from retrograd.files import remove_unfinished, write_json
-from retrograd.history.arrays import read_numbers, to_numbers, view_numbers
+from retrograd.errors import DamagedRunError, RunError, RunWriteError
+from retrograd.files import refuse_link, remove_unfinished, write_json
+from retrograd.history.arrays import read_codes, read_numbers, to_numbers, view_numbers
 from retrograd.history.cells import MOMENT, IntArray, MergedTable, cell_of, locate, number_moments, split_moments
 from retrograd.history.copies import CopyWatch
 from retrograd.history.histograms import Histograms
-from retrograd.history.rows import ROW_TYPES, Columns, Part
-from retrograd.history.table import build_table
+from retrograd.history.outline import unite
+from retrograd.history.rows import ROW_TYPES, Columns, Part, StoredPart
+from retrograd.history.table import STATISTICS_COLUMNS, build_table, filter_rows
 from retrograd.history.windows import LongRows, read_once
 from retrograd.randomness import random_kept
 from retrograd.runs.layout import LOCK, MANIFEST, MERGED, STATISTICS, Span, list_merged_parts, list_parts
 from retrograd.runs.lock import Lock
-from retrograd.runs.parts import SORTED, count_rows, read_part, write_groups
+from retrograd.runs.parts import SORTED, PartFile, count_rows, explain_damage, read_back, write_groups
 from retrograd.runs.reader import Given, Run, open_run, read_run
 
 T = TypeVar("T")
@@ -104,15 +107,9 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
     _expect_disk(opened.path)
     opened = open_run(opened.path) if opened is run else opened  # the user's own goes on as it is
     with _hold_still(opened):
-        opened.refresh()
-        opened.require_all()
-        for part in opened.damaged:
-            raise DamagedRunError(
-                f"{str(opened.path)!r} is not compacted: {part.error.problem}",
-                repair="copy that file anew from where the run was recorded, or move it out of the folder.",
-                reason="the files that are merged are removed, and what may still be saved of this one would be lost.",
-            )
-        _remove_left_over(opened)
+        _require_all(opened)
+        _remove_unfinished(opened)
+        _remove_merged(opened)
         before = _measure(opened)
         ranks = sorted({part.rank for part in _list_stored(opened)})
         try:
@@ -121,6 +118,8 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
                 ranks = []
             else:
                 _merge_ranks(opened, ranks, progress)
+        except RunError:
+            raise
         except OSError as error:
             raise RunWriteError(
                 f"{str(opened.path)!r} cannot be compacted: {error.strerror or error}.",
@@ -144,6 +143,25 @@ def _expect_disk(path: Path) -> None:
         )
 
 
+def _require_all(run: Run) -> None:
+    """Read all of a run as it is now.
+
+    Raises:
+        DamagedRunError: a part cannot be read.
+    """
+    run.refresh()
+    run.require_all()
+    for part in run.damaged:
+        raise DamagedRunError(
+            f"{str(run.path)!r} is not compacted: {part.error.problem}",
+            repair="copy that file anew from where the run was recorded, or move it out of the folder.",
+            reason="the files that are merged are removed, and what may still be saved of this one would be lost.",
+        )
+    for each in run.history.rows.parts:
+        if isinstance(each, StoredPart):
+            each.check()
+
+
 class _Stored(NamedTuple):
     rank: int
     path: Path
@@ -164,8 +182,11 @@ def _hold_still(run: Run) -> Iterator[None]:
     """Hold the locks of all ranks, so that nobody records to them meanwhile.
 
     Raises:
-        RunWriteError: somebody does.
+        RunWriteError: somebody does, or a folder of theirs is a link.
     """
+    for rank in run.ranks:
+        for folder in (rank.folder, rank.folder / STATISTICS, rank.folder / MERGED):
+            refuse_link(folder)
     with contextlib.ExitStack() as stack:
         for rank in run.ranks:
             lock = Lock(rank.folder / LOCK)
@@ -267,16 +288,16 @@ def _lay_out(table: MergedTable, histograms: Histograms, scale: npt.NDArray[np.f
 def _merge_ranks(run: Run, ranks: Sequence[int], progress: bool) -> None:
     held, names = run.history.rows, run.history.written_names
     rows = LongRows(held.parts, None, held.merges, held.copies)
+    old = [each.path for each in _list_stored(run)]
+    if "compacted" in run.manifest:  # it is not so, and would be believed once there is such a folder
+        run.manifest = {name: fact for name, fact in run.manifest.items() if name != "compacted"}
+        write_json(run.path / MANIFEST, run.manifest)
     folder = run.ranks[0].folder / MERGED
     folder.mkdir(exist_ok=True)
-    for _, path in list_parts(folder):  # of a compaction that was killed
-        path.unlink()
-    remove_unfinished(folder)
     differing: dict[str, list[int]] = dict(run.manifest.get("merged", {}).get("differing", {}))
     tables = _show(merge_moments(rows, names, differing), len(rows.outline.all_steps), "steps", progress, _count_steps)
     for number, table in enumerate(_collect(tables)):
         _write(folder / Span(number, number).file_name, table)
-    old = [each.path for each in _list_stored(run)]
     merged = {"ranks": list(ranks), "lost": {}, "differing": differing, **run.manifest.get("merged", {})}
     told = {**run.manifest, "merged": {**merged, "differing": differing}, "compacted": {"ranks": list(ranks)}}
     write_json(run.path / MANIFEST, told)  # from here on the new files are read, and no others
@@ -285,12 +306,40 @@ def _merge_ranks(run: Run, ranks: Sequence[int], progress: bool) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_left_over(run: Run) -> None:
-    """Remove files that were merged by a compaction which was killed before it had removed them."""
-    merged = run.manifest.get("compacted", {}).get("ranks", ())
-    for folder in [rank.folder / STATISTICS for rank in run.ranks if rank.rank in merged and not rank.is_extra]:
-        for path in (*list_merged_parts(folder), *(path for _, path in list_parts(folder))):
-            path.unlink(missing_ok=True)
+def _remove_unfinished(run: Run) -> None:
+    """Remove what a compaction has left that was killed before it was done; nobody else writes, since all is locked."""
+    remove_unfinished(run.path, f"-{MANIFEST}")
+    for rank in run.ranks:
+        for folder, name in ((rank.folder, "-part-*"), (rank.folder / STATISTICS, ""), (rank.folder / MERGED, "")):
+            remove_unfinished(folder, name)
+        if not run.is_compacted:  # its manifest was not written, so nothing of it is read
+            for _, path in list_parts(rank.folder / MERGED):
+                path.unlink()
+
+
+def _remove_merged(run: Run) -> None:
+    """Remove files that were merged by a compaction which was killed before it had removed them.
+
+    Raises:
+        DamagedRunError: what should have replaced them cannot be read, or has not all of their steps.
+    """
+    merged = run.manifest.get("compacted", {}).get("ranks", ()) if run.is_compacted else ()
+    folders = [rank.folder / STATISTICS for rank in run.ranks if rank.rank in merged and not rank.is_extra]
+    listed = [(*list_merged_parts(folder), *(path for _, path in list_parts(folder))) for folder in folders]
+    old = [path for paths in listed for path in paths]
+    if not old:
+        return
+    kept = unite([read_back(each.path) for each in _list_stored(run)])
+    for path in old:
+        if not np.isin(read_back(path), kept).all():
+            raise DamagedRunError(
+                f"{str(path)!r} has steps that no file in {MERGED!r} has, though they were merged, as {MANIFEST} says.",
+                repair=f"copy the folder {MERGED!r} anew from where the run was compacted; where it never was, remove "
+                f"'compacted' from {MANIFEST}.",
+                reason="what was merged is removed, and nothing else holds these rows.",
+            )
+    for path in old:
+        path.unlink(missing_ok=True)
 
 
 def _compact_each(run: Run, progress: bool) -> None:
@@ -299,9 +348,10 @@ def _compact_each(run: Run, progress: bool) -> None:
     for each in _list_stored(run):
         by_folder.setdefault(each.path.parent, []).append(each.path)
     for folder in _show(by_folder, len(by_folder), "ranks", progress):
-        for merged in list_merged_parts(folder):
+        listed = list_parts(folder)
+        for merged in list_merged_parts(folder):  # into one that is listed, and was opened
             merged.unlink(missing_ok=True)
-        for neighbours in _group_neighbours(list_parts(folder)):
+        for neighbours in _group_neighbours(listed):
             _rewrite(neighbours)
 
 
@@ -320,12 +370,61 @@ def _group_neighbours(parts: Sequence[tuple[Span, Path]]) -> Iterator[list[tuple
 
 
 def _rewrite(neighbours: Sequence[tuple[Span, Path]]) -> None:
-    if len(neighbours) < 2:
+    """Make one sorted part of some neighbours, or of a single one that is not sorted yet."""
+    files = [PartFile(path) for _, path in neighbours]
+    if len(files) < 2 and SORTED in (files[0].metadata.metadata or {}):
         return
     span = Span(neighbours[0][0].first, neighbours[-1][0].last)
-    _write(neighbours[0][1].parent / span.file_name, _join([read_part(path) for _, path in neighbours]))
+    merged = neighbours[0][1].parent / span.file_name
+    _write_groups(merged, files[-1].metadata.metadata or {}, _sort_rows(files))
     for _, path in neighbours:
-        path.unlink(missing_ok=True)
+        if path != merged:
+            path.unlink(missing_ok=True)
+
+
+def _sort_rows(files: Sequence[PartFile]) -> Iterator[pa.Table]:
+    """All rows by site, each site's by step, in the order in which they were.
+
+    They are read once for as many as may be held at a time; of all of them only sites and steps are held.
+    """
+    schema = _unite_schemas(files)
+    code_of: dict[str, int] = {}
+    sites, steps = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+    for group in _list_groups(files, schema, ["site", "step"]):
+        sites.append(read_codes(group["site"], code_of))
+        steps.append(read_numbers(group["step"]))
+    order = np.lexsort((np.concatenate(steps), np.concatenate(sites)))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    for start in range(0, max(len(order), 1), ROWS_OF_A_PART):
+        chosen, places, at = [pa.Table.from_batches([], schema)], [np.empty(0, np.int64)], 0
+        for group in _list_groups(files, schema):
+            own = place[at : at + len(group)] - start
+            at += len(group)
+            mask = (own >= 0) & (own < ROWS_OF_A_PART)
+            chosen.append(filter_rows(group, mask))
+            places.append(own[mask])
+        table = _join(chosen)
+        yield from _take_groups(table, np.argsort(np.concatenate(places)))
+
+
+def _list_groups(
+    files: Sequence[PartFile], schema: pa.Schema, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """The row groups of all files, with the types of a schema that has all of their columns."""
+    for file in files:
+        for number in range(file.metadata.num_row_groups):
+            with explain_damage(file.path):
+                group = file.read_group(number, columns)
+                group = group.cast(pa.schema([schema.field(name) for name in group.column_names]))
+            yield group
+
+
+def _unite_schemas(files: Sequence[PartFile]) -> pa.Schema:
+    """The columns of all files, with the types that we write: another tool may have made others of them."""
+    found = dict.fromkeys(name for file in files for name in file.open().schema_arrow.names)
+    types = {column.name: column.type for column in STATISTICS_COLUMNS}
+    return pa.schema([(name, types.get(name, pa.float64())) for name in found])
 
 
 def _collect(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -351,9 +450,18 @@ def _write(path: Path, table: pa.Table) -> None:
     column = table["site"].combine_chunks()
     column = column if isinstance(column, pa.DictionaryArray) else column.chunk(0)
     order = np.lexsort((read_numbers(table["step"]), view_numbers(column.indices)))
-    starts = range(0, max(len(order), 1), ROWS_OF_A_GROUP)
-    groups = (table.take(to_numbers(order[start : start + ROWS_OF_A_GROUP])).combine_chunks() for start in starts)
-    write_groups(path, table.schema, groups, {**(table.schema.metadata or {}), SORTED: b"site, step"})
+    _write_groups(path, table.schema.metadata or {}, _take_groups(table, order))
+
+
+def _take_groups(table: pa.Table, order: IntArray) -> Iterator[pa.Table]:
+    """Rows in some order, a row group at a time."""
+    for start in range(0, max(len(order), 1), ROWS_OF_A_GROUP):
+        yield table.take(to_numbers(order[start : start + ROWS_OF_A_GROUP])).combine_chunks()
+
+
+def _write_groups(path: Path, told: Mapping[bytes, bytes], groups: Iterator[pa.Table]) -> None:
+    first = next(groups)
+    write_groups(path, first.schema, chain([first], groups), {**told, SORTED: b"site, step"}, check=read_back)
 
 
 def _show(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 import time
 from pathlib import Path
 
 from retrograd.addresses import is_remote
+from retrograd.files import refuse_link
 from retrograd.runs.claim import Claim, is_held
 
 if sys.platform != "win32":
@@ -31,9 +33,10 @@ class Lock:
         """Try to take the lock for ``wait`` seconds, which bridges somebody's look at it.
 
         Raises:
+            RunWriteError: it is a link.
             OSError: if the file cannot be created.
         """
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_lock(refuse_link(self.path), os.O_RDWR | os.O_CREAT)
         deadline = time.monotonic() + wait
         while not _try_lock(descriptor, shared=False):
             if time.monotonic() >= deadline:
@@ -57,6 +60,19 @@ class Lock:
             self._descriptor = None
 
 
+def open_lock(path: Path, flags: int) -> int:
+    """Open the file of a lock; a link is not followed, and a pipe not waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is not a file.
+    """
+    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o644)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a file", str(path))
+
+
 def make_lock(path: Path) -> Lock | Claim:
     """What a process holds a folder by: a lock of the operating system, or a claim in object storage."""
     return Claim(path) if is_remote(path) else Lock(path)
@@ -75,7 +91,7 @@ def is_locked(path: Path) -> bool:
     if is_remote(path):
         return is_held(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_lock(path, os.O_RDONLY)
     except OSError:
         return False
     try:

@@ -13,17 +13,19 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from retrograd.addresses import RemoteFile, is_remote, make_folder, open_remote, reaching
 from retrograd.errors import DamagedRunError, RunError
-from retrograd.files import remove_unfinished, write_whole
+from retrograd.files import refuse_link, remove_unfinished, write_whole
 from retrograd.foreign.tables import check_table
 from retrograd.foreign.text import expect_file
 from retrograd.history.arrays import read_numbers
@@ -52,7 +54,7 @@ class PartFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = refuse_link(folder)
         make_folder(folder)
         for merged in list_merged_parts(folder):
             merged.unlink(missing_ok=True)
@@ -95,19 +97,21 @@ class PartFolder:
         """Remove all rows of this step and later ones."""
         for span in list(self.spans):
             path = self._path(span)
-            if _read_step_limits(path)[1] < first_step:
+            limits = _read_step_limits(path)
+            if limits is None or limits[1] < first_step:
                 continue
             table = read_part(path)
             kept = filter_rows(table, read_numbers(table["step"]) < first_step)
             if kept.num_rows:
-                write_part(path, kept)
+                write_part(path, kept, check=read_back)
             else:
                 path.unlink()
                 self.spans.remove(span)
 
     def find_step_limits(self) -> tuple[int, int] | None:
         """The first and the last step of which there is a row."""
-        limits = [_read_step_limits(self._path(span)) for span in self.spans]
+        found = (_read_step_limits(self._path(span)) for span in self.spans)
+        limits = [each for each in found if each is not None]
         return (min(low for low, _ in limits), max(high for _, high in limits)) if limits else None
 
     def read_newest_first(self, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -130,12 +134,19 @@ class PartFolder:
         return self.folder / span.file_name
 
 
-def write_part(path: Path, table: pa.Table) -> None:
+def write_part(path: Path, table: pa.Table, *, check: Callable[[Path], object] | None = None) -> None:
     """Write a table as one Parquet file of one row group, with the metadata of the table."""
-    write_groups(path, table.schema, [table], table.schema.metadata or {})
+    write_groups(path, table.schema, [table], table.schema.metadata or {}, check=check)
 
 
-def write_groups(path: Path, schema: pa.Schema, groups: Iterable[pa.Table], told: Mapping[bytes, bytes]) -> None:
+def write_groups(
+    path: Path,
+    schema: pa.Schema,
+    groups: Iterable[pa.Table],
+    told: Mapping[bytes, bytes],
+    *,
+    check: Callable[[Path], object] | None = None,
+) -> None:
     """Write tables as the row groups of one Parquet file.
 
     Args:
@@ -143,14 +154,20 @@ def write_groups(path: Path, schema: pa.Schema, groups: Iterable[pa.Table], told
         schema: that of all of them.
         groups: the tables.
         told: its metadata. Those of statistics tell their outline besides.
+        check: called with the file before it appears, on a disk.
     """
     outline = PartOutline() if "site" in schema.names else None
-    with write_whole(path) as file, pq.ParquetWriter(file, schema, **parquet_options(schema)) as writer:
-        for group in groups:
-            writer.write_table(group, row_group_size=max(group.num_rows, 1))
-            if outline is not None:
-                outline.add(group)
-        writer.add_key_value_metadata({**told, **({} if outline is None else outline.tell())})
+    aside = path.parent.parent  # a reader of the folder takes each file in it for a part
+    with write_whole(path, aside=aside) as file:
+        with pq.ParquetWriter(file, schema, **parquet_options(schema)) as writer:
+            for group in groups:
+                writer.write_table(group, row_group_size=max(group.num_rows, 1))
+                if outline is not None:
+                    outline.add(group)
+            writer.add_key_value_metadata({**told, **({} if outline is None else outline.tell())})
+        if check is not None and not is_remote(path):
+            file.flush()
+            check(Path(file.name))
 
 
 def count_rows(path: Path) -> int:
@@ -185,6 +202,7 @@ class PartFile:
         path: of the file.
 
     Attributes:
+        path: the same.
         metadata: its footer.
         held: bytes of its content that are in memory, as of one that was fetched from a store.
 
@@ -194,7 +212,7 @@ class PartFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         with explain_damage(path):
             self._source, self.held = _open_source(path)
             self.metadata: pq.FileMetaData = pq.read_metadata(self._source)
@@ -268,6 +286,19 @@ def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
         return part.open().read(columns=columns, use_threads=False)
 
 
+def read_back(path: Path) -> npt.NDArray[np.int64]:
+    """The steps of a part, each once; all of its columns are read on the way, as is due before anything is removed.
+
+    Raises:
+        DamagedRunError: they cannot be.
+    """
+    file = PartFile(path)
+    with explain_damage(path):
+        groups = (file.read_group(number) for number in range(file.metadata.num_row_groups))
+        found = [np.unique(read_numbers(group["step"])) for group in groups]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+
+
 @contextlib.contextmanager
 def explain_damage(path: Path) -> Iterator[None]:
     """Turn what a library says of a damaged file into an error that names the file."""
@@ -292,9 +323,18 @@ def explain_vanished(path: Path) -> DamagedRunError:
     )
 
 
-def _read_step_limits(path: Path) -> tuple[int, int]:
-    limits = pc.min_max(read_part(path, ["step"])["step"]).as_py()
-    return limits["min"], limits["max"]
+def _read_step_limits(path: Path) -> tuple[int, int] | None:
+    """The first and the last step of a part; None where it has no rows.
+
+    Raises:
+        DamagedRunError: it cannot be read, or its steps are none.
+    """
+    steps = read_part(path, ["step"])["step"]
+    with explain_damage(path):
+        if not pa.types.is_integer(steps.type) or steps.null_count:
+            raise ValueError("a row has no step")
+        numbers = read_numbers(steps)
+    return (int(numbers.min()), int(numbers.max())) if len(numbers) else None
 
 
 # ---- small files become larger ones ----
@@ -336,19 +376,20 @@ def _merge_files(paths: Sequence[Path], merged: Path) -> None:
     files = [PartFile(path) for path in paths]
     schema = pa.unify_schemas([file.open().schema_arrow for file in files])
     told = files[-1].metadata.metadata or {}  # what the last part told holds for all
-    write_groups(merged, schema, (group.cast(schema) for group in _regroup(files)), told)
+    write_groups(merged, schema, (group.cast(schema) for group in _regroup(files, schema)), told, check=read_back)
 
 
-def _regroup(files: Sequence[PartFile]) -> Iterator[pa.Table]:
-    """The row groups of all files, small ones joined."""
-    waiting: list[pa.Table] = []
+def _regroup(files: Sequence[PartFile], schema: pa.Schema) -> Iterator[pa.Table]:
+    """The row groups of all files, small ones joined, with all columns that one of them has."""
+    nothing = pa.Table.from_batches([], schema)
+    waiting = [nothing]
     for file in files:
         for number in range(file.metadata.num_row_groups):
             waiting.append(file.read_group(number))
             if sum(table.num_rows for table in waiting) >= ROWS_A_GROUP:
                 yield _join(waiting)
-                waiting = []
-    if waiting:
+                waiting = [nothing]
+    if len(waiting) > 1:
         yield _join(waiting)
 
 

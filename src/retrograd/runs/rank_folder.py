@@ -16,6 +16,7 @@ from retrograd.history.names import SiteNames
 from retrograd.history.rows import decode_batches
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.history.table import build_event_table, build_table, find_last_loss
+from retrograd.runs.attempts import name_attempt
 from retrograd.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
 from retrograd.runs.ledger import Ledger, write_ledger
 from retrograd.runs.parts import PartFolder, compact
@@ -39,6 +40,7 @@ class RankFolder:
         next_step: one more than the last step of which there are rows or a loss, at the start.
         names: the sites.
         error: the exception that ended the process, as :mod:`retrograd.runs.ending` tells it; None for none.
+        attempt: which process this is, for a later one that goes on with the folder.
         ledger: whose rows are in files, where those of several ranks are merged; each state is an object of its own.
 
     Raises:
@@ -62,6 +64,7 @@ class RankFolder:
         self._is_placed = True
         self._recorded: set[str] = set()
         self.error: dict[str, Any] | None = None
+        self.attempt = replace(name_attempt(), step=step if claim.is_continued else None)
         self.ledger: Ledger | None = None
         folder = claim.folder
         remove_unfinished(folder)
@@ -178,6 +181,7 @@ class RankFolder:
             "rows": self._rows,
             "events": dict(self._event_counts),
             "error": self.error,
+            "attempt": self.attempt.tell(),
             "tensor_bytes": self.shards.bytes,
             "tensors_dropped": self.shards.dropped,
             "lost": lost.tell(),

@@ -9,11 +9,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from retrograd.addresses import bounded, is_refusal, is_remote, make_folder, move_folder
-from retrograd.errors import RunExistsError, RunWriteError
-from retrograd.files import UNFINISHED
+from retrograd.errors import RunError, RunExistsError, RunWriteError
+from retrograd.files import UNFINISHED, refuse_link
+from retrograd.runs.attempts import name_attempt, read_attempt
 from retrograd.runs.claim import STALE_SECONDS, Claim
-from retrograd.runs.layout import LOCK, MANIFEST, MERGED, is_extra, list_rank_folders, parse_rank, rank_name
-from retrograd.runs.lock import Lock, is_locked, is_open_file, make_lock
+from retrograd.runs.layout import (
+    EVENTS,
+    LOCK,
+    MANIFEST,
+    MERGED,
+    STATISTICS,
+    TENSORS,
+    is_extra,
+    list_parts,
+    list_rank_folders,
+    list_shards,
+    parse_rank,
+    rank_name,
+)
+from retrograd.runs.lock import Lock, is_locked, is_open_file, make_lock, open_lock
 from retrograd.runs.manifest import read_manifest
 
 _ADMISSION_SECONDS = 10.0
@@ -36,21 +50,23 @@ class RankClaim:
     Args:
         run: the run folder; made if it is not there.
         resume: continue the rank that is there.
-        join: the folder was made for all processes of this launch, so it may hold what others wrote.
+        join: the folder was made for all processes of this launch, so it may hold what others wrote. That of an
+            attempt at the same work, whose process is gone, is taken over.
+        step: where what such an attempt has recorded is continued; None where it is not, and set aside.
 
     Raises:
         RunExistsError: the folder holds another run, or other files.
         RunWriteError: it cannot be made or written.
     """
 
-    def __init__(self, run: Path, *, resume: bool = False, join: bool = False) -> None:
+    def __init__(self, run: Path, *, resume: bool = False, join: bool = False, step: int | None = None) -> None:
         self.run = run
         self.is_continued = False
-        self._join = join
+        self._join, self._step = join, step
         self._mark: int | None = None
         try:
             self.folder, self._lock = self._enter(resume=resume)
-        except RunExistsError:
+        except RunError:
             raise
         except Exception as error:
             if not is_refusal(error):
@@ -114,7 +130,7 @@ class RankClaim:
             check_vacant(self.run, resume=resume, join=self._join or is_same)
             if not is_same and not is_remote(self.run):
                 self._forget()
-                self._mark = os.open(self.run / LOCK, os.O_RDONLY)
+                self._mark = open_lock(self.run / LOCK, os.O_RDONLY)
             return self._take(ask_rank(), resume)
 
     def _forget(self) -> None:
@@ -123,12 +139,18 @@ class RankClaim:
             self._mark = None
 
     def _take(self, rank: int, resume: bool) -> tuple[Path, Lock | Claim]:
-        folder = self.run / rank_name(rank)
+        folder = refuse_link(self.run / rank_name(rank))
         is_there = _was_written(folder)
-        if not is_there or resume:
+        earlier = read_attempt(folder) if is_there and self._join and not resume else None
+        is_ours = earlier is not None and name_attempt().follows(earlier)
+        if not is_there or resume or is_ours:
             make_folder(folder)
             lock = make_lock(folder / LOCK)
             if lock.acquire(*([STALE_SECONDS] if resume and is_remote(folder) else [])):
+                if is_ours and self._step is None and _holds_record(folder):
+                    lock.release()
+                    move_folder(folder, self._name_aside(folder))
+                    return self._take(rank, resume)
                 self.is_continued = is_there
                 return folder, lock
         if is_remote(folder) and not self._join:
@@ -137,14 +159,19 @@ class RankClaim:
                 repair=f"give another folder; if that process was killed, wait for {STALE_SECONDS:.0f} seconds, and "
                 "continue its run (resume=True, --resume).",
             )
-        extra = self.run / f"{folder.name}.p{os.getpid()}"
-        while extra.exists():
-            extra = extra.with_name(extra.name + "0")
+        extra = self._name_aside(folder)
         if not is_remote(extra):
             extra.mkdir()
         lock = make_lock(extra / LOCK)
         lock.acquire()
         return extra, lock
+
+    def _name_aside(self, folder: Path) -> Path:
+        """A folder for what is not part of the run's history."""
+        extra = self.run / f"{folder.name}.p{os.getpid()}"
+        while os.path.lexists(extra):
+            extra = extra.with_name(extra.name + "0")
+        return extra
 
 
 @contextlib.contextmanager
@@ -198,6 +225,11 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
 def _was_written(folder: Path) -> bool:
     """Tell whether a run was written there: the ring of last events alone is not a run."""
     return (folder / LOCK).exists()
+
+
+def _holds_record(folder: Path) -> bool:
+    """Tell whether anything was recorded there."""
+    return any(list_parts(folder / kind) for kind in (STATISTICS, EVENTS)) or bool(list_shards(folder / TENSORS))
 
 
 def _is_ours(path: Path) -> bool:

@@ -181,7 +181,7 @@ class Run:
     @property
     def is_compacted(self) -> bool:
         """Tell whether the rows of all ranks were merged into those of the first one."""
-        return "compacted" in self.manifest
+        return "compacted" in self.manifest and any((rank.folder / MERGED).is_dir() for rank in self.ranks)
 
     def list_statistics(self, ranks: Mapping[int, Path] | None = None) -> list[tuple[int, Path]]:
         """Part files of the history's statistics, each with its rank.

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from retrograd.addresses import is_remote, make_folder
-from retrograd.files import make_storable, remove_unfinished, write_whole
+from retrograd.files import make_storable, refuse_link, remove_unfinished, write_whole
 from retrograd.foreign.sums import check_sum, sum_tensor
 from retrograd.foreign.text import check_kinds, expect_file, parse_object
 from retrograd.history.kept import count_bytes, is_overwritten
@@ -84,7 +84,7 @@ class ShardFolder:
     """
 
     def __init__(self, folder: Path, budget: int, count_added: Callable[[], int], max_waiting: int = 256 << 20) -> None:
-        self.folder = folder
+        self.folder = refuse_link(folder)
         self._max_waiting = max_waiting
         self._count_added = count_added
         self.budget = budget
@@ -281,7 +281,7 @@ def write_shard(path: Path, entries: dict[str, torch.Tensor], notes: dict[str, A
     """Write encoded tensors, and the notes on them by name, to which sums over their entries are added."""
     notes = {name: {**notes.get(name, {}), SUMS: _sum(entries, name)} for name in entries if not name.endswith(INDICES)}
     data = safetensors.torch.save(entries, {NOTES: json.dumps(notes)})
-    with write_whole(path) as file:
+    with write_whole(path, aside=path.parent.parent) as file:
         file.write(data)
 
 

@@ -29,6 +29,7 @@ from retrograd.history.table import STATISTICS_NAMES
 from retrograd.runs.damage import DamagedPart, Damages, Listed, is_lasting
 from retrograd.runs.layout import list_shards, number_file
 from retrograd.runs.merged import ListedParts
+from retrograd.runs.part_check import check_column, check_phases, check_rows, check_types
 from retrograd.runs.part_outline import (
     OUTLINED,
     PHASE_CODES,
@@ -175,10 +176,12 @@ class StoredRows(StoredPart):
         self.session = ListedParts(None, {})
         self._lists, self._rename = lists, rename
         self._files.put(self, file)
-        found = file.open().schema_arrow.names
+        schema = file.open().schema_arrow
+        found = schema.names
         self._names = [*FIXED_TYPES, *(name for name in found if name not in STATISTICS_NAMES)]
         self._has_order = "order" in found
         with explain_damage(path):
+            check_types(schema)
             missing = STATISTICS_NAMES.difference(found, _LATER_COLUMNS)
             if missing:
                 raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
@@ -260,12 +263,16 @@ class StoredRows(StoredPart):
         outline = PartOutline()
         for number in range(len(groups)):
             columns = [name for name in OUTLINED if name != "order" or self._has_order]
-            outline.add(file.read_group(number, columns))
-        names = [self._rename(name) for name in outline.code_of]
-        return outline.list_runs(), renumber(names, outline.list_sites(), self._lists.code_of)
+            group = file.read_group(number, columns)
+            for name in columns:
+                check_column(name, group[name])
+            outline.add(group)
+        names, runs = [self._rename(name) for name in outline.code_of], outline.list_runs()
+        check_phases(runs)
+        return runs, renumber(names, outline.list_sites(), self._lists.code_of)
 
     def _read_sites(self, column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
-        return read_codes(column, self._lists.code_of, self._rename)
+        return read_codes(column, dict(self._lists.code_of), self._rename)  # a copy: names that are new are not ours
 
     def check(self, codes: npt.NDArray[np.integer] | None = None) -> None:
         """As of any stored part: each row group is read once, by itself.
@@ -365,9 +372,11 @@ class StoredRows(StoredPart):
             columns["bin_count"], columns["bins"] = bins
         if any(len(column) != group.count for name, column in columns.items() if name != "bins"):
             raise ValueError(f"columns of row group {number} differ in length")
+        check_rows(columns, self.codes, self.step_runs)
         return columns
 
     def _convert(self, name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
+        check_column(name, column)
         if name == "site":
             return self._read_sites(column)
         if name in _LATER_COLUMNS:  # rows from before may have been merged with later ones
@@ -441,6 +450,8 @@ def _unpack_bins(
     for lists in (chunk for each in found for chunk in (each.chunks if isinstance(each, pa.ChunkedArray) else [each])):
         lengths.append(view_numbers(lists.value_lengths()))
         flat = view_numbers(lists.flatten())
+        if flat.dtype.kind not in "iu":
+            raise ValueError("'bins' has entries that are missing")
         values.append(flat.astype(np.uint32) if are_small else flat)
     counts = np.concatenate(lengths)
     if counts.dtype.kind != "i" or (counts < 0).any():  # lists that are missing have no length

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from retrograd.addresses import call_at_end, is_refusal, is_remote, open_folder
-from retrograd.errors import RunWriteError
+from retrograd.errors import RunError, RunWriteError
 from retrograd.files import make_storable
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.notices import Notices, warnings_kept
@@ -55,7 +55,8 @@ class RunWriter:
         path: the run folder: new, or empty. It stays the same if the program changes its directory.
         resume: continue the run that is there, if there is one.
         step: where it begins anew: what is recorded of this step or later is removed first. None keeps all.
-        join: the folder was made for all processes of this launch, so others may have written to it.
+        join: the folder was made for all processes of this launch, so others may have written to it. An earlier
+            attempt at the same work is continued at ``step``, and set aside where that is None.
         tensor_budget: bytes that tensor files may take, never passed.
         flush_seconds: how often to write; every two seconds by default, and every thirty into object storage.
         queue_bytes: what may wait to be written, besides tensors: of these, as much as files may take.
@@ -85,7 +86,7 @@ class RunWriter:
         self._queue = WriteQueue(queue_bytes, max(queue_bytes, tensor_budget))
         self._lost = Unwritten()
         self._notices = Notices()
-        self._claim = RankClaim(self.path, resume=resume, join=join)
+        self._claim = RankClaim(self.path, resume=resume, join=join, step=step)
         try:
             self._folder = RankFolder(
                 self._claim,
@@ -99,7 +100,7 @@ class RunWriter:
             self._write_manifest()
         except BaseException as error:
             self._claim.release()
-            if is_refusal(error):
+            if is_refusal(error) and not isinstance(error, RunError):
                 raise RunWriteError(
                     f"The run folder {str(path)!r} cannot be written: {error}.",
                     repair="give a folder on a disk that has room and may be written.",
@@ -123,10 +124,11 @@ class RunWriter:
     # ---- the sink: called by the training thread ----
 
     def describe(self, **facts: Any) -> None:
-        """Add facts to the manifest; ``placements`` and ``error``, which are of this process, to its rank's record."""
+        """Add facts to the manifest; ``placements``, ``error`` and ``attempt``, all of this process, to its rank."""
         if "placements" in facts:
             self._folder.place(facts.pop("placements"))
         self._folder.error = facts.pop("error", self._folder.error)
+        self._folder.attempt = facts.pop("attempt", self._folder.attempt)
         self._manifest.describe(facts)
 
     def add_sites(self, names: Sequence[str]) -> None:

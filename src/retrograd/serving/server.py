@@ -15,7 +15,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote
 
 from retrograd.errors import LaunchError, RunError
 from retrograd.foreign.text import parse_json, parse_object, show_plainly
@@ -185,13 +185,13 @@ class _Handler(BaseHTTPRequestHandler):
     }
 
     def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        words = [unquote(word) for word in parts.path.split("/")[1:]]
-        if not self._is_from_here() or not hmac.compare_digest(words[0].encode(), self.server.token.encode()):
+        path, _, query = self.path.partition("?")  # as it came: nothing is made of it for who lacks the token
+        _, token, *words = [*map(unquote, path.split("/")), ""]
+        if not self._is_from_here() or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._answer(HTTPStatus.FORBIDDEN, "page", b"The address is that which retrograd serve has printed.")
             return
         try:
-            kind, content = self._find(words[1:], dict(parse_qsl(parts.query)))
+            kind, content = self._find(words[:-1], parse_qsl(query))
         except NotServedError:
             self._answer(HTTPStatus.NOT_FOUND, "page", b"There is nothing here.")
         except _QueryError as error:
@@ -211,8 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
         port = self.server.server_port
         return self.headers.get("Host") in {f"{HOST}:{port}", f"localhost:{port}"}
 
-    def _find(self, words: list[str], query: dict[str, str]) -> tuple[str, bytes]:
-        served = self.server.served
+    def _find(self, words: list[str], pairs: list[tuple[str, str]]) -> tuple[str, bytes]:
+        served, query = self.server.served, dict(pairs)
         match words:
             case [""] if served.single:
                 return "page", self._make_page(served.single)
@@ -221,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["runs"]:
                 return "json", json.dumps(served.list_lines()).encode()
             case ["compare", *what] if what in ([], ["state"]):
-                return self._compare(_read_runs(self.path), is_page=not what)
+                return self._compare(_read_runs(pairs), is_page=not what)
             case ["run", name]:
                 return "page", self._make_page(name)
             case ["run", name, "news"]:
@@ -264,8 +264,8 @@ class _QueryError(ValueError):
     """A query that no page of ours makes."""
 
 
-def _read_runs(address: str) -> list[str]:
-    names = list(dict.fromkeys(value for name, value in parse_qsl(urlsplit(address).query) if name == "run"))
+def _read_runs(pairs: list[tuple[str, str]]) -> list[str]:
+    names = list(dict.fromkeys(value for name, value in pairs if name == "run"))
     if not 2 <= len(names) <= _MOST_RUNS:
         raise _QueryError(f"two to {_MOST_RUNS} runs are compared")
     return names

@@ -77,8 +77,8 @@ def watch_run(
         file: where to print; standard output when left out.
 
     Returns:
-        0, or ``STUCK``, as things are at the last look. It ends when no process of the run writes any more, or by
-        Ctrl-C.
+        0, or ``STUCK``, as things are at the last look. It ends when no process of the run writes any more, as far as
+        its rings can be read, or by Ctrl-C.
 
     Raises:
         TraceError: there is no ring of events in this folder.
@@ -226,7 +226,7 @@ def _style(state: RankState, limit: float | None) -> str:
 
 
 def _is_over(states: Sequence[RankState]) -> bool:
-    return not any(_is_current(state) for state in states)
+    return not any(_is_current(state) for state in states if not state.fault)
 
 
 def _show_live(
