@@ -2,9 +2,13 @@
 
     python benchmarks/reading.py make /tmp/long --ranks 16 --steps 5000 --sites 60
     python benchmarks/reading.py measure /tmp/long
+    python benchmarks/reading.py train /tmp/wide --blocks 49 --steps 5000
+    python benchmarks/reading.py measure /tmp/wide --only view explain report
 
-Rows are invented and go through the writer of recordings, flush by flush; nothing is trained. Of each layer there
-are five sites; its weights and updates are copies on all ranks, as under DDP. Each line is measured in a process of
+``train`` records the first steps of a small GPT of so many blocks, and writes them again and again, with other numbers
+and a loss that falls: all kinds of sites, events and facts are those of a recording. With ``make`` rows are invented, and nothing is trained: of each layer
+there are five sites; its weights and updates are copies on all ranks, as under DDP. Both go through the writer of
+recordings, flush by flush. Each line is measured in a process of
 its own, from the import on. ``duckdb`` is the same merge by DuckDB, on the files as they lie: 11 statistics of each
 site and step, without histograms, and copies told apart by their name alone.
 """
@@ -18,7 +22,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +118,126 @@ def make(arguments: argparse.Namespace) -> None:
             not arguments.without_histograms,
             arguments.flush,
         )
-    files = list(arguments.folder.rglob("*.parquet"))
     rows = arguments.ranks * len(range(0, arguments.steps, arguments.every)) * arguments.sites
+    tell_size(arguments.folder, rows, time.perf_counter() - began)
+
+
+def tell_size(folder: Path, rows: int, seconds: float) -> None:
+    files = list(folder.rglob("*.parquet"))
     size = sum(path.stat().st_size for path in files)
-    seconds = time.perf_counter() - began
     print(
         f"{rows:,} rows in {len(files):,} part files, {size / 1e6:,.0f} MB, {size / rows:.0f} B and "
         f"{seconds / rows * 1e6:.1f} µs a row"
     )
+
+
+# ---- a recording that goes on ----
+
+
+class KeptSink:
+    """A sink that keeps what it is given, to be written again; its methods are those of a sink."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+        self.sites: list[str] = []
+        self.batches: dict[int, list[Any]] = {}
+        self.events: dict[int, list[Any]] = {}
+
+    def describe(self, **facts: Any) -> None:
+        self.facts.update(facts)
+
+    def add_sites(self, names: Sequence[str]) -> None:
+        self.sites += names
+
+    def add_rows(self, batch: Any) -> None:
+        self.batches.setdefault(batch.moment.step, []).append(batch)
+
+    def add_event(self, event: Any) -> None:
+        self.events.setdefault(event.moment.step, []).append(event)
+
+    def add_tensor(self, kept: Any) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self, status: str = "finished") -> None: ...
+
+
+def record_gpt(blocks: int, steps: int) -> KeptSink:
+    """Record some steps of a GPT in small, as ``retrograd run`` would."""
+    import torch
+    from torch import nn
+
+    from retrograd.recording.recorder import Recorder
+    from retrograd.recording.settings import Settings
+
+    width = 16
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.attn = nn.MultiheadAttention(width, 4, batch_first=True)
+            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.ln_1(x)
+            x = x + self.attn(y, y, y, need_weights=False)[0]
+            return x + self.mlp(self.ln_2(x))
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    body = nn.Sequential(*(Block() for _ in range(blocks)))
+    model = nn.Sequential(nn.Embedding(100, width), body, nn.LayerNorm(width), nn.Linear(width, 100))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    sink = KeptSink()
+    recorder = Recorder(model, sink, Settings(), loose=True)
+    recorder.attach()
+    for _ in range(steps):
+        tokens = torch.randint(0, 100, (4, 16))
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    recorder.close("finished")
+    return sink
+
+
+def vary(batch: Any, step: int) -> Any:
+    """Rows of another step: each tensor as it was, some percent larger or smaller."""
+    from retrograd.statistics.row import ROW
+
+    random = np.random.default_rng(step)
+    rows = np.frombuffer(batch.rows, ROW).copy()
+    factor = np.exp(0.1 * random.standard_normal(len(rows)))
+    for name in ("sum", "abs_sum", "min", "max"):
+        rows[name] *= factor
+    rows["m2"] *= factor**2
+    bins = np.frombuffer(batch.bins, np.int64)
+    moved = bins + (bins * random.normal(0.0, 0.1, len(bins))).astype(np.int64)
+    return replace(batch, moment=replace(batch.moment, step=step), rows=rows.tobytes(), bins=moved.tobytes())
+
+
+def train(arguments: argparse.Namespace) -> None:
+    from retrograd.runs.writer import RunWriter
+
+    began, recorded = time.perf_counter(), 33
+    kept = record_gpt(arguments.blocks, recorded)
+    writer = RunWriter(arguments.folder, flush_seconds=1e6, queue_bytes=1 << 30)
+    writer.add_sites(kept.sites)
+    writer.describe(**kept.facts)
+    each_step = [event for event in kept.events[recorded - 1] if event.kind in ("loss", "update")]
+    for step in range(arguments.steps):
+        source = step if step < recorded else recorded // 2 + step % (recorded // 2)
+        for batch in kept.batches[source]:
+            writer.add_rows(batch if step < recorded else vary(batch, step))
+        for event in kept.events[step] if step < recorded else each_step:
+            value = 4.6 * (0.2 + np.exp(-step / arguments.steps)) if event.kind == "loss" else event.value
+            moment = replace(event.moment, step=step)
+            writer.add_event(replace(event, moment=moment, value=value, time=float(step)))
+        if step % arguments.flush == arguments.flush - 1:
+            writer.flush()
+    writer.close()
+    tell_size(arguments.folder, arguments.steps * len(kept.sites), time.perf_counter() - began)
 
 
 # ---- what is measured, each in a process of its own ----
@@ -144,6 +261,31 @@ def _explain(folder: Path) -> Any:
     import retrograd as rg
 
     return rg.explain(folder)
+
+
+def _view(folder: Path) -> Any:
+    import retrograd as rg
+
+    run = rg.open_run(folder)
+    rg.explain(run)
+    return rg.format_table(run)
+
+
+def _compare(folder: Path) -> Any:
+    """With itself: no difference ends it early."""
+    return _open(folder), str(__import__("retrograd").compare(folder, folder))
+
+
+def _export(folder: Path) -> Any:
+    import retrograd as rg
+
+    return rg.export(folder, "parquet", folder.parent / f"{folder.name}.parquet")
+
+
+def _ls(folder: Path) -> Any:
+    from retrograd.runs.listing import list_runs
+
+    return list_runs(folder.parent)
 
 
 def _report(folder: Path) -> Any:
@@ -179,7 +321,11 @@ WORK: dict[str, Callable[[Path], Any]] = {
     "open": _open,
     "series": _series,
     "matrix": _matrix,
+    "view": _view,
     "explain": _explain,
+    "compare": _compare,
+    "export": _export,
+    "ls": _ls,
     "report": _report,
     "together": _together,
     "duckdb": _duckdb,
@@ -221,6 +367,11 @@ def main() -> None:
     making.add_argument("--without-histograms", action="store_true")
     making.add_argument("--flush", type=int, default=100, help="steps that are written together: two seconds of them")
     making.set_defaults(carry_out=make)
+    training = commands.add_parser("train")
+    training.add_argument("--blocks", type=int, default=49, help="40 sites each: 49 are 1,978")
+    training.add_argument("--steps", type=int, default=5000)
+    training.add_argument("--flush", type=int, default=38, help="steps in a part file")
+    training.set_defaults(carry_out=train)
     measuring = commands.add_parser("measure")
     measuring.add_argument("--only", nargs="*", choices=WORK)
     measuring.add_argument("--rounds", type=int, default=3)
@@ -228,7 +379,7 @@ def main() -> None:
     measuring.set_defaults(carry_out=measure)
     doing = commands.add_parser("do")
     doing.set_defaults(carry_out=carry_out)
-    for each in (making, measuring, doing):
+    for each in (making, training, measuring, doing):
         each.add_argument("folder", type=Path)
     doing.add_argument("work", choices=WORK)
     arguments = parser.parse_args()
