@@ -271,7 +271,7 @@ class SlotWatch:
             told = [plain.record_in_compiled_code(tensors[0][1])]
         else:
             told = [self._see_compiled(buffer, calls, call, (*self._keys, *keys), tensor) for keys, tensor in tensors]
-        if not trains or top_pair() is not None:  # else no checkpoint is around it
+        if not trains or not grad_enabled() or top_pair() is not None:  # else nothing around it is computed again
             self._parts.add(told)
         return told
 
