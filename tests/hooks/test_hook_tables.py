@@ -73,41 +73,62 @@ def test_what_cannot_be_scripted_keeps_its_hooks_too() -> None:
     unwatch_forward(model, watcher)
 
 
-def test_a_reducer_of_somebody_else_is_still_asked() -> None:
-    """One that was there before us, about all but our hooks; one that came after us stays when we go."""
-    hidden_hooks.release()
+class Theirs:
+    """A hook of the program's."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize("attribute", [False, True])
+def test_a_table_is_pickled_to_the_byte_as_without_ours(attribute: bool) -> None:
+    model, watcher = nn.Linear(2, 2), Watcher()
+    model.register_forward_hook(Theirs(), with_kwargs=True)
+    model.register_forward_pre_hook(Theirs())
+    tables = [model._forward_hooks, model._forward_pre_hooks, model._forward_hooks_with_kwargs]
+    if attribute:
+        for table in tables:
+            table.mine = 3  # type: ignore[attr-defined]
+    protocols = range(pickle.HIGHEST_PROTOCOL + 1)
+
+    def dump() -> list[bytes]:
+        return [dump(tables, number) for number in protocols for dump in (pickle.dumps, pickle._dumps)]  # type: ignore[attr-defined]
+
+    bare = dump()
+    watch_forward(model, watcher)
+    tap = CallTap(model, watcher)
+    assert len(model._forward_hooks) > 1
+    assert dump() == bare
+    twin = copy.deepcopy(model)
+    assert [list(table) for table in (twin._forward_hooks, twin._forward_pre_hooks)] == [
+        [key for key in table if key >= 0] for table in tables[:2]
+    ]
+    assert not {*vars(twin._forward_hooks)} - {"mine"}
+    tap.remove()
+    unwatch_forward(model, watcher)
+    assert dump() == bare
+    assert not {name for table in tables for name in vars(table)} - {"mine"}
+
+
+def test_nothing_is_changed_for_other_dictionaries() -> None:
+    model, watcher = nn.Linear(2, 2), Watcher()
+    watch_forward(model, watcher)
+    assert OrderedDict not in copyreg.dispatch_table
+    unwatch_forward(model, watcher)
+
+
+def test_a_reducer_of_somebody_else_is_asked_and_stays() -> None:
+    """What it makes of a hook of ours does nothing."""
     try:
         copyreg.pickle(OrderedDict, theirs := lambda table: (dict, (list(table.items()),)))
-        hidden_hooks.hold()
         model, watcher = nn.Linear(2, 2), Watcher()
         watch_forward(model, watcher)
-        assert pickle.loads(pickle.dumps([model._forward_hooks, OrderedDict(a=1)])) == [{}, {"a": 1}]
+        table, other = pickle.loads(pickle.dumps([model._forward_hooks, OrderedDict(a=1)]))
+        assert other == {"a": 1}
+        assert [hook(None, None, None) for hook in table.values()] == [None]
         unwatch_forward(model, watcher)
-        copyreg.pickle(OrderedDict, later := lambda table: theirs(table))
-        hidden_hooks.release()
-        assert copyreg.dispatch_table[OrderedDict] is later
+        assert copyreg.dispatch_table[OrderedDict] is theirs
     finally:
         copyreg.dispatch_table.pop(OrderedDict, None)
-        hidden_hooks.hold()
-
-
-def test_other_ordered_dicts_are_pickled_as_ever() -> None:
-    class Ours(OrderedDict[str, int]): ...
-
-    plain: Any = OrderedDict(b=1, a=2)
-    plain.attribute = 3
-    plain["self"] = plain
-    hidden = [pickle.dumps(plain, number) for number in range(pickle.HIGHEST_PROTOCOL + 1)]
-    twin = copy.deepcopy(plain)
-    assert twin["self"] is twin
-    assert twin.attribute == 3
-    assert type(copy.deepcopy(Ours(a=1))) is Ours
-    hidden_hooks.release()
-    try:
-        assert OrderedDict not in copyreg.dispatch_table
-        assert [pickle.dumps(plain, number) for number in range(pickle.HIGHEST_PROTOCOL + 1)] == hidden
-    finally:
-        hidden_hooks.hold()
 
 
 def test_hooks_of_the_program_have_the_numbers_that_they_would_have() -> None:

@@ -547,3 +547,18 @@ def test_a_copied_model_is_not_recorded_and_needs_us_no_more(copy_: Callable[[nn
         assert not [name for name in names if "see" in name or "after" in name or "before" in name]
     assert recorded.history["0:output"].steps.tolist() == [0]
     assert torch.equal(twin[0].weight, model[0].weight)
+
+
+def test_a_recording_of_compiled_code_leaves_pickling_alone() -> None:
+    """Its hooks stay, since torch would compile the model anew without them; pickles of the model are free of them."""
+    import copyreg
+    import pickle
+    from collections import OrderedDict
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    compiled = torch.compile(model, backend="eager")
+    with rg.record(compiled):
+        compiled(torch.ones(1, 2)).sum().backward()
+    assert any(module._forward_hooks for module in model.modules())
+    assert OrderedDict not in copyreg.dispatch_table
+    assert not any(module._forward_hooks for module in pickle.loads(pickle.dumps(model)).modules())

@@ -23,6 +23,7 @@ from retrograd.hooks.engine import (
     current_graph_task,
     is_backward_compiled,
     is_tracing,
+    is_transformed,
     uncompiled,
     uncompiled_itself,
 )
@@ -161,13 +162,7 @@ def _describe(roots: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: 
         creates_graph=len(args) > 2 and bool(args[2]),
         accumulates=bool(kwargs.get("accumulate_grad", False)),
         is_nested=outer != OUTSIDE,
-        is_batched=any(isinstance(each, torch.Tensor) and _is_batched(each) for each in gradients),
-    )
-
-
-def _is_batched(gradient: torch.Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(gradient) or torch._C._functorch.is_legacy_batchedtensor(
-        gradient
+        is_batched=any(isinstance(each, torch.Tensor) and is_transformed(each) for each in gradients),
     )
 
 

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.cond import CondAutogradOp
 from torch.autograd.graph import _engine_run_backward
 from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
@@ -40,8 +41,9 @@ SWITCH_GRAD = torch._C._set_grad_enabled
 
 _SAVES = "_checkpoint_hook.__init__.<locals>.pack_hook"
 _LOADS = "_checkpoint_hook.__init__.<locals>.unpack_hook"
-_FORWARD: CodeType = CheckpointFunction.forward.__code__
-_BACKWARD: CodeType = CheckpointFunction.backward.__code__
+_COMPUTE_AGAIN = (CheckpointFunction, CondAutogradOp)  # a branch of torch.cond is computed again as well
+_FORWARD: frozenset[CodeType] = frozenset(each.forward.__code__ for each in _COMPUTE_AGAIN)
+_BACKWARD: frozenset[CodeType] = frozenset(each.backward.__code__ for each in _COMPUTE_AGAIN)
 _RUN: CodeType = _engine_run_backward.__code__
 
 
@@ -70,8 +72,8 @@ def is_computed_again() -> bool:
 def _reentrant_parts() -> list[Any]:
     parts: list[Any] = []
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not _BACKWARD:
-        if frame.f_code is _FORWARD:
+    while frame is not None and frame.f_code not in _BACKWARD:
+        if frame.f_code in _FORWARD:
             parts.append(frame.f_locals["ctx"])
         frame = frame.f_back
     return parts
@@ -143,7 +145,7 @@ def part_computed_again() -> Any:
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not _RUN:
-        if frame.f_code is _BACKWARD:
+        if frame.f_code in _BACKWARD:
             return frame.f_locals["ctx"]
         if frame.f_code.co_qualname == _LOADS:
             return frame.f_locals["frame"]
@@ -174,7 +176,7 @@ class CallsOfParts(Generic[T]):
 
     def find_next(self, part: Any) -> T | None:
         """The call that a backward pass, which computes a part again, comes to now; None where there were fewer."""
-        calls, positions = self._parts.get(part, ([], {}))
+        calls, positions = ([], {}) if part is None else self._parts.get(part, ([], {}))
         task = current_graph_task()
         position = positions.get(task, 0)
         positions[task] = position + 1

@@ -36,6 +36,7 @@ from retrograd.notices import warn
 
 _ROOM = "torch._dynamo.eval_frame"
 _NAME = "_maybe_set_eval_frame"
+_EXPORT_ROOM, _EXPORT_NAME = "torch.export._trace", "_export_to_torch_ir"
 _HOOK_TABLES = (
     "_global_forward_pre_hooks",
     "_global_forward_hooks",
@@ -55,7 +56,7 @@ class CompiledCallListener(Protocol):
 
 
 def _install() -> list[Undo]:
-    return [when_loaded(_ROOM, _wrap_switch)]
+    return [when_loaded(_ROOM, _wrap_switch), when_loaded(_EXPORT_ROOM, _wrap_export)]
 
 
 compiled_call_listeners = Listeners[CompiledCallListener](Patch(_install))
@@ -66,9 +67,37 @@ class _OutermostCall(threading.local):
     """Identity of the frame of the outermost compiled call in this thread; 0 outside of all."""
 
 
+_here = _OutermostCall()
+
+
+def _wrap_export(room: ModuleType) -> Undo:
+    """``torch.export(strict=True)`` traces as compiled code does, and does not switch the compiler on for it."""
+    original = getattr(room, _EXPORT_NAME)
+
+    @functools.wraps(original)
+    @uncompiled_itself
+    def export(*args: Any, **kwargs: Any) -> Any:
+        if _here.frame:
+            return original(*args, **kwargs)
+        frame = sys._getframe()
+        _here.frame = id(frame)
+        told = compiled_call_listeners.all
+        try:
+            for listener in told:
+                listener.compiled_call_begins(None, frame)
+            return original(*args, **kwargs)
+        finally:
+            _here.frame = 0
+            for listener in told:
+                if listener in compiled_call_listeners:
+                    listener.compiled_call_ends()
+
+    return replace(room, _EXPORT_NAME, export)
+
+
 def _wrap_switch(room: ModuleType) -> Undo:
     original = getattr(room, _NAME)
-    here = _OutermostCall()
+    here = _here
     told: dict[int, tuple[CompiledCallListener, ...]] = {}
 
     @functools.wraps(original)

@@ -19,7 +19,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.frames import read_locals
 from retrograd.hooks.compiled import compiled_call_listeners
-from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
+from retrograd.hooks.engine import grad_enabled, is_compiling, is_tracing, uncompiled, uncompiled_itself
 from retrograd.hooks.listeners import Entry, Patch, Undo, wrap_method
 from retrograd.hooks.module import ModuleHooks
 from retrograd.hooks.optimizer import update_scouts
@@ -113,7 +113,7 @@ class ModelDiscovery:
         return result
 
     def _call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if is_compiling():
+        if is_compiling() or is_tracing():
             return
         if not grad_enabled():
             self.blind_call = self.blind_call or describe_frame(program_frame(sys._getframe(1)))

@@ -62,9 +62,6 @@ current_graph_task = torch._C._current_graph_task_id
 current_node = torch._C._current_autograd_node
 """The node that the running backward pass is at; None outside of one."""
 
-is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
-"""Tell whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own."""
-
 is_jit_tracing = torch._C._is_tracing
 """Tell whether ``torch.jit.trace`` notes what this thread carries out."""
 
@@ -143,6 +140,21 @@ def may_break_graph() -> bool:
 def break_graph() -> None:
     """Have torch.compile end the graph that it traces here."""
     torch._dynamo.graph_break()
+
+
+_is_wrapped, _is_batched = torch._C._functorch.is_functorch_wrapped_tensor, torch._C._functorch.is_legacy_batchedtensor
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own.
+
+    Or where ``torch.autograd.grad`` takes batches of gradients, which vectorized jacobians do.
+    """
+    return _is_wrapped(tensor) or _is_batched(tensor)
+
+
+without_transforms = torch._C._DisableFuncTorch
+"""A block in which tensors that are not part of a ``torch.func`` transform are computed with as outside of it."""
 
 
 def has_transform() -> bool:

@@ -8,14 +8,13 @@ numbers of its hooks in it. So our hooks have numbers of their own, below zero, 
 that they would have without us.
 
 Our hooks are kept out of whatever is made of a model: its pickles, its copies, and what ``torch.jit.script`` compiles.
-A model is pickled with its tables of hooks, by their own class: so for as long as there are hooks of ours, ordered
-dictionaries are pickled and copied without them. All others are pickled as ever, to the byte.
+A model is pickled with its tables of hooks, each of which is asked how: so a table that has had a hook of ours answers
+for itself, as its class would without them, to the byte. Nothing is changed for any other dictionary.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import functools
 import itertools
 import threading
@@ -23,6 +22,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -266,6 +266,8 @@ class Entry:
         tables = (*marks, table)  # called only once it is known how
         for each in tables:
             each[self.number] = hook
+            if isinstance(hook, Hook) and isinstance(each, OrderedDict):
+                vars(each)[_REDUCE] = partial(_reduce_without_ours, weakref.ref(each))
         if is_first:
             move_first(table, self.number)
         self._tables = tuple(weakref.ref(each) for each in reversed(tables))
@@ -293,6 +295,8 @@ class Entry:
             table = find()
             if table is not None:
                 table.pop(self.number, None)
+                if isinstance(table, OrderedDict) and len(without_ours(table)) == len(table):
+                    vars(table).pop(_REDUCE, None)
 
 
 _NEEDS_ONE_ORDER = TORCH < (2, 13)
@@ -350,30 +354,17 @@ def without_ours(table: OrderedDict[Any, Any]) -> list[tuple[Any, Any]]:
     return [item for item in list(table.items()) if not isinstance(item[1], Hook)]
 
 
+def _reduce_without_ours(find: weakref.ref[OrderedDict[Any, Any]], _protocol: int = 2) -> Any:
+    """What pickles and copies a table of hooks, as its class does with what is left of it."""
+    table = find()
+    assert table is not None
+    make, arguments, state, elements, _ = cast("tuple[Any, ...]", table.__reduce__())
+    others = {name: value for name, value in (state or {}).items() if name != _REDUCE}
+    return make, arguments, others or None, elements, iter(without_ours(table))
+
+
+_REDUCE = "__reduce_ex__"
 _NAME = "create_script_module"
-
-
-def _wrap_pickling() -> Undo:
-    table = copyreg.dispatch_table
-    original = table.get(OrderedDict)
-
-    def reduce(table: OrderedDict[Any, Any]) -> Any:
-        items = without_ours(table)
-        if original is not None:
-            return original(table if len(items) == len(table) else OrderedDict(items))
-        make, arguments, state, elements, _ = cast("tuple[Any, ...]", table.__reduce__())
-        return make, arguments, state, elements, iter(items)
-
-    def undo() -> None:
-        if table.get(OrderedDict) is not reduce:
-            return  # somebody has put another one there since: leave theirs alone
-        if original is None:
-            del table[OrderedDict]
-        else:
-            table[OrderedDict] = original
-
-    table[OrderedDict] = reduce
-    return undo
 
 
 def _wrap_scripting() -> Undo:
@@ -405,5 +396,5 @@ def _hidden(model: nn.Module) -> Iterator[None]:
             table.update(hooks)
 
 
-hidden_hooks = Patch(lambda: (_wrap_pickling(), _wrap_scripting()))
-"""While somebody holds it, models are pickled, copied and scripted without our hooks."""
+hidden_hooks = Patch(lambda: (_wrap_scripting(),))
+"""While somebody holds it, models are scripted without our hooks."""

@@ -23,7 +23,7 @@ from retrograd.hooks.nested import flatten
 from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.recording.settings import Settings
 from retrograd.statistics.custom import CustomStatistics
-from retrograd.statistics.slab import Slab, UnreadableTensorError, make_slab, make_turns
+from retrograd.statistics.slab import Slab, make_slab, make_turns
 
 MOST_FORWARDS = 100
 """Calls of models within a micro-batch that are told apart."""
@@ -243,8 +243,6 @@ class ModeBuffer:
         """
         slab = self.slabs.get(device)
         if slab is None:
-            if device.type == "meta":
-                raise UnreadableTensorError("a meta tensor has no elements")
             slab = self.slabs[device] = self._make(device, self._turns)
             slab.grow(self.rows)
         return slab

@@ -20,6 +20,7 @@ from retrograd.hooks.engine import (
     current_node,
     grad_enabled,
     inference_enabled,
+    is_tracing,
     next_sequence_number,
     without_functions,
 )
@@ -123,9 +124,9 @@ class SlotWatch:
                     self._see_again(flatten(output, self._keys))
                 return
             buffer = clock.buffer
-            if buffer is None:
+            if buffer is None and not is_tracing():
                 buffer = clock.find_buffer(mode_now())
-            if not clock.on:
+            if buffer is None or not clock.on:
                 return
             calls = self._buffers[buffer.mode]
             if calls.serial != buffer.serial:
@@ -270,7 +271,7 @@ class SlotWatch:
             told = [plain.record_in_compiled_code(tensors[0][1])]
         else:
             told = [self._see_compiled(buffer, calls, call, (*self._keys, *keys), tensor) for keys, tensor in tensors]
-        if not trains or top_pair() is not None:  # else no checkpoint is around it
+        if not trains or not grad_enabled() or top_pair() is not None:  # else nothing around it is computed again
             self._parts.add(told)
         return told
 
@@ -442,6 +443,13 @@ class ModelWatch:
         clock = self._clock
         if current_graph_task() != -1 or clock.is_paused:  # a checkpointed part is computed again
             return
+        if is_tracing():
+            clock.pause(id(module))
+        else:
+            self._begin_call(module, args, kwargs)
+
+    def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        clock = self._clock
         self._backward.guard.begin_forward((args, kwargs))
         if clock.entered and not self._backward.is_running:
             clock.leave_backward(failed=True)  # a pass that we did not see begin has raised

@@ -16,6 +16,7 @@ from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
 from retrograd.hooks.distributed import count_processes, is_rehearsal, is_second_half, is_sharded
+from retrograd.hooks.engine import without_transforms
 from retrograd.hooks.gradients import hidden_shortcuts
 from retrograd.hooks.listeners import SeeGradient, hidden_hooks, never_raise
 from retrograd.hooks.module import put_readers_last
@@ -332,11 +333,12 @@ class Recorder:
     @never_raise()
     def _hand_over(self, buffer: ModeBuffer, moment: Moment, is_closing: bool) -> None:
         """Emit what a buffer holds, which is complete."""
-        self._emitter.emit(buffer, moment, is_closing)
-        if is_closing and buffer.mode is Mode.GRAD:
-            self._facts.drain()
-            self._optimizers.forget_losses()
-            self._backward.forget_graph()
+        with without_transforms():  # the next forward may run in one
+            self._emitter.emit(buffer, moment, is_closing)
+            if is_closing and buffer.mode is Mode.GRAD:
+                self._facts.drain()
+                self._optimizers.forget_losses()
+                self._backward.forget_graph()
 
     def _describe(self) -> None:
         self._processes = max(self._processes, count_processes())

@@ -106,8 +106,13 @@ def make_slab(device: str | torch.device = "cpu", histogram: bool = True, turns:
         device: where the tensors live that it will read.
         histogram: count binary exponents too.
         turns: what counts the rows that are reached; slabs that share it, and are drained together, are one order.
+
+    Raises:
+        UnreadableTensorError: for the meta device, whose tensors have no elements.
     """
     device = torch.device(device)
+    if device.type == "meta":
+        raise UnreadableTensorError("a meta tensor has no elements")
     turns = make_turns() if turns is None else turns
     if device.type == "cpu" and NativeSlab is not None:
         return NativeSlab(histogram, partial(make_readable, device=device), turns)
