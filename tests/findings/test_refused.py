@@ -154,8 +154,7 @@ def test_parameters_that_ddp_waits_for_are_named_and_why(tmp_path: Path, wrong: 
 
 
 def test_none_of_a_program_that_fails_for_another_reason(tmp_path: Path) -> None:
-    assert run(tmp_path, ROUTER.replace("    loss.backward()\n", "    loss.backward(torch.ones(3))\n")) == 1
-    found = explain(tmp_path / "run")
-    assert not [
-        each for each in found if each.detector in ("recomputed-otherwise", "inference-tensor", "unused-in-ddp")
-    ]
+    assert run(tmp_path, INFERENCE.replace("inference_mode", "no_grad") + "raise RuntimeError('another')\n") == 1
+    found = {each.detector for each in explain(tmp_path / "run")}
+    assert "failed" in found
+    assert not found & {"recomputed-otherwise", "inference-tensor", "unused-in-ddp"}

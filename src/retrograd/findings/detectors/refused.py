@@ -41,7 +41,6 @@ class RecomputedOtherwise(Detector):
         repair="let both runs find the same modes, buffers, counters, caches, random numbers; or leave that part out "
         "of the checkpoint. torch.utils.checkpoint.set_checkpoint_debug_enabled(True) prints the operations of both.",
     )
-    explains = ("failed",)
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
@@ -114,7 +113,6 @@ class InferenceTensor(Detector):
         guard="speaks only where torch has raised; a line is named only where one operation alone may have made it",
         repair="make it in torch.no_grad() instead of torch.inference_mode(), or clone() it outside of that.",
     )
-    explains = ("failed",)
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
@@ -164,7 +162,7 @@ class UnusedInDDP(Detector):
         repair="let the gradient through at that line, or freeze these parameters; where they are left out on purpose, "
         "DistributedDataParallel(model, find_unused_parameters=True).",
     )
-    explains = ("failed", "missing-gradient")
+    explains = ("missing-gradient",)
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
@@ -219,3 +217,7 @@ def _find_why(record: Record, names: Sequence[str]) -> tuple[LostGradient | None
         if kind in ("never called", "never used", "spare"):
             return None, f": {path} is not called" if kind != "never used" else ": no operation takes it"
     return None, ""
+
+
+REFUSED = (*_RECOMPUTED, *_INFERENCE, _WAITED)
+"""Parts of messages that are explained here."""
