@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from retrograd.errors import FunctionError
 from retrograd.functions.call import NO_GRADIENT, FunctionCall
+from retrograd.functions.intermediates import IntermediateCheck
 from retrograd.functions.written_out import Method, PlainCode
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.functions import needs_without_last, refine_node
@@ -88,15 +89,33 @@ def make_torch_function(
     elif "setup_context" in methods:
         makers["forward"] = _make_forward_without_ctx
     body: dict[str, Any] = dict(settings)
+    check = None if "setup_context" in methods else IntermediateCheck(owner)
     for name, method in methods.items():
         inner, decorators = undecorate(owner, method)
-        body[name] = staticmethod(redecorate(makers[name](inner), decorators))
+        static = _make_checked(name, inner, makers[name], check, is_code=code is not None)
+        body[name] = staticmethod(redecorate(static, decorators))
     made: Any = types.new_class(owner, (torch.autograd.Function,), exec_body=lambda namespace: namespace.update(body))
     if code is None:
         refine_node(made, {"needs_grad": property(_needs_by_name)})  # made when it is asked for
     else:
         refine_node(made, {"needs_grad": property(code.needs_by_name), "needs_input_grad": needs_without_last})
     return made  # type: ignore[no-any-return]
+
+
+def _make_checked(
+    name: str, method: Method, make: Callable[[Method], Method], check: IntermediateCheck | None, *, is_code: bool
+) -> Method:
+    """A static method, which looks at what is saved; in code that is written out, until that is known."""
+    if check is None or name not in ("forward", "backward"):
+        return make(method)
+    if name == "forward":
+        made = make(check.first(method))
+        check.forward_code = made if is_code else None
+        return made
+    if not is_code:
+        return make(check.guard(method))
+    made = check.backward_code = make(method)
+    return made
 
 
 def _make_forward(method: Method) -> Method:

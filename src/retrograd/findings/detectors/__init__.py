@@ -41,13 +41,15 @@ from retrograd.findings.detectors.nonfinite import KinksInBackward, NanBackward,
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.findings.detectors.precision import OverflowHeadroom, ScalerChurn, Underflow, UpdateLost
 from retrograd.findings.detectors.ranks import RanksDisagree
+from retrograd.findings.detectors.refused import InferenceTensor, RecomputedOtherwise, UnusedInDDP
 from retrograd.findings.detectors.schedule import RateIsZero, RateJump, SchedulerBeforeStep, SchedulerPerStep
 from retrograd.findings.detectors.shapes import BroadcastLoss, ReshapeMixes, WrongDimension
 from retrograd.findings.detectors.units import AttentionCollapse, DeadUnits, EmbeddingUnused, Saturated
 
 DETECTORS: tuple[type[Detector], ...] = (
     NanInput, NanForward, NanBackward, NanUpdate,
-    Failed, NoGraph, FreedGraph, OverwrittenTensor, LayersInAList, MissingGradient, NotOptimized,
+    Failed, NoGraph, FreedGraph, OverwrittenTensor,
+    RecomputedOtherwise, InferenceTensor, UnusedInDDP, LayersInAList, MissingGradient, NotOptimized,
     MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
     DoubleBackward, AccumulationNotDivided, ClipAfterStep, ClipBeforeBackward, ClipBeforeUnscale, ClipOtherParameters,
     RateIsZero,

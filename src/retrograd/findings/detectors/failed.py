@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from retrograd.findings.detector import Detector, Words
+from retrograd.findings.detectors.refused import REFUSED
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Crash, Record
 
@@ -129,7 +130,8 @@ class Failed(Detector):
         "mat2 shapes cannot be multiplied (64x144 and 256x6)).",
         threshold="an exception that was not caught",
         source="the record of the exception",
-        guard="leaving by sys.exit(0) or Ctrl-C is none",
+        guard="leaving by sys.exit(0) or Ctrl-C is none; nor is what recomputed-otherwise, inference-tensor and "
+        "unused-in-ddp tell",
         repair="look at the line that it names.",
     )
 
@@ -140,7 +142,7 @@ class Failed(Detector):
             if record.status in ("failed", "stopped"):
                 raise CannotTell("the process ended without a word")
             return
-        if crash.kind == "KeyboardInterrupt":
+        if crash.kind == "KeyboardInterrupt" or any(text in crash.message for text in REFUSED):
             return
         meaning, repair = explain_shapes(record)
         if not meaning:
