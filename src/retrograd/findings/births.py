@@ -149,7 +149,7 @@ class Births:
             is_watched=fact.watched,
             is_certain=fact.certain or (shown is not None and (shown.born, shown.step) == ("backward", fact.step)),
             is_outside=bool(fact.line) and not fact.name and bool(self._record.sites),
-            made=fact.made,
+            made=fact.made or (shown.made if shown is not None and shown.step == fact.step else ""),
             reached=self._reach_of(fact.step),
         )
         return self._look_behind(birth) if birth.born == "input" else birth

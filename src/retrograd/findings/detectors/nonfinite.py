@@ -117,7 +117,7 @@ class _Born(Detector):
     @staticmethod
     def _weigh(record: Record, birth: Birth, lost: int | None) -> Severity:
         """Training that goes on with a finite loss has got over it; of what came to no weight and no loss take note."""
-        if lost is None and not birth.is_seen and not birth.reached:
+        if birth.born == "backward" and not birth.is_seen and not birth.reached:
             return "note"
         values = record.loss.values
         is_trained = bool(record.of_kind("parameter", "update"))
