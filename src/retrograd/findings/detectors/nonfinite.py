@@ -136,7 +136,7 @@ def _list_checks(birth: Birth) -> list[str]:
     else:
         how = "no recorded site has a number that is not finite"
     is_of_look = birth.is_seen and birth.noted is not None
-    line = f"its line is of step {birth.noted}, whose graph has the same nodes there" if is_of_look else ""
+    line = f"its line was noted at step {birth.noted}, whose graph has the same nodes up to there" if is_of_look else ""
     return [each for each in (how, line, birth.reached) if each]
 
 
