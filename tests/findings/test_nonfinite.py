@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from retrograd.facts.facts import SOURCES
-from retrograd.findings.detectors.nonfinite import NanForward, NanUpdate
+from retrograd.facts.watches import WATCHES
+from retrograd.findings.detectors.nonfinite import NanBackward, NanForward, NanUpdate
 from retrograd.findings.explain import explain, explain_record
 from retrograd.findings.finding import Finding
 from retrograd.findings.record import Record
@@ -250,3 +252,251 @@ def test_a_root_that_is_taken_between_two_looks_is_laid_to_nothing_else(beside: 
     assert "norm" not in found.message
     assert "std" not in found.message
     assert ("by `log` it seems, as operations were at step 0" in found.message) == (beside == "log")
+
+
+# ---- without an optimizer ----
+
+
+class Logarithmic(nn.Module):
+    """NaN in the loss, and so in all gradients; or a derivative that is NaN under a loss that is not."""
+
+    def __init__(self, *, is_in_backward: bool) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.is_in_backward = is_in_backward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.fc(x)
+        return (h * 0).abs().sqrt() if self.is_in_backward else torch.log(h - 10) * h
+
+
+def run_backward(out: torch.Tensor, net: nn.Module) -> None:
+    out.sum().backward()
+
+
+def ask_for_gradients(out: torch.Tensor, net: nn.Module) -> None:
+    for each, gradient in zip(net.parameters(), torch.autograd.grad(out.sum(), list(net.parameters())), strict=True):
+        each.grad = gradient
+
+
+def begin_at_many(out: torch.Tensor, net: nn.Module) -> None:
+    out.backward(torch.ones_like(out))
+
+
+@pytest.mark.parametrize("differentiate", [run_backward, ask_for_gradients, begin_at_many])
+@pytest.mark.parametrize("is_in_backward", [False, True])
+def test_no_optimizer_is_needed(differentiate: Any, *, is_in_backward: bool) -> None:
+    torch.manual_seed(0)
+    net = Logarithmic(is_in_backward=is_in_backward)
+    history, told = History(), list[Finding]()
+    recorder = Recorder(net, history, sources=SOURCES)
+    LiveFindings(recorder.events, told.append)
+    recorder.attach()
+    try:
+        for _ in range(3):
+            net.zero_grad()
+            differentiate(net(torch.randn(3, 4)), net)
+    finally:
+        recorder.close()
+    assert all(bool(each.grad.isnan().all()) for each in net.parameters() if each.grad is not None)
+    found = [each for each in explain_record(Record(history)) if each.detector.startswith("nan")]
+    assert [each.severity for each in found] == ["critical"]
+    assert found[0].detector == ("nan-backward" if is_in_backward else "nan-forward")
+    assert {each.detector for each in told} <= {found[0].detector}, "what is said at once is said at the end"
+
+
+def test_without_a_model_the_end_says_what_was_said_at_once() -> None:
+    history, told = History(), list[Finding]()
+    recorder = Recorder(None, history, sources=SOURCES)
+    LiveFindings(recorder.events, told.append)
+    recorder.attach()
+    try:
+        for step in range(12):
+            torch.tensor(-1.0 if step == 7 else 1.0, requires_grad=True).sqrt().backward()
+    finally:
+        recorder.close()
+    found = explain_record(Record(history))
+    assert [(each.detector, each.severity, each.step) for each in (*told, *found)] == [
+        ("nan-forward", "critical", 7)
+    ] * 2
+    assert found[0].message == told[0].message == "NaN is made, step 7: sqrt of a negative number"
+
+
+# ---- what comes of it ----
+
+
+class Rooted(nn.Module):
+    """NaN at the roots of 0, which a ReLU before them throws away; or does not."""
+
+    def __init__(self, *, is_masked: bool) -> None:
+        super().__init__()
+        self.fc, self.head, self.is_masked = nn.Linear(4, 8), nn.Linear(8, 1), is_masked
+        self.relu = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.fc(x)
+        h = self.relu(h) if self.is_masked else self.relu(h) * 1.0 + 0 * h
+        return self.head(torch.where(h > 0, h.sqrt(), torch.zeros_like(h)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+@pytest.mark.parametrize("sources", [SOURCES, (*SOURCES, *WATCHES)])
+def test_a_gradient_that_is_thrown_away_is_none(sources: Sequence[Any], *, is_masked: bool) -> None:
+    torch.manual_seed(0)
+    net = Rooted(is_masked=is_masked)
+    history = History()
+    recorder = Recorder(net, history, sources=sources)
+    recorder.attach()
+    is_bad = False
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(12):
+        optimizer.zero_grad()
+        net(torch.randn(16, 4)).square().mean().backward()
+        is_bad |= any(bool(each.grad.isnan().any()) for each in net.parameters() if each.grad is not None)
+        optimizer.step()
+    recorder.close()
+    assert is_bad != is_masked
+    assert bool(history["relu:output.grad"].nonfinite.any())
+    found = [each for each in explain_record(Record(history)) if each.detector.startswith("nan")]
+    assert [each.severity for each in found] == ([] if is_masked else ["critical"])
+    checked = " ".join(each for finding in found for each in finding.precondition)
+    assert ("weight.grad at step 0" in checked) != is_masked
+
+
+def test_a_gradient_of_which_no_record_tells_where_it_went_is_a_note() -> None:
+    torch.manual_seed(0)
+    net = Rooted(is_masked=True)
+    with record(net, sites="*:output.grad") as recording:
+        for _ in range(3):
+            net(torch.randn(16, 4)).square().mean().backward()
+    [found] = explain(recording).of("nan-backward")
+    assert found.severity == "note"
+    assert not [each for each in found.precondition if "loss" in each or "weight" in each]
+
+
+# ---- one place decides ----
+
+
+class Turning(nn.Module):
+    """Another graph in the step that fails than in those before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.calls = nn.Linear(4, 4), nn.Linear(4, 1), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        self.calls += 1
+        h = h / (h.sum() * 0 if self.calls > BAD_STEP else 1.0)  # born
+        return self.b(h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_what_was_watched_decides_and_a_graph_unlike_those_before_tells_no_line(*, is_watched: bool) -> None:
+    torch.manual_seed(0)
+    net = Turning()
+    history = History()
+    recorder = Recorder(net, history, sources=(*SOURCES, *WATCHES) if is_watched else SOURCES)
+    recorder.attach()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(9):
+        optimizer.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+    recorder.close()
+    found = explain_record(Record(history))[0]
+    assert (found.detector, found.step) == ("nan-forward", BAD_STEP)
+    assert "division by 0" in found.message
+    assert (found.site, found.line) == (("self", line_of("# born", Turning)) if is_watched else ("", ""))
+    assert f"each operation of step {BAD_STEP} was watched as it ran" in found.precondition or not is_watched
+
+
+def test_of_two_facts_the_watched_one_is_said() -> None:
+    seen = {"born": "forward", "operation": "div", "reason": "division by 0", "moment": Moment(3, phase="forward")}
+    facts = [
+        NonFinite(name="b", line="train.py:10", **seen),
+        NonFinite(name="a", line="train.py:9", watched=True, **seen),
+    ]  # type: ignore[arg-type]
+    for listed in (facts, facts[::-1]):
+        made = make_record(range(5), lambda step: {"0:output": np.ones(2)}, [1, 1, 1, np.nan, np.nan], facts=listed)
+        [found] = ask(NanForward, made)
+        assert (found.site, found.line) == ("a", "train.py:9")
+
+
+def test_a_supposed_derivative_gives_way_to_rows_that_show_an_update() -> None:
+    """The graph of step 1 had a root of 0; the gradients were finite, and the update was not."""
+    moment = Moment(1, phase="forward")
+    supposed = NonFinite(name="0", born="backward", operation="sqrt", reason="infinite", certain=False, moment=moment)
+    updates = {0: np.ones(2), 1: np.array([np.nan, 1.0]), 2: np.array([np.nan, np.nan])}
+    made = make_record(
+        range(3), lambda step: {"0:weight.grad": np.ones(2), "0:weight.update": updates[step]}, [0.7, 0.7, np.nan],
+        facts=[supposed],
+    )  # fmt: skip
+    assert [each.step for each in ask(NanUpdate, made)] == [1]
+    assert not ask(NanBackward, made)
+
+
+# ---- reasons follow from what was taken ----
+
+
+def hide(out: torch.Tensor, *, is_target: bool) -> torch.Tensor:
+    hidden = torch.zeros(out.shape, dtype=torch.bool)
+    hidden[2, 1 if is_target else 2] = True
+    return out.masked_fill(hidden, -torch.inf)
+
+
+def masked_logit(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    return F.cross_entropy(hide(out, is_target=step == BAD_STEP), torch.ones(6, dtype=torch.long))
+
+
+def masked_log_probability(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    return F.nll_loss(hide(out, is_target=step == BAD_STEP).log_softmax(-1), torch.ones(6, dtype=torch.long))
+
+
+def too_few_frames(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    target = torch.tensor([[1, 1, 2, 2] if step == BAD_STEP else [1, 2, 1, 2]])
+    return F.ctc_loss(out[:5, None].log_softmax(-1), target, (5,), (4,))
+
+
+def of_nothing(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    return (
+        hide(out * 1.0, is_target=False)
+        .masked_fill(torch.full((6, 3), step == BAD_STEP), -torch.inf)
+        .logsumexp(-1)
+        .mean()
+    )
+
+
+def too_large(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    return (out * (3e38 if step == BAD_STEP else 1.0) * 100).mean()
+
+
+def bad_target(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    y = y * (torch.nan if step == BAD_STEP else 1.0)
+    return (out - y).square().mean()
+
+
+REASONS: dict[str, tuple[Any, str, str]] = {
+    "a logit of −inf": (masked_logit, "a class whose log-probability is −inf", "−inf"),
+    "a log-probability of −inf": (masked_log_probability, "a class whose log-probability is −inf", "−inf"),
+    "frames": (too_few_frames, "a target that needs 6 frames, of which there are 5", "6 frames"),
+    "logsumexp": (of_nothing, "logsumexp over a row that is all −inf", "all −inf"),
+    "overflow": (too_large, "", "overflow of float32"),
+    "a target": (
+        bad_target,
+        "by `sub` between the model's output and the loss, or comes in there",
+        "mul with nan",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_reasons_are_read_off_what_was_taken(name: str, *, is_watched: bool) -> None:
+    loss_of, in_graph, watched = REASONS[name]
+    program = Program(Simple, lambda net: train(net, loss_of), "", "", "", "", None)
+    found = find(program, (*SOURCES, *WATCHES) if is_watched else SOURCES)[0]
+    assert found.detector in ("nan-forward", "nan-input")
+    assert found.step == BAD_STEP
+    assert (watched if is_watched else in_graph) in found.message
+    assert ("float32" in found.message) == (name == "overflow" and is_watched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -233,7 +234,10 @@ _LINEAR = frozenset(
 
 
 def _find_infinite(case: Case) -> str:
-    """Infinity among what it took: what comes of it is none of its own."""
+    """Infinity, or a number that is NaN, among what it took: what comes of it is none of its own."""
+    number = next((each for each in case.numbers if not math.isfinite(each)), None)
+    if number is not None:
+        return f"{case.name} with {number:g}"
     bad = [each for each in case.operands if each.is_floating_point() and _any(each.detach().isinf())]
     if not bad:
         return ""
@@ -250,7 +254,7 @@ def _find_overflow(case: Case) -> str:
     if kind is None or not case.operands or not kind.is_floating_point() or case.name not in _LINEAR or not is_finite:
         return ""
     is_empty = case.name == "mean" and not case.operands[0].numel()
-    return "" if is_empty else f"overflow of {_kind(kind)}, whose largest is {torch.finfo(kind.dtype).max:.4g}"
+    return "" if is_empty else f"overflow of {_kind(kind)}, whose largest is {torch.finfo(kind.dtype).max:g}"
 
 
 def _kind(tensor: Tensor) -> str:

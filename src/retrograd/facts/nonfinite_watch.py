@@ -46,6 +46,10 @@ _TAUGHT = ("input", "target", "weight")
 """Names of operands; those of losses."""
 
 
+_LENGTHS = ("targets", "input_lengths", "target_lengths")
+"""Arguments of ``ctc_loss`` behind the first, which need not be tensors."""
+
+
 class NonFiniteWatch(FactSource):
     """Watches every step until the first number is made that is not finite.
 
@@ -158,7 +162,7 @@ class NonFiniteWatch(FactSource):
             born="input" if born.born == "update" and leaf is None else born.born,
             operation=place.operation.rstrip("_") or born.operation,
             line=str(place),
-            reason=born.reason or next(map(self._tell_broken, born.operands.values()), ""),
+            reason=born.reason if born.born == "forward" else next(map(self._tell_broken, born.operands.values()), ""),
             operands={name: describe_values(each) for name, each in born.operands.items()},
             made=born.made,
             certain=born.is_made,
@@ -259,7 +263,8 @@ def _name_line() -> str:
 
 def _make_case(name: str, born: BornOperation, operands: list[Tensor], made: Tensor | None) -> Case:
     numbers = [each for each in born.args if isinstance(each, int | float) and not isinstance(each, bool)]
-    named = dict(born.kwargs)
+    named = dict(zip(_LENGTHS, born.args[1:], strict=False)) if name == "ctc_loss" else {}
+    named |= born.kwargs
     for each in born.args:
         if isinstance(each, tuple | list) and all(isinstance(dim, int) for dim in each):
             named.setdefault("dim", each)

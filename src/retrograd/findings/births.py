@@ -149,7 +149,7 @@ class Births:
             is_watched=fact.watched,
             is_certain=fact.certain or (shown is not None and (shown.born, shown.step) == ("backward", fact.step)),
             is_outside=bool(fact.line) and not fact.name and bool(self._record.sites),
-            made=fact.made,
+            made=fact.made or (shown.made if shown is not None and shown.step == fact.step else ""),
             reached=self._reach_of(fact.step),
         )
         return self._look_behind(birth) if birth.born == "input" else birth
@@ -273,9 +273,16 @@ class Births:
         """Say where what is not finite has gone at a step: to the loss, or to a weight; empty where nothing tells."""
         if step in self._lost_steps:
             return f"the loss of step {step} is not finite"
+        sites = self._list_bad_weights(step)
+        return f"it is in {self._record.history.site_names[sites[0]]} at step {step}" if len(sites) else ""
+
+    def are_weights_bad(self, step: int | None) -> bool:
+        """Tell whether weights, their gradients or updates are not finite at a step."""
+        return len(self._list_bad_weights(step)) > 0
+
+    def _list_bad_weights(self, step: int | None) -> npt.NDArray[Any]:
         rows = self._rows
-        of_step = rows["site"][(rows["step"] == step) & self._of_weights[rows["site"]]]
-        return f"it is in {self._record.history.site_names[of_step[0]]} at step {step}" if len(of_step) else ""
+        return np.asarray(rows["site"][(rows["step"] == step) & self._of_weights[rows["site"]]])
 
     def _place(self, first: Site, step: int, *, is_behind: bool) -> Birth:
         if is_behind:  # the loss is lost, and all that the model gave is finite

@@ -163,13 +163,30 @@ def is_saved_tensor(value: Any) -> bool:
     return type(value) is SAVED_TENSOR
 
 
+class Held:
+    """What a ``pack`` of the program's has returned, while it is watched, and what it was given.
+
+    Attributes:
+        held: the former.
+        sample: of the latter.
+        shape: of the latter.
+        memory: where the latter lies; 0 where ``held`` is not it, so that it may be freed and used again.
+    """
+
+    __slots__ = ("held", "memory", "sample", "shape")
+
+    def __init__(self, held: Any, sample: Tensor, shape: torch.Size, memory: int) -> None:
+        self.held, self.sample, self.shape, self.memory = held, sample, shape, memory
+
+
 def holds(raw: Any) -> Any:
     """What is in a ``SavedTensor``, as torch or a hook that packs has it; None where it is freed.
 
     A tensor may be the program's own, or be part of a graph: it is looked at, and let go of.
     """
     try:
-        return raw.data
+        data = raw.data
+        return data.held if type(data) is Held else data
     except RuntimeError:
         return None
 

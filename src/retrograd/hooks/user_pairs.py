@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.engine import is_tracing, is_transformed, uncompiled, uncompiled_itself, without_functions
 from retrograd.hooks.listeners import Undo, wrap_method
+from retrograd.hooks.nodes import Held
 from retrograd.hooks.saved import Pack, Unpack
 
 MOST = 4096
@@ -65,19 +66,6 @@ def _is_of_torch(given: Any) -> bool:
     return module.startswith("torch.") or isinstance(given, torch.fx.GraphModule)
 
 
-class _Held:
-    """What a ``pack`` has returned, and a sample of what it was given."""
-
-    __slots__ = ("held", "memory", "sample", "shape")
-
-    def __init__(self, held: Any, sample: Tensor, tensor: Tensor) -> None:
-        self.held, self.sample, self.shape = held, sample, tensor.shape
-        self.memory = _address(tensor)
-        """Where the saved tensor lies; 0 where that is not what is held, so that it may be freed and used again."""
-        if not isinstance(held, Tensor) or _address(held) != self.memory:
-            self.memory = 0
-
-
 class _WatchedPair:
     """A pair of the program's, in its place. It outlives the watch where the program keeps a graph."""
 
@@ -90,12 +78,15 @@ class _WatchedPair:
         """Pack as the program does, and remember a sample of what is packed."""
         sample = self._sample(tensor)
         held = self._pack(tensor)
-        return held if sample is None else _Held(held, sample, tensor)
+        if sample is None:
+            return held
+        is_itself = isinstance(held, Tensor) and _address(held) == _address(tensor)
+        return Held(held, sample, tensor.shape, _address(tensor) if is_itself else 0)
 
     @uncompiled
     def unpack_hook(self, held: Any) -> Tensor:
         """Unpack as the program does, and compare."""
-        if type(held) is not _Held:
+        if type(held) is not Held:
             return self._unpack(held)
         found = self._unpack(held.held)
         watch = self._watch()

@@ -19,7 +19,7 @@ from torch import Tensor
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.function_mode import FunctionListener
-from retrograd.hooks.nodes import LEAF_NUMBER, detach, edges_of, identity_of, number_of, saved_tensors_of
+from retrograd.hooks.nodes import LEAF_NUMBER, detach, edges_of, holds, identity_of, number_of, saved_tensors_of
 from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.saved import is_plain, version_of
 from retrograd.hooks.torch_calls import is_inner, tensors_of, user_line
@@ -249,12 +249,8 @@ class SavedWatch:
 def _held_by(node: Any) -> Iterator[tuple[str, Tensor, bool]]:
     """The memory that a node holds, by name, and whether hooks have packed it: a copy of theirs is theirs."""
     for name, raw in saved_tensors_of(node):
-        try:
-            held = raw.data
-        except RuntimeError:  # freed
-            continue
         if name not in _UPDATED_BY_THEIR_OWN:
-            for tensor in tensors_of((held,), None):
+            for tensor in tensors_of((holds(raw),), None):
                 if is_plain(tensor):
                     yield name, detach(tensor), raw.unpack_hook is not None
 

@@ -112,8 +112,9 @@ def _describe(fact: NonFinite) -> str:
         return f"The gradient becomes {what}{where}, step {fact.step}{reason}"
     if fact.born == "update" and not fact.operation:  # a gradient may have been so before, or what is written by hand
         return f"{what} is in a parameter behind step {fact.step}{seen}"
-    either = "" if fact.certain or not fact.operation else f" by `{fact.operation}`, or comes in there"
-    return f"{what} is made{either}{where}, step {fact.step}{reason}"
+    if not fact.certain and fact.operation:
+        return f"{what} is made by `{fact.operation}`{where}, or comes in there, step {fact.step}{reason}"
+    return f"{what} is made{where}, step {fact.step}{reason}"
 
 
 def say_critical(finding: Finding) -> None:

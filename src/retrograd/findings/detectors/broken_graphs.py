@@ -265,7 +265,8 @@ class OverwrittenTensor(Detector):
             yield self._describe_seen(fact, fact.step if fact.silent else record.last_step)
         if found is not None and not any(not fact.silent for fact in facts):
             yield self._describe_error(record, found)
-        for pair in record.of(Unpacked):
+        is_named = any(fact.silent for fact in facts)  # with the line that wrote
+        for pair in record.of(Unpacked) if not is_named else ():
             if pair.written or pair.value > LOSSY:
                 yield self._describe_pair(pair)
 

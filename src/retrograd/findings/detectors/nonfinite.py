@@ -100,7 +100,7 @@ class _Born(Detector):
         if not birth.is_seen and birth.noted not in (None, birth.step):
             guess += f", as operations were at step {birth.noted}"
         return self.find(
-            self._weigh(record, birth, lost),
+            self._weigh(record, births, birth),
             f"{said}{guess}{reason}{growth}",
             site=birth.site,
             step=birth.step,
@@ -117,14 +117,14 @@ class _Born(Detector):
         return self.sentence
 
     @staticmethod
-    def _weigh(record: Record, birth: Birth, lost: int | None) -> Severity:
+    def _weigh(record: Record, births: Births, birth: Birth) -> Severity:
         """Training that goes on with a finite loss has got over it; of what came to no weight and no loss take note."""
-        if lost is None and not birth.is_seen and not birth.reached:
+        if birth.born == "backward" and not birth.is_seen and not birth.reached:
             return "note"
         values = record.loss.values
         is_trained = bool(record.of_kind("parameter", "update"))
-        has_recovered = is_trained and len(values) > 0 and bool(np.isfinite(values[-1]))
-        return "warning" if lost is None and has_recovered else "critical"
+        is_over = len(values) > 0 and bool(np.isfinite(values).all()) and not births.are_weights_bad(record.last_step)
+        return "warning" if is_trained and is_over else "critical"
 
 
 def _list_checks(birth: Birth) -> list[str]:
@@ -138,7 +138,7 @@ def _list_checks(birth: Birth) -> list[str]:
     else:
         how = "no recorded site has a number that is not finite"
     is_of_look = birth.is_seen and birth.noted is not None
-    line = f"its line is of step {birth.noted}, whose graph has the same nodes there" if is_of_look else ""
+    line = f"its line was noted at step {birth.noted}, whose graph has the same nodes up to there" if is_of_look else ""
     return [each for each in (how, line, birth.reached) if each]
 
 
@@ -204,7 +204,7 @@ class NanForward(_Born):
 
     def _choose(self, birth: Birth) -> str:
         is_open = birth.is_seen and not birth.is_certain and birth.operation
-        return "{what} is made by `{operation}`, or comes in there{where}, step {step}" if is_open else self.sentence
+        return "{what} is made by `{operation}`{where}, or comes in there, step {step}" if is_open else self.sentence
 
 
 class NanBackward(_Born):
