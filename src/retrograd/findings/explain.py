@@ -11,6 +11,7 @@ from retrograd.findings.detector import Detector
 from retrograd.findings.detectors import DETECTORS
 from retrograd.findings.finding import SEVERITIES, Finding, Findings, NotChecked
 from retrograd.findings.record import CannotTell, Record
+from retrograd.notices import tell_far
 from retrograd.runs.reader import Given, Run, find_run
 
 MOST_ROWS = 1_000_000
@@ -60,7 +61,8 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
     asked = [make() for make in DETECTORS if make.is_default] if detectors is None else detectors
     found: list[Finding] = []
     not_checked: list[NotChecked] = []
-    for detector in asked:
+    for number, detector in enumerate(asked, 1):
+        tell_far(check=f"{number} of {len(asked)}")
         try:
             found.extend(detector.check(record))
         except CannotTell as reason:

@@ -32,6 +32,7 @@ from retrograd.history.rows import (
     encode_phase,
     pick_columns,
 )
+from retrograd.notices import tell_far
 from retrograd.statistics.row import BINS
 
 IntArray = npt.NDArray[np.int64]
@@ -150,8 +151,15 @@ class LongRows(Rows):
             codes: the sites that are asked for; pieces that are known to have none of them are left out.
         """
         low, high = (_ANY_STEP[0] if first is None else first), (_ANY_STEP[1] if last is None else last)
-        parts = [part for part in self._stored if part.step_limits[0] <= high and part.step_limits[1] >= low]
+        parts = self._list_parts(low, high)
         return self._read(read for part in parts for read in _plan(part, names, first, last, codes))
+
+    def _list_parts(self, first: int, last: int) -> Iterator[StoredPart]:
+        """Parts that may have steps between these, and how far it is."""
+        for number, part in enumerate(self._stored, 1):
+            if part.step_limits[0] <= last and part.step_limits[1] >= first:
+                tell_far(part=f"{number:,} of {len(self._stored):,}")
+                yield part
 
     def nonfinite_pieces(self, names: Sequence[str]) -> Iterator[Part]:
         """As :meth:`pieces`, without those of which all elements are known to be finite."""
