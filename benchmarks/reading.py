@@ -6,9 +6,9 @@
     python benchmarks/reading.py measure /tmp/wide --only view explain report
 
 ``train`` records the first steps of a small GPT of so many blocks, and writes them again and again, with other numbers
-and a loss that falls: all kinds of sites, events and facts are those of a recording. With ``make`` rows are invented, and nothing is trained: of each layer
-there are five sites; its weights and updates are copies on all ranks, as under DDP. Both go through the writer of
-recordings, flush by flush. Each line is measured in a process of
+and a loss that falls: all kinds of sites, events and facts are those of a recording. With ``make`` rows are invented,
+and nothing is trained: of each layer there are five sites; its weights and updates are copies on all ranks, as under
+DDP. Both go through the writer of recordings, flush by flush. Each line is measured in a process of
 its own, from the import on. ``duckdb`` is the same merge by DuckDB, on the files as they lie: 11 statistics of each
 site and step, without histograms, and copies told apart by their name alone.
 """
@@ -273,7 +273,9 @@ def _view(folder: Path) -> Any:
 
 def _compare(folder: Path) -> Any:
     """With itself: no difference ends it early."""
-    return _open(folder), str(__import__("retrograd").compare(folder, folder))
+    import retrograd as rg
+
+    return rg.compare(folder, folder)
 
 
 def _export(folder: Path) -> Any:

@@ -1,4 +1,6 @@
-"""Lines on stderr, and warnings: ours point at the program's line; those of others are printed as often as without us.
+"""Lines on stderr, what takes long among them, and warnings.
+
+Ours point at the program's line; those of others are printed as often as without us.
 
 Nothing here raises. Loads without torch.
 """
@@ -7,8 +9,10 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import shutil
 import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -102,6 +106,76 @@ def warn(text: str) -> None:
         file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("sys", 1)
         with suppress(Exception):  # there may be no stderr
             print_text(warnings.formatwarning(text, RetrogradWarning, file, line), file=sys.stderr, end="")
+
+
+# ---- what takes long ----
+
+_PATIENCE, _BLINK = 0.5, 0.2
+"""Seconds until somebody at a terminal is told what is under way, and from one look at it to the next."""
+
+_far: dict[str, str] = {}
+_ends: list[Callable[[], None]] = []
+"""What takes each line away that is shown."""
+
+
+def tell_far(**far: str) -> None:
+    """Tell how far that is which takes long, as ``part="47 of 132"``, for whoever waits at a terminal."""
+    _far.update(far)
+
+
+@contextmanager
+def waiting(words: str) -> Iterator[None]:
+    """Say on a terminal what is under way, how far and since when, in one line that is gone in the end.
+
+    Within another one nothing is said.
+    """
+    if not is_seen() or _ends:
+        yield
+        return
+    is_over = threading.Event()
+    _far.clear()
+    shown = threading.Thread(target=_show_far, args=(words, is_over), name="retrograd-waiting", daemon=True)
+
+    def end() -> None:
+        is_over.set()
+        shown.join()
+
+    shown.start()
+    _ends.append(end)
+    try:
+        yield
+    finally:
+        end()
+        _ends.remove(end)
+
+
+def end_waiting() -> None:
+    """Take the line away, before anything else is printed."""
+    for end in _ends:
+        end()
+
+
+def is_seen() -> bool:
+    """Tell whether stderr is a terminal."""
+    with suppress(OSError, ValueError, AttributeError):
+        return bool(sys.__stderr__ is not None and sys.__stderr__.isatty())
+    return False
+
+
+def _show_far(words: str, is_over: threading.Event) -> None:
+    begun, width = time.monotonic() - _PATIENCE, 0
+    if is_over.wait(_PATIENCE):
+        return
+    with suppress(OSError, ValueError):  # nobody listens any more
+        while not is_over.is_set():
+            far = "".join(f", {name} {text}" for name, text in list(_far.items()))
+            line = f"retrograd: {words}{far}, {time.monotonic() - begun:.0f} s"[
+                : shutil.get_terminal_size().columns - 1
+            ]
+            print(f"\r{line:<{width}}", end="", file=sys.__stderr__, flush=True)
+            width = len(line)
+            is_over.wait(_BLINK)
+        print(f"\r{'':<{width}}\r", end="", file=sys.__stderr__, flush=True)
 
 
 class Notices:

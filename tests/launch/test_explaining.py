@@ -243,7 +243,7 @@ def test_the_verdict(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert lines[0].startswith(". ")
     assert lines[1].startswith("  critical  ")
     assert lines[-1] == "  more: retrograd explain run"
-    monkeypatch.setattr("retrograd.launch.explaining.MOST_ROWS", 3)
+    monkeypatch.setattr("retrograd.launch.explaining.MOST_ROWS_AT_END", 3)
     assert "retrograd explain run" in find_verdict(runs / "runs/well", "run")
 
 

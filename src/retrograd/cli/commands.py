@@ -17,12 +17,19 @@ import retrograd as rg
 from retrograd.addresses import path_to_read, read_path
 from retrograd.amounts import name_letters
 from retrograd.foreign.text import show_plainly
-from retrograd.launch.chosen_run import check_is_no_script, check_run, choose_run, show_in_browser, tell_page
+from retrograd.launch.chosen_run import (
+    check_is_no_script,
+    check_run,
+    choose_run,
+    reading,
+    show_in_browser,
+    tell_page,
+)
 from retrograd.launch.completion import write_completion
 from retrograd.launch.hook_file import install_hook, remove_hook
 from retrograd.launch.options import Command, option
 from retrograd.launch.requests import DebugRequest, ExplainOptions, InventoryRequest, RunRequest, TraceRequest
-from retrograd.notices import print_text
+from retrograd.notices import print_text, waiting
 from retrograd.runs.layout import PARENT
 from retrograd.runs.listing import RunOrder, list_runs
 
@@ -72,10 +79,11 @@ The exit code is 0 if they are the same, but for noise, 1 if they are not, and 2
             check_run(each)
 
     def carry_out(self) -> int:
-        runs = [rg.open_run(each) for each in (self.a, *self.others)]
-        noise = [rg.open_run(each) for each in self.noise]
-        named = zip(runs[1:], name_letters(len(runs))[1:], strict=True)
-        comparisons = [rg.compare(runs[0], other, noise=noise, letter=letter) for other, letter in named]
+        with contextlib.ExitStack() as stack:
+            runs = [stack.enter_context(reading(each)) for each in (self.a, *self.others)]
+            noise = [stack.enter_context(reading(each)) for each in self.noise]
+            named = zip(runs[1:], name_letters(len(runs))[1:], strict=True)
+            comparisons = [rg.compare(runs[0], other, noise=noise, letter=letter) for other, letter in named]
         for path, comparison in zip(self.others, comparisons, strict=True):
             which = str(path) if len(self.others) > 1 else ""
             text = f"{comparison.letter} = {which}: {comparison}\n" if which else f"{comparison}\n"
@@ -102,7 +110,9 @@ class Report(Command):
         check_run(self.run)
 
     def carry_out(self) -> None:
-        tell_page(rg.write_report(rg.open_run(choose_run(self.run)), self.output), is_opened=self.open)
+        with reading(self.run) as run:
+            written = rg.write_report(run, self.output)
+        tell_page(written, is_opened=self.open)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,19 +177,20 @@ class View(Command):
         from retrograd.views.shown import check_choice
 
         path, sites = self._tell_apart()
-        run = rg.open_run(choose_run(path))
         if self.follow:
             from retrograd.views.followed import follow_run
 
-            follow_run(run)
+            follow_run(rg.open_run(choose_run(path)))
             return
-        check_choice(run.history, sites, self.statistic)
-        findings = rg.explain(run)
-        print_text("\n".join(list_findings(findings) or [findings.headline]))
-        if self.map:
-            rg.print_heatmap(run, sites, statistic=self.statistic)
-        else:
-            rg.print_table(run, sites, statistic=self.statistic, sort=self.sort)
+        with reading(path) as run:
+            check_choice(run.history, sites, self.statistic)
+            findings = rg.explain(run)
+        print_text("\n".join(list_findings(findings) or [findings.headline]), flush=True)
+        with waiting("laying the table out"):
+            if self.map:
+                rg.print_heatmap(run, sites, statistic=self.statistic)
+            else:
+                rg.print_table(run, sites, statistic=self.statistic, sort=self.sort)
 
     def _tell_apart(self) -> tuple[Path | None, tuple[str, ...] | None]:
         """The run and the patterns, also where the run follows the patterns."""
@@ -216,8 +227,9 @@ Nothing is sent anywhere: the folder for W&B is an offline run, that for MLflow 
         check_run(self.run)
 
     def carry_out(self) -> None:
-        run = rg.open_run(choose_run(self.run))
-        print_text(str(rg.export(run, self.to, self.output, sites=self.sites, statistics=self.statistics)))
+        with reading(self.run) as run:
+            written = rg.export(run, self.to, self.output, sites=self.sites, statistics=self.statistics)
+        print_text(str(written))
 
 
 @dataclass(frozen=True, kw_only=True)

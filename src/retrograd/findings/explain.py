@@ -12,6 +12,7 @@ from retrograd.findings.detectors import DETECTORS
 from retrograd.findings.finding import SEVERITIES, Finding, Findings, NotChecked
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.stretches import list_parts
+from retrograd.notices import tell_far
 from retrograd.runs.reader import Given, Run, find_run
 
 MOST_ROWS = 1_000_000
@@ -61,7 +62,8 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
     asked = [make() for make in DETECTORS if make.is_default] if detectors is None else detectors
     found: list[Finding] = []
     not_checked: list[NotChecked] = []
-    for detector in asked:
+    for number, detector in enumerate(asked, 1):
+        tell_far(check=f"{number} of {len(asked)}")
         try:
             found.extend(_check_losses(detector, record) if detector.is_of_losses else detector.check(record))
         except CannotTell as reason:

@@ -61,9 +61,15 @@ class ParameterGradients:
 
     def has_hidden_one(self, name: str) -> bool:
         """Tell whether an update changed it though backward gave it nothing: something has written its ``.grad``."""
-        update = str(parse_leniently(name).update)
-        is_recorded = update in self._record.history.site_names
-        return name not in self.steps and is_recorded and bool((self._record.series(update).abs_max > 0).any())
+        return name not in self.steps and name in self._changed
+
+    @cached_property
+    def _changed(self) -> frozenset[str]:
+        """Parameters without a gradient that an update has changed."""
+        updates = [site for site in self._record.of_kind("parameter", "update") if str(site.value) not in self.steps]
+        found = self._record.numbers([(site,) for site in updates], ("abs_max",))
+        changed = zip(updates, found, strict=True)
+        return frozenset(str(site.value) for site, (each,) in changed if (each.of["abs_max"] > 0).any())
 
     @cached_property
     def held(self) -> frozenset[str]:

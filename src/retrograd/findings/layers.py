@@ -62,13 +62,14 @@ class Layers:
 
     def values(self, statistic: str) -> Iterator[Matrix]:
         """A statistic of what they gave, for some steps after the other: as many lines as there are layers."""
-        return self._lay_out([str(layer.site) for layer in self.listed], statistic)
+        return self.lay_out([str(layer.site) for layer in self.listed], statistic)
 
     def gradients(self, statistic: str) -> Iterator[Matrix]:
         """A statistic of the gradients of what they gave, for some steps after the other; NaN where none came."""
-        return self._lay_out([str(layer.site.grad) for layer in self.listed], statistic)
+        return self.lay_out([str(layer.site.grad) for layer in self.listed], statistic)
 
-    def _lay_out(self, names: list[str], statistic: str) -> Iterator[Matrix]:
+    def lay_out(self, names: list[str], statistic: str) -> Iterator[Matrix]:
+        """A statistic of sites, a line each, for some steps after the other; NaN where there is no such site."""
         history = self._record.history
         known = [place for place, name in enumerate(names) if name in history]
         for [found] in history.matrices([statistic], [names[place] for place in known]):

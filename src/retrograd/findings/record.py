@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +30,21 @@ from retrograd.history.facts import (
 from retrograd.history.history import History
 from retrograd.history.matrix import Curve
 from retrograd.history.outline import RecordOutline
+from retrograd.history.rows import encode_phase
 from retrograd.history.series import Series
 from retrograd.history.sink import Event
 from retrograd.sites.site import ROOT, Site, parse_leniently
+
+MOST_ROWS = 1 << 18
+"""Rows of sites that are read together and held, some 130 bytes each; histograms take more."""
+
+MOST_HELD = 3
+"""How many times so many rows are held."""
+
+MOST_NUMBERS = 1 << 23
+"""Numbers of statistics that are read together, eight bytes each."""
+
+FloatArray = npt.NDArray[np.float64]
 
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")
@@ -59,6 +73,65 @@ class Crash:
     node: str = ""
     line: str = ""
     in_backward: bool = False
+
+
+class Numbers(NamedTuple):
+    """Statistics of a site: one number a step.
+
+    Attributes:
+        steps: those that have data, rising: int64, shape ``[n]``.
+        of: of each statistic, by its name: float64, shape ``[n]``.
+    """
+
+    steps: npt.NDArray[np.int64]
+    of: Mapping[str, FloatArray]
+
+
+class AlikeSites:
+    """Series of a long record. Whoever asks for a second site of a kind will ask for others: they are read together.
+
+    Args:
+        record: of what.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._asked: dict[Hashable, str] = {}
+        self._held: OrderedDict[Hashable, History] = OrderedDict()
+
+    def read(self, name: str, *, histograms: bool = False) -> Series | None:
+        """The series of a site, with its rows held; None for the first one of its kind, which is read alone."""
+        kind = self._kinds.get(name)
+        if kind is None or (self._asked.setdefault(kind, name) == name and not histograms):
+            return None
+        history, listed = self._record.history, self._sites[kind]
+        count = MOST_ROWS * len(history.rows.codes) // history.rows.count
+        if count < 2:
+            return None
+        part = listed.index(name) // count
+        key = kind, part, histograms
+        held = self._held.pop(key, None)
+        if held is None:
+            while len(self._held) >= MOST_HELD:
+                self._held.popitem(last=False)
+            held = history.only(listed[part * count : (part + 1) * count], histograms=histograms)
+        self._held[key] = held
+        return held[name]
+
+    @cached_property
+    def _kinds(self) -> dict[str, Hashable]:
+        """Of each site what it is: its kind and quantity, the type of its module and its name there."""
+        return {
+            str(site): (site.kind, site.quantity, self._record.type_of(site.path), site.keys)
+            for site in self._record.sites
+        }
+
+    @cached_property
+    def _sites(self) -> dict[Hashable, list[str]]:
+        found: dict[Hashable, list[str]] = {}
+        for name, kind in self._kinds.items():
+            found.setdefault(kind, []).append(name)
+        return found
 
 
 class Record:
@@ -90,6 +163,7 @@ class Record:
         self._part: tuple[int, int | None, frozenset[str]] | None = None
         self.is_mixed = False
         self._series: dict[str, Series] = {}
+        self._alike = AlikeSites(self)
         self._made: dict[Callable[[Record], Any], Any] = {}
 
     def take_part(self, first: int, end: int | None, optimizers: frozenset[str], is_mixed: bool) -> Record:
@@ -133,17 +207,48 @@ class Record:
         """Recorded sites of one kind (``output``, ``input``, ``parameter``, ``watched``), in order of execution."""
         return [site for site in self.sites if site.kind == kind and site.quantity == quantity]
 
-    def series(self, site: Site | str) -> Series:
+    def series(self, site: Site | str, *, histograms: bool = False) -> Series:
         """A site over the training steps.
+
+        Args:
+            site: it, or its name.
+            histograms: they will be asked for, too.
 
         Raises:
             NoSuchSiteError: it was not recorded.
         """
         name = str(site)
         found = self._series[name] if name in self._series else self.history[name]
-        if not found.is_streamed:  # of a long record all series are more than memory holds
-            self._series[name] = found
+        if found.is_streamed:  # of a long record all series are more than memory holds
+            return self._alike.read(name, histograms=histograms) or found
+        self._series[name] = found
         return found
+
+    def numbers(
+        self, groups: Iterable[Sequence[Site | str]], statistics: Sequence[str]
+    ) -> Iterator[tuple[Numbers, ...]]:
+        """Statistics of the sites of each group over the training steps; those of many groups are read together.
+
+        Args:
+            groups: sites that are asked for at once.
+            statistics: their names.
+
+        Raises:
+            NoSuchSiteError: a site was not recorded.
+        """
+        names = tuple(dict.fromkeys(("count", *statistics)))
+        steps = self._outline.steps.get(encode_phase("train"), np.empty(0, np.int64))
+        room = MOST_NUMBERS // (max(len(steps), 1) * len(names))
+        for some in _share(groups, room):
+            lines = {
+                site: line for line, site in enumerate(dict.fromkeys(map(str, itertools.chain.from_iterable(some))))
+            }
+            values = {name: np.full((len(lines), len(steps)), np.nan) for name in names}
+            for matrices in self.history.matrices(names, list(lines)):
+                for name, matrix in zip(names, matrices, strict=True):
+                    values[name][:, np.searchsorted(steps, matrix.steps)] = matrix.values
+            for group in some:
+                yield tuple(_pick_numbers(steps, values, lines[str(site)]) for site in group)
 
     @cached_property
     def steps(self) -> npt.NDArray[np.int64]:
@@ -276,7 +381,8 @@ class Record:
     @cached_property
     def is_changed(self) -> bool | None:
         """True if any parameter was changed while this was recorded; None where nothing tells."""
-        if any((self.series(site).abs_max > 0).any() for site in self.of_kind("parameter", "update")):
+        updates = [str(site) for site in self.of_kind("parameter", "update")]
+        if updates and any((found.values > 0).any() for [found] in self.history.matrices(["abs_max"], updates)):
             return True
         digests: dict[tuple[int, str], list[str]] = {}
         for look in self.parameters:
@@ -403,6 +509,23 @@ class Record:
     def type_of(self, name: str) -> str:
         """The class of a module, or of that of a parameter, as in ``ReLU``; empty where it is not known."""
         return str(self.modules.get(name.partition(":")[0], {}).get("type", ""))
+
+
+def _share(groups: Iterable[Sequence[T]], room: int) -> Iterator[list[Sequence[T]]]:
+    """Groups one after the other, as many at a time as have ``room`` members together, and one at least."""
+    some: list[Sequence[T]] = []
+    for group in groups:
+        if some and sum(map(len, some)) + len(group) > room:
+            yield some
+            some = []
+        some.append(group)
+    if some:
+        yield some
+
+
+def _pick_numbers(steps: npt.NDArray[np.int64], values: Mapping[str, FloatArray], line: int) -> Numbers:
+    has_rows = ~np.isnan(values["count"][line])
+    return Numbers(steps[has_rows], {name: each[line][has_rows] for name, each in values.items()})
 
 
 def _join(made: Sequence[OptimizerMade]) -> OptimizerMade:

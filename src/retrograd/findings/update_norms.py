@@ -21,6 +21,9 @@ IntArray = npt.NDArray[np.int64]
 TOLD = 1e-5
 """Share of a weight's norm that an update must have to be more than rounding in single precision."""
 
+MOST_HELD = 10_000_000
+"""Numbers of changes that are held, eight bytes each; more are read whenever they are asked for."""
+
 FIRST = 3
 """Steps whose weights are kept."""
 
@@ -42,7 +45,7 @@ class Norms(NamedTuple):
 
 
 class UpdateNorms:
-    """Changes of parameters by optimizers in training. What is held is 16 bytes a step, or 8 where each has an update.
+    """Changes of parameters by optimizers in training. Of a very long record 8 bytes a step are held, or 16.
 
     Args:
         record: what it reads.
@@ -69,7 +72,10 @@ class UpdateNorms:
         steps, ratio, n = JoinedSteps(known), np.empty(len(known)), 0
         self.elements, self.first_weights = np.full(len(self.sites), np.nan), np.empty((len(self.sites), 0))
         self.told = np.zeros(len(self.sites), np.int64)
-        for norms in self.norms():
+        self._held: list[Norms] | None = [] if 3 * len(self.sites) * len(known) <= MOST_HELD else None
+        for _, _, norms in self._read([]):
+            if self._held is not None:
+                self._held.append(norms)
             if not n and len(norms.steps):
                 self.elements = norms.elements[:, 0].copy()
             head = norms.weight[:, : FIRST - self.first_weights.shape[1]]
@@ -88,7 +94,7 @@ class UpdateNorms:
 
     def norms(self) -> Iterator[Norms]:
         """The changes, for some steps after the other."""
-        return (norms for _, _, norms in self._read([]))
+        return (norms for _, _, norms in self._read([])) if self._held is None else iter(self._held)
 
     def norms_beside(self, gradients: Sequence[str]) -> Iterator[tuple[Matrix, Norms]]:
         """The ‖g‖₂ of some gradients, and the changes, for some steps after the other: of each those that it has."""

@@ -65,16 +65,16 @@ def read_numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def read_codes(
-    column: pa.ChunkedArray, code_of: dict[str, int], rename: Callable[[str], str] = str
-) -> npt.NDArray[np.int32]:
+def read_codes(column: pa.ChunkedArray, code_of: dict[str, int]) -> npt.NDArray[np.int32]:
     """A dictionary column as codes of our own numbering; new names are added to ``code_of``."""
-    pieces = [np.empty(0, np.int32)]
-    for piece in column.chunks:
-        names = [rename(name) for name in piece.dictionary.to_pylist()]
-        codes = np.array([code_of.setdefault(name, len(code_of)) for name in names], np.int32)
-        pieces.append(codes[view_numbers(piece.indices)])
-    return np.concatenate(pieces)
+    pieces = [encode_texts(piece.dictionary, code_of)[view_numbers(piece.indices)] for piece in column.chunks]
+    return np.concatenate([np.empty(0, np.int32), *pieces])
+
+
+def encode_texts(texts: pa.Array, code_of: dict[str, int], rename: Callable[[str], str] = str) -> npt.NDArray[np.int32]:
+    """The codes of some names; new ones are added to ``code_of``."""
+    names = map(rename, texts.to_pylist())
+    return np.array([code_of.setdefault(name, len(code_of)) for name in names], np.int32)
 
 
 def give_back() -> None:

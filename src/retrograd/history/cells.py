@@ -50,12 +50,21 @@ class Cells(NamedTuple):
 
     def place(self, piece: Part) -> tuple[npt.NDArray[np.bool_], IntArray]:
         """Which rows belong to the table, and the cells of these."""
-        step, site = locate(self.steps, piece["step"]), locate(self.codes, piece["site"])
-        mask = (self.steps[step] == piece["step"]) & (self.codes[site] == piece["site"])
+        line_of = np.full(int(self.codes[-1]) + 2, -1)
+        line_of[self.codes] = np.arange(len(self.codes))  # the last one stands for all sites beyond
+        line = line_of[np.minimum(piece["site"], len(line_of) - 1)]
+        mask = line >= 0
         if self.phase is not None:
             mask &= piece["phase"] == self.phase
-        cells = step * len(self.codes) + site
-        return mask, cells if mask.all() else cells[mask]
+        index = np.flatnonzero(mask)  # most often of a few sites among many
+        steps = piece["step"][index]
+        step = locate(self.steps, steps)
+        is_there = self.steps[step] == steps
+        cells = step * len(self.codes) + line[index]
+        if is_there.all():
+            return mask, cells
+        mask[index[~is_there]] = False
+        return mask, cells[is_there]
 
     def number(self, piece: Part, cells: IntArray) -> IntArray:
         """A number for the site and the moment of each row, of which these are the cells."""

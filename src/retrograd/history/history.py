@@ -113,6 +113,23 @@ class History:
             later._rows = self.rows  # with what is known of them already
         return later
 
+    def only(self, sites: Iterable[str], *, histograms: bool = False) -> History:
+        """The record with the rows of some sites alone; those of a long record are read in one pass, and held.
+
+        Args:
+            sites: names.
+            histograms: of a long record, with these.
+
+        Raises:
+            NoSuchSiteError: for a site that was not recorded.
+        """
+        rows, some = self.rows, History(rank=self.rank)
+        some.manifest = self.manifest
+        codes = {code for site in sites for code in self._find(site)}
+        parts = [rows.hold(codes, histograms=histograms)] if isinstance(rows, LongRows) else rows.parts
+        some.load(self._names, parts, self.all_events, self._list_tensors, self._copies)
+        return some
+
     # ---- the sink ----
 
     def describe(self, **facts: Any) -> None:

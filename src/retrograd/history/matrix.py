@@ -71,31 +71,33 @@ def build_matrix(
         statistic: name of the statistic.
         phase: kind of forward; None for all.
     """
-    members = np.array([code for several in codes for code in several], np.int64)
-    index = _pick(rows, members, phase)
-    lines = np.repeat(np.arange(len(codes)), [len(several) for several in codes])
-    index, line = _spread(rows["site"][index], index, members, lines)
-    steps, column = number_steps(rows["step"][index])
-    cells = line * len(steps) + column
-    values = np.full(len(codes) * len(steps), np.nan)
-    occupied = np.bincount(cells, minlength=len(values))
-    picked: Part = Picked(rows, index)
-    if len(occupied) and occupied.max() > 1:
-        filled = np.flatnonzero(occupied)
-        picked = Picked(rows, index).merge(
-            (np.cumsum(occupied > 0) - 1)[cells], len(filled), find_columns([statistic], rows.custom)
-        )
-        cells = filled
-    values[cells] = compute_statistic(picked, statistic, rows.custom)
-    return Matrix(sites, steps, values.reshape(len(codes), len(steps)))
+    [matrix] = build_matrices(rows, codes, sites, [statistic], phase)
+    return matrix
 
 
 def build_matrices(
     rows: Rows, codes: Sequence[Collection[int]], sites: list[str], statistics: Sequence[str], phase: str | None
 ) -> Iterator[Matrix]:
     """As :func:`build_matrix`, of one statistic after the other."""
+    members = np.array([code for several in codes for code in several], np.int64)
+    index = _pick(rows, members, phase)
+    lines = np.repeat(np.arange(len(codes)), [len(several) for several in codes])
+    index, line = _spread(rows["site"][index], index, members, lines)
+    steps, column = number_steps(rows["step"][index])
+    cells = line * len(steps) + column
+    size = len(codes) * len(steps)
+    occupied = np.bincount(cells, minlength=size)
+    filled = np.flatnonzero(occupied)
+    is_merged = bool(len(occupied) and occupied.max() > 1)
+    groups = (np.cumsum(occupied > 0) - 1)[cells] if is_merged else cells
+    del line, column, occupied
     for statistic in statistics:
-        yield build_matrix(rows, codes, sites, statistic, phase)
+        picked: Part = Picked(rows, index)
+        if is_merged:
+            picked = Picked(rows, index).merge(groups, len(filled), find_columns([statistic], rows.custom))
+        values = np.full(size, np.nan)
+        values[filled if is_merged else cells] = compute_statistic(picked, statistic, rows.custom)
+        yield Matrix(sites, steps, values.reshape(len(codes), len(steps)))
 
 
 def join_matrices(matrices: Sequence[Matrix]) -> Matrix:

@@ -62,7 +62,7 @@ _NO_ROWS = np.empty(0, np.bool_)
 
 
 def _pick_step(piece: Part, step: int) -> Part:
-    rows = piece["step"] == step
+    rows = np.flatnonzero(piece["step"] == step)
     return {name: np.asarray(piece[name])[rows] for name in (*_OF_MOMENT, "backward")}
 
 

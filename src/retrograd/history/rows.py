@@ -38,6 +38,9 @@ FIXED_TYPES: dict[str, Any] = {
 }
 """Columns that are always there; one float64 column may follow for each user statistic."""
 
+OF_HISTOGRAMS = frozenset({"first_bin", "bin_count", "bins"})
+"""Columns without which there are rows, but no histograms."""
+
 _PHASE_CODES: dict[str, int] = {phase: code for code, phase in enumerate(PHASES)}
 
 
@@ -83,8 +86,13 @@ def encode_phase(phase: str) -> int:
 
 
 def concatenate_columns(parts: Sequence[Mapping[str, npt.NDArray[Any]]], name: str) -> npt.NDArray[Any]:
-    """One column over several sets of columns; where a set lacks a user's statistic it is NaN."""
-    pieces = [part[name] if name in part else np.full(len(part["step"]), np.nan) for part in parts]
+    """One column over several sets of columns; where a set lacks a user's statistic it is NaN.
+
+    Raises:
+        KeyError: a set lacks one of our own columns.
+    """
+    has_always = name in FIXED_TYPES
+    pieces = [part[name] if has_always or name in part else np.full(len(part["step"]), np.nan) for part in parts]
     if not pieces:
         return np.empty(0, FIXED_TYPES.get(name, np.float64))
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -209,9 +217,10 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
 
 def pick_columns(columns: Part, mask: npt.NDArray[np.bool_]) -> Part:
     """The rows of some columns that are marked."""
-    if mask.all():
+    index = np.flatnonzero(mask)
+    if len(index) == len(mask):
         return columns
-    picked = {name: _pick_column(column, mask) for name, column in columns.items() if name != "bins"}
+    picked = {name: _pick_column(column, index) for name, column in columns.items() if name != "bins"}
     if "bins" in columns:
         picked["bins"] = columns["bins"][np.repeat(mask, columns["bin_count"])]
     return picked
@@ -229,11 +238,9 @@ def leave_earlier_out(columns: Part, step: int) -> Part | None:
     return {name: column[first_bin if name == "bins" else start :] for name, column in columns.items()}
 
 
-def _pick_column(column: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    """The marked rows of a column; one number for all of them stays one."""
-    if is_constant(column):
-        return np.broadcast_to(column[0], int(np.count_nonzero(mask)))
-    return column[mask]
+def _pick_column(column: npt.NDArray[Any], index: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Some rows of a column; one number for all of them stays one."""
+    return np.broadcast_to(column[0], len(index)) if is_constant(column) else column[index]
 
 
 def is_constant(column: npt.NDArray[Any]) -> bool:

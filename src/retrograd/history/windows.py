@@ -20,7 +20,19 @@ from retrograd.history.copies import COMPARED, Copies, CopyWatch, Disagreement
 from retrograd.history.histograms import Histograms
 from retrograd.history.outline import Outliner, RecordOutline
 from retrograd.history.passes import FirstPasses
-from retrograd.history.rows import FIXED_TYPES, ROW_TYPES, Part, Picked, Rows, StoredPart, encode_phase, pick_columns
+from retrograd.history.rows import (
+    FIXED_TYPES,
+    OF_HISTOGRAMS,
+    ROW_TYPES,
+    Part,
+    Picked,
+    Rows,
+    StoredPart,
+    concatenate_columns,
+    encode_phase,
+    pick_columns,
+)
+from retrograd.notices import tell_far
 from retrograd.statistics.row import BINS
 
 IntArray = npt.NDArray[np.int64]
@@ -28,7 +40,7 @@ IntArray = npt.NDArray[np.int64]
 MOST_CELLS = 1 << 19
 """Sites times steps that are held once they are merged; a cell takes some 120 bytes."""
 
-CELLS_AT_ONCE = 1 << 16
+CELLS_AT_ONCE = 1 << 18
 """Sites times steps that are merged at one time where all of them are more than are held."""
 
 MOST_ROWS = 1 << 18
@@ -64,6 +76,20 @@ class LongRows(Rows):
                 return Picked(Rows([part], None, self.merges), slice(index, index + 1))
             index -= count
         raise IndexError("there is no such row")
+
+    def hold(self, codes: Iterable[int], *, histograms: bool = False) -> Part:
+        """The rows of some sites, read in one pass and held.
+
+        Args:
+            codes: of the sites.
+            histograms: with these, which take longer than all else.
+        """
+        names = [name for name in self if histograms or name not in OF_HISTOGRAMS]
+        wanted = np.array(sorted(codes), np.int64)
+        is_wanted = np.zeros(int(self.codes.max(initial=-1)) + 1, np.bool_)
+        is_wanted[wanted] = True
+        picked = [pick_columns(piece, is_wanted[piece["site"]]) for piece in self.pieces(names, codes=wanted)]
+        return {name: concatenate_columns(picked, name) for name in names}
 
     def only(self, codes: Iterable[int]) -> Rows:
         """The rows of some sites, read when they are asked for."""
@@ -124,7 +150,16 @@ class LongRows(Rows):
             last: the last one; pieces that have no step between the two are left out.
             codes: the sites that are asked for; pieces that are known to have none of them are left out.
         """
-        return self._read(read for part in self._stored for read in _plan(part, names, first, last, codes))
+        low, high = (_ANY_STEP[0] if first is None else first), (_ANY_STEP[1] if last is None else last)
+        parts = self._list_parts(low, high)
+        return self._read(read for part in parts for read in _plan(part, names, first, last, codes))
+
+    def _list_parts(self, first: int, last: int) -> Iterator[StoredPart]:
+        """Parts that may have steps between these, and how far it is."""
+        for number, part in enumerate(self._stored, 1):
+            if part.step_limits[0] <= last and part.step_limits[1] >= first:
+                tell_far(part=f"{number:,} of {len(self._stored):,}")
+                yield part
 
     def nonfinite_pieces(self, names: Sequence[str]) -> Iterator[Part]:
         """As :meth:`pieces`, without those of which all elements are known to be finite."""
@@ -191,6 +226,7 @@ def choose_rows(parts: Sequence[Part], earlier: Rows, merges: Mapping[str, str],
 
 
 _NO_STEPS = np.empty(0, np.int64)
+_ANY_STEP = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 
 
 class SomeSites(StoredPart):
@@ -311,7 +347,8 @@ def read_once(
         mask, numbers = cells.place(each)
         if passes is not None:
             first = passes.choose(each)
-            mask, numbers = mask & first, numbers[first[mask]]
+            if not first.all():
+                mask, numbers = mask & first, numbers[first[mask]]
         piece = pick_columns(each, mask)
         if watch is not None:
             watch.left_out += len(mask) - len(numbers)
@@ -335,21 +372,22 @@ def list_different(watch: CopyWatch, copies: Copies, cells: Cells) -> list[Disag
 
 def merge_windows(rows: LongRows, cells: Cells, names: Iterable[str] | None = None) -> Iterator[Rows]:
     """As :func:`merge_window`, of some steps after the other."""
-    width = max(min(CELLS_AT_ONCE, MOST_CELLS) // max(len(cells.codes), 1), 1)
-    for some in _cut(cells.steps, width, rows.ends):
+    sites = max(len(cells.codes), 1)
+    width = max(min(CELLS_AT_ONCE, MOST_CELLS) // sites, 1)
+    for some in _cut(cells.steps, width, rows.ends, MOST_CELLS // sites):
         yield merge_window(rows, cells._replace(steps=some), names)
 
 
-def _cut(steps: IntArray, width: int, ends: IntArray) -> Iterator[IntArray]:
+def _cut(steps: IntArray, width: int, ends: IntArray, most: int = 0) -> Iterator[IntArray]:
     """Some of the steps after the other, ``width`` at most, cut where a piece ends if there is such a place.
 
-    A piece that has steps on both sides of a cut is read twice.
+    A piece that has steps on both sides of a cut is read twice; rather than that ``most`` steps may be taken.
     """
     start = 0
     while start + width < len(steps):
-        place = np.searchsorted(ends, steps[start + width]) - 1  # the last piece that ends before
-        end = int(np.searchsorted(steps, ends[place], "right")) if place >= 0 else 0
-        end = end if end > start else start + width
+        place = int(np.searchsorted(ends, steps[start + width]))  # the first piece that does not end before
+        found = [int(np.searchsorted(steps, end, "right")) for end in ends[max(place - 1, 0) : place + 1]]
+        end = next((each for each in found if start < each <= start + max(width, most)), start + width)
         yield steps[start:end]
         start = end
     yield steps[start:]

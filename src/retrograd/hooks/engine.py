@@ -153,10 +153,6 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     return _is_wrapped(tensor) or _is_batched(tensor)
 
 
-without_transforms = torch._C._DisableFuncTorch
-"""A block in which tensors that are not part of a ``torch.func`` transform are computed with as outside of it."""
-
-
 def has_transform() -> bool:
     """Tell whether this thread is inside a ``torch.func`` transform."""
     return torch._C._functorch.peek_interpreter_stack() is not None

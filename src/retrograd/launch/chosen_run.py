@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from retrograd.addresses import is_remote, open_folder
+from retrograd.amounts import count_of
 from retrograd.errors import NotARunError
-from retrograd.notices import print_text, say
+from retrograd.notices import is_seen, print_text, say, waiting
 from retrograd.runs.layout import find_latest, find_rank_folders, is_run
+
+if TYPE_CHECKING:
+    from retrograd.runs.reader import Run
+
+
+@contextlib.contextmanager
+def reading(given: Path | None) -> Iterator[Run]:
+    """Open the run that was named, or the newest; on a terminal it is said what is read, and how far it is.
+
+    Elsewhere one line says so of a run that takes seconds.
+
+    Raises:
+        NotARunError, DamagedRunError: there is none, or it cannot be read.
+    """
+    from retrograd.findings.explain import MOST_ROWS  # with Arrow
+    from retrograd.runs.reader import open_run
+
+    path = choose_run(given)
+    with waiting(f"reading {path}"):
+        run = open_run(path)
+        rows = run.history.rows
+        if rows.count > MOST_ROWS and not is_seen():
+            say(f"reading {count_of(rows.count, 'row')} in {count_of(len(rows.parts), 'file')} of {path}")
+        yield run
 
 
 def is_command(words: Sequence[str]) -> bool:

@@ -20,9 +20,10 @@ from retrograd.addresses import open_folder
 from retrograd.amounts import count_of, list_names
 from retrograd.errors import LaunchError
 from retrograd.files import to_utf8
-from retrograd.findings.explain import MOST_ROWS, explain
+from retrograd.findings.explain import explain
 from retrograd.findings.finding import Findings, store_findings
 from retrograd.foreign.text import show_plainly
+from retrograd.launch.chosen_run import reading
 from retrograd.launch.interpreter import find_obstacle
 from retrograd.launch.lean import load_lean_arrow
 from retrograd.launch.requests import ExplainOptions, RunRequest
@@ -31,6 +32,9 @@ from retrograd.notices import print_text, say
 from retrograd.runs.layout import find_latest, is_run
 from retrograd.runs.reader import Run, open_run
 from retrograd.views.findings_text import format_findings, list_findings
+
+MOST_ROWS_AT_END = 16_000_000
+"""Rows of a run that is explained when its program has ended: about ten seconds of work."""
 
 
 def explain_as_asked(arguments: ExplainOptions) -> int:
@@ -56,8 +60,8 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
         _check_options(arguments)
         run = arguments.run or find_latest()
         shown = str(run)
-    opened = open_run(run)
-    findings = find_and_store(opened)
+    with reading(run) as opened:
+        findings = find_and_store(opened)
     _print(f"{shown}, {_tell_end(opened)}", findings, arguments)
     return 1 if arguments.fail_on and findings.reach(arguments.fail_on) else code
 
@@ -179,7 +183,7 @@ def find_verdict(run: Path, shown: str) -> str:
         shown: the same as the user wrote it.
     """
     opened = open_run(run)
-    findings = find_and_store(opened) if opened.history.rows.count <= MOST_ROWS else None
+    findings = find_and_store(opened) if opened.history.rows.count <= MOST_ROWS_AT_END else None
     return _tell_stopped(opened) + tell_verdict(findings, shown)
 
 

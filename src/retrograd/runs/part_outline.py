@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from retrograd.foreign.text import check_kinds, parse_object
-from retrograd.history.arrays import read_codes, read_numbers
+from retrograd.history.arrays import encode_texts, read_codes, read_numbers, view_numbers
 from retrograd.history.outline import NO_ORDER, IntArray, Outliner, count_runs, to_runs
 from retrograd.history.sink import PHASES
 
@@ -144,6 +144,24 @@ class SiteLists:
     def __init__(self, code_of: dict[str, int]) -> None:
         self.code_of = code_of
         self._read: dict[tuple[int, bytes], PartSites] = {}
+        self._column: tuple[pa.Array, Callable[[str], str], int, npt.NDArray[np.int32]] | None = None
+        """Names that a column had last, how they were renamed, how many were known then, and the codes."""
+
+    def read_codes(self, column: pa.ChunkedArray, rename: Callable[[str], str]) -> npt.NDArray[np.int32]:
+        """A column of names as codes; those of names that none of the lists has are above all others.
+
+        Args:
+            column: of a file.
+            rename: the name in the history of a name in the file.
+        """
+        pieces = [np.empty(0, np.int32)]
+        for chunk in column.chunks:
+            known = self._column
+            if known is None or known[1:3] != (rename, len(self.code_of)) or not known[0].equals(chunk.dictionary):
+                codes = encode_texts(chunk.dictionary, dict(self.code_of), rename)
+                known = self._column = chunk.dictionary, rename, len(self.code_of), codes
+            pieces.append(known[3][view_numbers(chunk.indices)])
+        return np.concatenate(pieces)
 
     def read(self, text: bytes, rank: int, rename: Callable[[str], str], groups: int) -> PartSites:
         """What a file tells of its sites.

@@ -60,11 +60,11 @@ _NONFINITE = ("nan", "pos_inf", "neg_inf")
 _OFTEN_CONSTANT = frozenset({"phase", "micro", "backward", "calls", *_NONFINITE})
 """Columns whose rows are mostly all the same, which the footer then tells; what it tells of floats leaves NaN out."""
 
-_MOST_GROUPS = 512
+_MOST_GROUPS = 1024
 """Row groups of all files that are kept open; the footer of each takes some twenty kilobytes."""
 
 _GROUPS_OF_A_FILE = 3
-"""What an open file counts for besides, so that there are 128 at most, of the 1024 that a process may have."""
+"""What an open file counts for besides, so that there are 256 at most, of the 1024 that a process may have."""
 
 _BYTES_OF_A_GROUP = 1 << 15
 """What is held of files that were fetched from a store makes a row group more; so that is 16 MB, or one file."""
@@ -272,7 +272,7 @@ class StoredRows(StoredPart):
         return runs, renumber(names, outline.list_sites(), self._lists.code_of)
 
     def _read_sites(self, column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
-        return read_codes(column, dict(self._lists.code_of), self._rename)  # a copy: names that are new are not ours
+        return self._lists.read_codes(column, self._rename)
 
     def check(self, codes: npt.NDArray[np.integer] | None = None) -> None:
         """As of any stored part: each row group is read once, by itself.

@@ -80,10 +80,12 @@ def print_table(
     history = read_history(run)
     chosen = choose_sites(history, sites)
     phase = find_phase(history)
-    summaries = sort_summaries(summarize(history, chosen, statistic, phase), sort)
-    steps = history.made_steps if phase == "train" else history.matrix("count", chosen, phase=phase).steps
+    summaries, steps = summarize(history, chosen, statistic, phase)
+    summaries = sort_summaries(summaries, sort)
+    if phase == "train":
+        steps = history.made_steps[[0, -1]].tolist() if len(history.made_steps) else []
     console = open_console(file)
-    span = f"steps {steps[0]:,} to {steps[-1]:,}" if len(steps) else "no steps"
+    span = f"steps {steps[0]:,} to {steps[-1]:,}" if steps else "no steps"
     console.print(
         f"{count_of(len(summaries), 'place')}, {span}, {statistic}, phase {phase}{_tell_loss(history)}",
         style="dim",
@@ -198,32 +200,72 @@ class Summary:
 
 def summarize(
     history: History, sites: Sequence[str] | None = None, statistic: str = "rms", phase: Phase = "train"
-) -> list[Summary]:
-    """Summaries of all places that have any of the sites: activations in call order, then parameters."""
+) -> tuple[list[Summary], list[int]]:
+    """Read summaries of all places that have any of the sites, in one pass.
+
+    Returns:
+        Activations in call order, then parameters; and steps, of which the first and the last are those of the sites.
+    """
     sites = history.sites if sites is None else list(sites)
-    if not sites:
-        return []
     places = sorted(group_places(sites), key=lambda place: place.kind == "parameter")
     numbers = {site: number for number, site in enumerate(sites)}
-    names = (statistic, "zero_share", "nonfinite", "update_ratio", "count")
-    curves, zeros, nonfinite, ratios, count = (history.matrix(name, sites, phase=phase).values for name in names)
-    is_lost = (nonfinite == count) & (count > 0)
 
-    def pick(place: ModelPlace, *quantities: Quantity) -> int | None:
-        return next((numbers[place.sites[quantity]] for quantity in quantities if quantity in place.sites), None)
+    def pick(place: ModelPlace, *quantities: Quantity) -> int:
+        return next((numbers[place.sites[quantity]] for quantity in quantities if quantity in place.sites), len(sites))
 
-    return [
+    drawn = [pick(place, "grad", "value", "update") for place in places]
+    names = (statistic, "zero_share", "update_ratio", "nonfinite", "count")
+    last, nonfinite, curves, steps = _LastNumbers(3, len(sites)), np.zeros(len(sites)), list[FloatArray](), list[int]()
+    for matrices in history.matrices(names, sites, phase) if sites else ():
+        *told, bad, count = matrices
+        is_lost = (bad.values == count.values) & (count.values > 0)
+        last.add([each.values for each in told], is_lost)
+        nonfinite += np.nansum(bad.values, axis=1)
+        curves.append(told[0].values[drawn])
+        steps += count.steps[[0, -1]].tolist() if len(count.steps) else []
+        del matrices, told, bad, count
+    joined = np.concatenate(curves, axis=1) if curves else np.empty((len(drawn), 0))
+    del curves
+    summaries = [
         Summary(
             place,
-            value=_last(curves, pick(place, "value"), is_lost),
-            gradient=_last(curves, pick(place, "grad"), is_lost),
-            curve=curves[pick(place, "grad", "value", "update")],
-            zeros=_last(zeros, pick(place, "value", "grad"), is_lost),
-            nonfinite=int(sum(np.nansum(nonfinite[numbers[site]]) for site in place.sites.values())),
-            update=_last(ratios, pick(place, "update"), is_lost),
+            value=last.of(0, pick(place, "value")),
+            gradient=last.of(0, pick(place, "grad")),
+            curve=curve,
+            zeros=last.of(1, pick(place, "value", "grad")),
+            nonfinite=int(sum(nonfinite[numbers[site]] for site in place.sites.values())),
+            update=last.of(2, pick(place, "update")),
         )
-        for place in places
+        for place, curve in zip(places, joined, strict=True)
     ]
+    return summaries, steps
+
+
+class _LastNumbers:
+    """Of some statistics the last number of each site, NaN where none of its elements was finite then.
+
+    Args:
+        statistics: how many.
+        sites: how many; one more has no number.
+    """
+
+    def __init__(self, statistics: int, sites: int) -> None:
+        self._numbers = np.full((statistics, sites + 1), np.nan)
+        self._is_known = np.zeros((statistics, sites + 1), np.bool_)
+
+    def add(self, statistics: Sequence[FloatArray], is_lost: npt.NDArray[np.bool_]) -> None:
+        """Take in the next steps: of each statistic, and whether no element was finite, shape ``[sites, steps]``."""
+        for line, values in enumerate(statistics):
+            known = ~np.isnan(values) | is_lost
+            place = values.shape[1] - 1 - known[:, ::-1].argmax(axis=1) if values.shape[1] else 0
+            has_any = np.flatnonzero(known.any(axis=1))
+            at = has_any, np.broadcast_to(place, len(values))[has_any]
+            self._numbers[line, has_any] = np.where(is_lost[at], np.nan, values[at])
+            self._is_known[line, has_any] = True
+
+    def of(self, statistic: int, site: int) -> float | None:
+        """The last number of a site; None where it has none."""
+        return float(self._numbers[statistic, site]) if self._is_known[statistic, site] else None
 
 
 def sort_summaries(summaries: Iterable[Summary], order: Order) -> list[Summary]:
@@ -243,12 +285,3 @@ def sort_summaries(summaries: Iterable[Summary], order: Order) -> list[Summary]:
 
 def _falling(number: float | None) -> tuple[bool, float]:
     return (number is None, -np.inf if number is None or np.isnan(number) else -number)
-
-
-def _last(values: FloatArray, row: int | None, is_lost: npt.NDArray[np.bool_]) -> float | None:
-    """Last number of a row, or NaN if none of its elements was finite."""
-    if row is None:
-        return None
-    numbers = np.where(is_lost[row], np.nan, values[row])
-    known = np.flatnonzero(~np.isnan(values[row]) | is_lost[row])
-    return float(numbers[known[-1]]) if len(known) else None

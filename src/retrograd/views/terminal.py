@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, cast
 import numpy as np
 
 from retrograd.foreign.text import show_plainly
-from retrograd.notices import fit_text
+from retrograd.notices import end_waiting, fit_text
 from retrograd.randomness import random_kept
 from retrograd.views.downsample import FloatArray, reduce_columns
 
@@ -75,6 +75,7 @@ def open_console(file: TextIO | None = None) -> Console:
     """A console that colours for a terminal and prints plainly, uncut, for anything else."""
     if isinstance(file, ConsoleFile):
         return file.console
+    end_waiting()
     with random_kept():
         from rich.console import Console
     file = sys.stdout if file is None else file

@@ -51,18 +51,18 @@ def print_heatmap(
     """
     history = read_history(run)
     chosen = choose_sites(history, sites) if sites is not None else _default_sites(history)
-    console = open_console(file)
     phase = find_phase(history)
-    matrix = history.matrix(statistic, chosen, phase=phase)
+    matrix, bad = (history.matrix(name, chosen, phase=phase) for name in (statistic, "nonfinite"))
+    console = open_console(file)
     if len(matrix.steps) == 0:
         console.print("no steps")
         return
     label = max(len(site) for site in chosen)
     room = (console.width - label - 2) if console.is_terminal else _PIPED_COLUMNS
     columns = share_columns(matrix.steps, max(room, 10))
-    bad = reduce_columns(history.matrix("nonfinite", chosen, phase=phase).values, columns.width).high > 0
+    is_bad = reduce_columns(bad.values, columns.width).high > 0
     logs, low, high = _take_logs(reduce_columns(matrix.values, columns.width).high)
-    for site, line, broken in zip(chosen, logs, bad, strict=True):
+    for site, line, broken in zip(chosen, logs, is_bad, strict=True):
         console.print(
             Text(f"{print_name(console, site):<{label}}  ").append(_draw_line(console, line, broken, low, high))
         )

@@ -202,8 +202,8 @@ class ClipOtherParameters(Detector):
 
 def _has_gradients(record: Record) -> bool:
     """Tell whether gradients of parameters are other than zero at most steps."""
-    sites = record.of_kind("parameter", "grad")
-    return any((record.series(site).abs_max > 0).mean() > HABIT for site in sites)
+    gradients = record.numbers([(site,) for site in record.of_kind("parameter", "grad")], ("abs_max",))
+    return any((found.of["abs_max"] > 0).mean() > HABIT for (found,) in gradients if len(found.steps))
 
 
 class ClipAlwaysOn(Detector):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
@@ -15,7 +16,7 @@ from retrograd.findings.detectors.learning_rate import first_large
 from retrograd.findings.finding import Evidence, Finding, Severity
 from retrograd.findings.layers import Layer, Layers, median_of_first, take_first
 from retrograd.findings.numbers import divide
-from retrograd.findings.record import CannotTell, Record
+from retrograd.findings.record import CannotTell, Numbers, Record
 from retrograd.findings.training import FloatArray, Training
 
 LEAST = 4
@@ -259,8 +260,8 @@ class HooksScale(Detector):
         if record.processes > 1 or len(record.history.rows.ranks) > 1:
             raise CannotTell("gradients of several ranks were averaged")
         first = next((layer for layer in layers if layer.type not in PASSING), None)
-        for layer in (layer for layer in layers if layer.weighs):
-            factors = compare_sums(record, layer)
+        weighing = [layer for layer in layers if layer.weighs]
+        for layer, factors in zip(weighing, compare_sums(record, weighing), strict=True):
             if len(factors) >= LEAST_STEPS and _is_off(factors):
                 yield self._tell_output(record, layer, factors)
                 return
@@ -302,32 +303,38 @@ class HooksScale(Detector):
         )
 
 
-def compare_sums(record: Record, layer: Layer) -> FloatArray:
-    """At each step the sum of the bias's gradient over that of the output's; steps at which that cancels left out."""
-    bias, output = f"{layer.path}:bias.grad", str(layer.site.grad)
-    if bias not in record.history or output not in record.history:
+def compare_sums(record: Record, layers: Sequence[Layer]) -> Iterator[FloatArray]:
+    """Of each layer the sum of its bias's gradient over that of its output's, at steps where that does not cancel."""
+    pairs = [(f"{layer.path}:bias.grad", str(layer.site.grad)) for layer in layers]
+    are_there = [all(name in record.history for name in pair) for pair in pairs]
+    found = record.numbers(itertools.compress(pairs, are_there), ("mean", "count", "l1", "nonfinite"))
+    for is_there in are_there:
+        yield _compare_sums(*next(found)) if is_there else np.empty(0)
+
+
+def _compare_sums(bias: Numbers, output: Numbers) -> FloatArray:
+    if not np.array_equal(bias.steps, output.steps):
         return np.empty(0)
-    below, above = record.series(bias), record.series(output)
-    if not np.array_equal(below.steps, above.steps):
-        return np.empty(0)
-    total = above.mean * above.count
-    kept = (np.abs(total) > 1e-2 * above.l1) & (above.nonfinite == 0) & (below.nonfinite == 0)
-    factors = divide(below.mean * below.count, total)[kept]
+    below, above = bias.of, output.of
+    total = above["mean"] * above["count"]
+    is_sure = np.abs(total) > 1e-2 * above["l1"]
+    kept = is_sure & (above["nonfinite"] == 0) & (below["nonfinite"] == 0)
+    factors = divide(below["mean"] * below["count"], total)[kept]
     return np.asarray(factors[np.isfinite(factors)])
 
 
 def compare_norms(record: Record, layer: Layer) -> FloatArray:
     """At each step the norm of the weight's gradient over ‖∂L/∂b‖ · rms(x) · √fan_in, x being the model's input."""
     names = [f"{layer.path}:weight.grad", f"{layer.path}:bias.grad"]
-    if any(name not in record.history for name in names):
+    if any(name not in record.history for name in names) or not len(_input_rms(record, 1)):
         return np.empty(0)
-    weight, bias = (record.series(name) for name in names)
-    inputs = _input_rms(record, len(weight))
-    if not len(weight) or len(weight) != len(bias) or len(inputs) != len(weight):
+    [(weight, bias)] = record.numbers([names], ("l2", "count"))
+    if not len(weight.steps) or len(weight.steps) != len(bias.steps):
         return np.empty(0)
-    said = bias.l2 * inputs * np.sqrt(weight.count / np.maximum(bias.count, 1))
-    shares = divide(weight.l2, said)
-    return np.asarray(shares[np.isfinite(shares) & (weight.l2 > 0)])
+    inputs = _input_rms(record, len(weight.steps))
+    said = bias.of["l2"] * inputs * np.sqrt(weight.of["count"] / np.maximum(bias.of["count"], 1))
+    shares = divide(weight.of["l2"], said)
+    return np.asarray(shares[np.isfinite(shares) & (weight.of["l2"] > 0)])
 
 
 def _input_rms(record: Record, steps: int) -> FloatArray:

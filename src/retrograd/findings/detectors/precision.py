@@ -88,7 +88,7 @@ class Underflow(Detector):
 
     @staticmethod
     def _measure(record: Record, site: Site) -> tuple[float, float]:
-        series = record.series(site)
+        series = record.series(site, histograms=True)
         scales = np.full(len(series.steps), np.inf)  # the least of all micro-batches of a step
         np.minimum.at(scales, np.searchsorted(series.steps, series.rows["step"]), series.rows["scale"])
         is_told = (scales >= 1) & ~np.isin(series.steps, list(record.once(Births).skipped))
@@ -152,12 +152,18 @@ class UpdateLost(Detector):
     @staticmethod
     def _measure(record: Record) -> Iterator[tuple[Site, float, float, str]]:
         """List parameters of few bits: the share that updates leave, the share without a gradient, and the type."""
-        updates, types = record.once(Training).updates, _need_types(record)
-        for k, site in enumerate(updates.sites):
-            kind = types.get(str(site.value), "")
-            if any(name in kind for name in NARROW) and site.value.grad in record.sites and updates.elements[k] >= 8:
-                still = float(np.nan_to_num(median(record.series(site).zero_share)))
-                yield site, still, float(np.median(record.series(site.value.grad).zero_share)), kind
+        updates, types, known = record.once(Training).updates, _need_types(record), set(record.sites)
+        narrow = [
+            site
+            for site, elements in zip(updates.sites, updates.elements, strict=True)
+            if any(name in types.get(str(site.value), "") for name in NARROW)
+            and site.value.grad in known
+            and elements >= 8
+        ]
+        found = record.numbers([(site, site.value.grad) for site in narrow], ("zero_share",))
+        for site, (update, gradient) in zip(narrow, found, strict=True):
+            still = float(np.nan_to_num(median(update.of["zero_share"])))
+            yield site, still, float(np.median(gradient.of["zero_share"])), types[str(site.value)]
 
 
 class OverflowHeadroom(Detector):

@@ -129,22 +129,27 @@ class DeadUnits(Detector):
 def list_dead(record: Record) -> list[Dead]:
     """Layers with dead units, in the order of the forward."""
     layers = record.once(Layers)
-    silent = _end_in_zeros(layers.values("zero_share"), len(layers.listed))
-    ungraded = _end_in_zeros(layers.gradients("zero_share"), len(layers.listed))
+    asked = [str(layer.site if _is_relu(layer) else layer.site.grad) for layer in layers.listed]
     found = []
-    for layer, is_silent, is_ungraded in zip(layers.listed, silent, ungraded, strict=True):
+    for layer, is_still in zip(
+        layers.listed, _end_in_zeros(layers.lay_out(asked, "zero_share"), len(asked)), strict=True
+    ):
         dead = None
-        if "ReLU" in layer.type and layer.type not in ("LeakyReLU", "PReLU", "RReLU"):
-            dead = _from_looks(record, layer) or (_from_rows(record, layer) if is_silent else None)
+        if _is_relu(layer):
+            dead = _from_looks(record, layer) or (_from_rows(record, layer) if is_still else None)
         elif layer.weighs:
-            dead = _from_looks(record, layer) or (_from_gradients(record, layer) if is_ungraded else None)
+            dead = _from_looks(record, layer) or (_from_gradients(record, layer) if is_still else None)
         found += [dead] if dead else []
     return found
 
 
-def _end_in_zeros(shares: Iterable[Matrix], layers: int) -> list[bool]:
-    """For each layer whether all elements are zero at its last step; a series of each would read a long record anew."""
-    lasts = np.full(layers, np.nan)
+def _is_relu(layer: Layer) -> bool:
+    return "ReLU" in layer.type and layer.type not in ("LeakyReLU", "PReLU", "RReLU")
+
+
+def _end_in_zeros(shares: Iterable[Matrix], lines: int) -> list[bool]:
+    """For each line whether all elements are zero at its last step; a series of each would read a long record anew."""
+    lasts = np.full(lines, np.nan)
     for matrix in shares:
         for place, line in enumerate(matrix.values):
             lasts[place] = next(iter(line[np.isfinite(line)][-1:]), lasts[place])
