@@ -106,8 +106,18 @@ def test_trained_steps_are_counted_once() -> None:
     desk = Desk()
     for step, phase in ((0, "train"), (0, "train"), (0, "eval"), (1, "train"), (5, "train"), (1, "train")):
         desk.sink.add_rows(batch(step, phase))
-    desk.sink.add_event(Event(Moment(5), "update"))
     assert desk.steps == desk.sink.steps == 3
+
+
+def test_where_updates_are_made_they_are_the_steps() -> None:
+    """Passes that no update follows, and an evaluation behind the last one, are of no step that was made."""
+    desk = Desk()
+    for step in range(4):
+        desk.sink.add_event(Event(Moment(step), "loss"))
+        for kind in ("skipped",) if step == 1 else ("update", "update") if step < 3 else ():
+            desk.sink.add_event(Event(Moment(step), kind))
+    desk.sink.add_rows(batch(4))
+    assert desk.sink.steps == 3
 
 
 def test_a_forked_child_opens_a_sink_of_its_own() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from retrograd.findings.explain import explain
+from retrograd.runs.listing import list_runs
+from retrograd.runs.reader import open_run
+from retrograd.views.table import format_table
 from tests.launch.recorded import HEALTHY, Outcome, outputs, parameters, recorded, steps
 
 NET = outputs("body.0", "body.1", "body", "head", "self")
@@ -102,6 +106,50 @@ def test_plain_tensors_with_an_optimizer(outcome: Outcome) -> None:
 def test_plain_tensors_that_are_updated_by_hand(outcome: Outcome) -> None:
     assert [event["step"] for event in outcome.events("loss")] == list(range(5))
     assert [repr(event["value"]) for event in outcome.events("loss")] == outcome.output.split()
+    assert "rg.watch(" in outcome.words[1]
+    assert outcome.words[2:] == [f"retrograd: recorded 5 steps at 0 sites; {HEALTHY}"]
+    [line] = list_runs(outcome.run.parent)
+    assert line.last_step == 4
+    history = open_run(outcome.run).history
+    assert history.made_steps.tolist() == list(range(5))
+    assert "steps 0 to 4" in format_table(history)
+    assert "rg.watch(" in format_table(history)
+
+
+@recorded("behind.py")
+def test_what_runs_behind_the_last_update_makes_no_step(outcome: Outcome) -> None:
+    assert outcome.words[-1].startswith("retrograd: recorded 3 steps at ")
+    assert explain(outcome.run).about.startswith("3 steps at ")
+    [line] = list_runs(outcome.run.parent)
+    assert line.last_step == 2
+    assert "steps 0 to 2" in format_table(outcome.run)
+
+
+@recorded(*(f"successive.py {kind}" for kind in ("plain", "closure", "quiet", "inside")))
+def test_models_one_after_the_other_that_share_nothing(outcome: Outcome) -> None:
+    """Each of them trains well, so nothing is wrong; each step is recorded under the name of its model."""
+    assert outcome.words[-1].startswith("retrograd: recorded 20 steps at ")
+    assert outcome.words[-1].endswith(HEALTHY)
+    assert {event["step"] for event in outcome.events("update")} == set(range(20))
+    found: dict[str, set[int]] = {}
+    for row in outcome.rows():
+        if row["site"].endswith("weight.grad"):
+            found.setdefault(row["site"], set()).add(row["step"])
+    assert sorted(map(sorted, found.values())) == [list(range(10)), list(range(10, 20))]
+    assert not [site for site in found if site.startswith("optimizer/")]
+
+
+@recorded(*(f"own_ways.py {kind}" for kind in ("getattr", "elementwise", "odd", "thread")))
+def test_modules_that_answer_in_ways_of_their_own(outcome: Outcome) -> None:
+    assert outcome.words[-1].startswith("retrograd: recorded 5 steps at ")
+    assert outcome.moments() == steps(5)
+
+
+@recorded("transforms.py first", "transforms.py inner", filters="error")
+def test_a_model_that_runs_with_other_weights(outcome: Outcome) -> None:
+    """No warning of torch's is caused: under these filters it would end the program."""
+    assert outcome.words[-1] == f"retrograd: recorded 5 steps at {len(outcome.sites())} sites; {HEALTHY}"
+    assert {row["step"] for row in outcome.rows() if row["site"] == "0:weight.update"} == set(range(5))
 
 
 @recorded("folds.py")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import retrograd as rg
-from retrograd.history.facts import FACTS
+from retrograd.history.facts import FACTS, OptimizerMade, read_facts
 from retrograd.history.history import History
+from retrograd.recording.recorder import Recorder
 
 
 def make_data() -> tuple[Tensor, Tensor]:
@@ -169,6 +170,27 @@ def test_two_optimizers_of_one_class_have_names_of_their_own() -> None:
                 optimizer.zero_grad()
     for name in ("optimizer/SGD:0.0", "optimizer/SGD_2:0.0"):
         assert recording.history[f"{name}.update"].steps.tolist() == list(range(4))
+
+
+def test_an_optimizer_has_one_number_in_sites_and_facts() -> None:
+    """Beside it there is one of the same class that updates a model, and has no site of its own."""
+    net, (w, b) = nn.Linear(3, 1), make_parameters()
+    x = torch.ones(4, 3)
+    optimizers = [torch.optim.SGD(held, lr=0.1) for held in (net.parameters(), [w], [b])]
+    history = History()
+    recorder = Recorder({"net": net}, history, loose=True)
+    recorder.attach()
+    for _ in range(2):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (net(x).squeeze(1) + x @ w + b).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    recorder.close()
+    loose = {fact.name for fact in read_facts(history.events) if isinstance(fact, OptimizerMade) and fact.unknown}
+    sites = {site.removesuffix(":0.0.update") for site in history.sites if site.startswith("optimizer/")}
+    assert loose == {"SGD#2", "SGD#3"}
+    assert {site for site in sites if ":" not in site} == {"optimizer/SGD_2", "optimizer/SGD_3"}
 
 
 def test_parameters_that_an_optimizer_is_given_later() -> None:

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 from types import FrameType
@@ -31,7 +30,7 @@ from retrograd.hooks.engine import grad_enabled
 from retrograd.hooks.optimizer import call_listeners
 from retrograd.hooks.parts import gradient_of, parameters_of
 from retrograd.hooks.torch_calls import program_frame
-from retrograd.identities import IdentityDict, IdentitySet
+from retrograd.identities import IdentityDict
 from retrograd.sites.site import ROOT
 
 Details = tuple[tuple[str, Any], ...]
@@ -297,22 +296,12 @@ class OptimizerNames:
 
     def __init__(self, host: FactHost) -> None:
         self._host = host
-        self._names: IdentityDict[Optimizer, str] = IdentityDict()
         self._groups: IdentityDict[Optimizer, tuple[int, ...]] = IdentityDict()
-        self._crowd: IdentitySet[Optimizer] = IdentitySet()
-        self._counts: Counter[str] = Counter()
 
     def find(self, optimizer: Optimizer) -> str:
         """``SGD#1``; those of a class after the 50th have the name of that one."""
-        name = self._names.get(optimizer)
-        if name is None:
-            kind = type(optimizer).__name__
-            if self._counts[kind] == MOST_OPTIMIZERS:
-                self._crowd.add(optimizer)
-            else:
-                self._counts[kind] += 1
-            name = self._names[optimizer] = f"{kind}#{self._counts[kind]}"
-        return name
+        number = self._host.optimizers.find(optimizer)
+        return f"{type(optimizer).__name__}#{min(number, MOST_OPTIMIZERS)}"
 
     def see(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""
@@ -332,12 +321,11 @@ class OptimizerNames:
                 self._note(optimizer, has_updated=False)
 
     def _note(self, optimizer: Optimizer, *, has_updated: bool = True) -> None:
-        name = self.find(optimizer)
-        if optimizer in self._crowd:
+        if self._host.optimizers.find(optimizer) > MOST_OPTIMIZERS:
             return
         self._host.note_fact(
             OptimizerMade(
-                name=name,
+                name=self.find(optimizer),
                 value=sum(len(group["params"]) for group in optimizer.param_groups),
                 line=construction_line(optimizer),
                 groups=tuple(self._describe(group) for group in optimizer.param_groups),

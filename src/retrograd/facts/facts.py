@@ -28,7 +28,7 @@ from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.engine import is_abstract
 from retrograd.hooks.names import walk_parameters, walk_paths
 from retrograd.hooks.operation_notes import OperationNotes
-from retrograd.hooks.optimizer import optimizer_listeners
+from retrograd.hooks.optimizer import OptimizerNumbers, optimizer_listeners
 from retrograd.identities import IdentityDict
 from retrograd.sites.site import ROOT
 
@@ -78,10 +78,14 @@ class Facts:
     Args:
         taker: the recorder; held weakly.
         sources: what makes them; those of every recording when left out.
+
+    Attributes:
+        optimizers: the numbers of optimizers.
     """
 
     def __init__(self, taker: FactTaker, sources: Sequence[MakeSource] = SOURCES) -> None:
         self._taker = weakref.ref(taker)
+        self.optimizers = OptimizerNumbers()
         self._sources = [make(self) for make in sources]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._modules: IdentityDict[nn.Module, str] = IdentityDict()

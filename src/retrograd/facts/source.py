@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.history.fact import Fact, JsonObject
 from retrograd.history.sink import Moment
 from retrograd.hooks.operation_notes import OperationNotes
+from retrograd.hooks.optimizer import OptimizerNumbers
 
 
 class FactHost(Protocol):
@@ -27,6 +28,10 @@ class FactHost(Protocol):
 
     def fault(self, site: str, error: Exception) -> None:
         """An error of ours; training goes on."""
+
+    @property
+    def optimizers(self) -> OptimizerNumbers:
+        """The numbers of optimizers, by which facts and sites name them."""
 
     @property
     def step(self) -> int:

@@ -12,6 +12,7 @@ import inspect
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from retrograd.hooks.calls import count_steps
 from retrograd.hooks.engine import is_compiling, is_tracing, uncompiled, uncompiled_itself
 from retrograd.hooks.listeners import Entry, Hook, Listeners, Patch, Undo, replace, wrap_method
 from retrograd.hooks.live_objects import list_instances
+from retrograd.identities import IdentityDict
 
 
 class OptimizerListener(Protocol):
@@ -69,6 +71,22 @@ def list_optimizers() -> list[Optimizer]:
 def held_by(optimizer: Optimizer) -> list[torch.Tensor]:
     """The parameters of an optimizer, in their order; none of one that is still being made."""
     return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+
+
+class OptimizerNumbers:
+    """Numbers the optimizers of a recording: those of each class from 1, in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self._numbers: IdentityDict[Optimizer, int] = IdentityDict()
+        self._counts: Counter[str] = Counter()
+
+    def find(self, optimizer: Optimizer) -> int:
+        """The number of an optimizer, the next one of its class if it has none."""
+        number = self._numbers.get(optimizer)
+        if number is None:
+            self._counts[type(optimizer).__name__] += 1
+            number = self._numbers[optimizer] = self._counts[type(optimizer).__name__]
+        return number
 
 
 class UpdateTap:

@@ -34,7 +34,7 @@ from retrograd.hooks.engine import without_transforms
 from retrograd.hooks.names import describe_model
 from retrograd.hooks.names import name_models as check_names
 from retrograd.identities import IdentityDict
-from retrograd.launch.closing import say_end
+from retrograd.launch.closing import is_speaker, say_end
 from retrograd.launch.late_sink import LateSink
 from retrograd.launch.live_findings import LiveFindings, say_critical
 from retrograd.launch.models import Search, name_models
@@ -77,6 +77,12 @@ _LEFT = ("SystemExit", "KeyboardInterrupt")
 """Exceptions by which a program is left on purpose."""
 
 
+_LOSS_ALONE = (
+    "only the loss was recorded: no module was called, and no optimizer of torch updates; to record a tensor, call "
+    'rg.watch("name", tensor) where it is made'
+)
+
+
 class Session:
     """Finds the models of a process, records them, and says at its end what has become of it."""
 
@@ -117,6 +123,8 @@ class Session:
         except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
         sink = self._sink
+        if sink.steps and not sink.sites and not self._names and is_speaker() and not self._request.quiet:
+            say(_LOSS_ALONE)
         done = f"{count_of(sink.steps, 'step')} at {count_of(sink.sites, 'site')}" if sink.is_open else ""
         say_end(self._obstacle, f"{done}, but {sink.lost} were lost" if sink.lost else done)
         end_as_interrupted()

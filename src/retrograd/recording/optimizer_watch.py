@@ -6,7 +6,6 @@ An update is measured by a copy of the weights, which stands while ``step`` runs
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, compress
 from operator import attrgetter
@@ -21,7 +20,7 @@ from retrograd.hooks.distributed import local_part
 from retrograd.hooks.engine import count_function_modes, without_functions
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import parameter_site
-from retrograd.hooks.optimizer import held_by, list_optimizers
+from retrograd.hooks.optimizer import OptimizerNumbers, held_by, list_optimizers
 from retrograd.identities import IdentityDict
 from retrograd.progress.steps import LossScales, Steps
 from retrograd.recording.clock import Clock, Fault
@@ -37,20 +36,21 @@ from retrograd.statistics.slab import copy_elements, observe_updates
 class LooseParameters:
     """Taps what optimizers hold, under ``optimizer/CLASS:GROUP.INDEX`` or the name that the optimizer was given.
 
-    A second optimizer of the same class is ``CLASS_2``. Those that are there when the first backward pass begins are
-    looked at then, when the models that have run are known and what is left is loose; later ones when they update.
+    A second optimizer of the same class is ``CLASS_2``: the one that facts and findings call ``CLASS#2``. Those that
+    are there when the first backward pass begins are looked at then, when the models that have run are known and what
+    is left is loose; later ones when they update.
 
     Args:
         taps: sets the hooks.
         steps: knows the parameters of recorded models, and is told of those that are tapped.
+        numbers: those of the optimizers.
     """
 
-    def __init__(self, taps: Taps, steps: Steps) -> None:
+    def __init__(self, taps: Taps, steps: Steps, numbers: OptimizerNumbers) -> None:
         self._taps = taps
         self._steps = steps
         self._has_looked = False
-        self._counts: Counter[str] = Counter()
-        self._names: IdentityDict[Optimizer, str] = IdentityDict()
+        self._numbers = numbers
         self._groups: IdentityDict[Optimizer, int] = IdentityDict()
 
     def look(self) -> None:
@@ -71,13 +71,8 @@ class LooseParameters:
         self._steps.add_parameters([tensor for _, tensor in loose])
 
     def _name(self, optimizer: Optimizer) -> str:
-        name = self._names.get(optimizer)
-        if name is None:
-            kind = type(optimizer).__name__
-            self._counts[kind] += 1
-            number = self._counts[kind]
-            name = self._names[optimizer] = kind if number == 1 else f"{kind}_{number}"
-        return name
+        kind, number = type(optimizer).__name__, self._numbers.find(optimizer)
+        return kind if number == 1 else f"{kind}_{number}"
 
 
 def _list(optimizer: Optimizer) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:

@@ -116,9 +116,9 @@ class Recorder:
         self._taps = Taps(self._factory, self._reductions)
         self._emitter = Emitter(sink, self._factory, self._taps)
         self._interventions = InterventionWatch(self._factory, self._emitter)
-        strangers = LooseParameters(self._taps, steps) if loose else None
-        self._optimizers = OptimizerWatch(clock, events, steps, self._taps, buffers.grad, strangers)
         self._facts = Facts(events, sources)
+        strangers = LooseParameters(self._taps, steps, self._facts.optimizers) if loose else None
+        self._optimizers = OptimizerWatch(clock, events, steps, self._taps, buffers.grad, strangers)
         self._models = ModelWatch(
             self._backward, steps, self._factory.placements, self._facts, self._taps.meet_wrapper, self._renew
         )
@@ -149,8 +149,10 @@ class Recorder:
         self._describe()
 
     def add_model(self, name: str, model: nn.Module) -> None:
-        """Record one more model from now on."""
+        """Record one more model from now on; what it runs is of no step that is over."""
         name_models({name: model})
+        if threading.get_ident() == self.clock.thread:
+            self.clock.settle()
         self._add(name, model)
         self._describe()
 

@@ -42,6 +42,12 @@ def find_phase(history: History) -> Phase:
     return next((phase for code, phase in enumerate(PHASES) if code in found), PHASES[0])
 
 
+LOSS_ALONE = (
+    "Only the loss was recorded: no module was called, and no optimizer of torch updates. "
+    'To record a tensor, call rg.watch("name", tensor) where it is made.'
+)
+"""What is said of a run of plain tensors."""
+
 Kind = Literal["activation", "parameter"]
 
 _MODULE_SLOTS = frozenset({"output", "input"})

@@ -20,7 +20,7 @@ from retrograd.history.sink import Phase
 from retrograd.runs.reader import Given, read_history
 from retrograd.sites.site import Quantity
 from retrograd.views.downsample import FloatArray
-from retrograd.views.shown import ModelPlace, choose_sites, find_phase, group_places
+from retrograd.views.shown import LOSS_ALONE, ModelPlace, choose_sites, find_phase, group_places
 from retrograd.views.terminal import (
     BLOCKS,
     PIPED_WIDTH,
@@ -90,6 +90,9 @@ def print_table(
         f"{count_of(len(summaries), 'place')}, {span}, {statistic}, phase {phase}{_tell_loss(history)}",
         style="dim",
     )
+    if not history.sites and len(history.loss.values):
+        console.print(LOSS_ALONE)
+        return
     table, left_out = _fit(summaries, console)
     console.print(table)
     if left_out:

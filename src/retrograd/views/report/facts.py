@@ -18,7 +18,7 @@ from retrograd.views.downsample import IntArray
 from retrograd.views.page.frame import MANTISSA_BITS, significant_digits
 from retrograd.views.report.blocks import Blocks
 from retrograd.views.report.scope import Scope
-from retrograd.views.shown import ModelPlace
+from retrograd.views.shown import LOSS_ALONE, ModelPlace
 
 
 def describe_run(run: Run | History, scope: Scope) -> dict[str, Any]:
@@ -66,6 +66,7 @@ def describe_data(scope: Scope, places: Sequence[ModelPlace], blocks: Blocks) ->
         "digits": significant_digits(scope.mantissa_bits) if scope.mantissa_bits < MANTISSA_BITS else None,
         "measures": [block.facts for block in blocks.statistics],
         "loss": blocks.loss and blocks.loss.facts,
+        "hint": LOSS_ALONE,
         "exponents": blocks.exponents and blocks.exponents.facts,
     }
 

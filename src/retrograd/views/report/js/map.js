@@ -11,6 +11,7 @@ import { drawLegend } from "./legend.js";
 import { drawLoss, followLoss, loadLoss, resizeLoss } from "./loss.js";
 import { loadStatistics, statisticOf } from "./measures.js";
 import { drawPanels, followPanels, resizePanels, showPins } from "./panels.js";
+import { facts } from "./payload.js";
 import { followPointer } from "./pointer.js";
 import { fitColors, listShownRows } from "./rows.js";
 import { QUANTITIES, change, onChange, seriesOf, state } from "./state.js";
@@ -26,10 +27,10 @@ export function readView() {
   followTheme(state.theme, (theme) => change({ theme }));
 }
 
-/** Draw all of it, once the view is known; nothing where nothing was recorded. */
+/** Draw all of it, once the view is known; nothing where nothing was recorded, or the loss alone. */
 export async function showMap() {
-  find("map").hidden = QUANTITIES.length === 0;
-  if (QUANTITIES.length === 0) return;
+  find("map").hidden = QUANTITIES.length === 0 && !facts.loss;
+  if (QUANTITIES.length === 0) return facts.loss ? showLoss() : undefined;
   buildToolbar();
   await Promise.all([loadLoss(), loadShown()]);
   listShownRows();
@@ -43,6 +44,19 @@ export async function showMap() {
   followKeys();
   performance.mark("first paint");
   if (state.open.length) change({ open: state.open });
+}
+
+async function showLoss() {
+  find("map").classList.add("loss-alone");
+  await loadLoss();
+  measureMap();
+  drawAxis();
+  drawLoss();
+  onChange(["theme"], () => {
+    drawAxis();
+    drawLoss();
+  });
+  onChange(["zoom", "cursor"], followLoss);
 }
 
 function loadShown() {
