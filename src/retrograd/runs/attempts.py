@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.addresses import reaching
 from retrograd.errors import RunError
 from retrograd.foreign.text import check_fields, read_json
 from retrograd.history.arrays import read_numbers
@@ -98,7 +99,7 @@ def find_first_step(run: Path, measure: Callable[[], FloatArray]) -> int | None:
         None where there was none, or its record has no step that was begun with these weights.
     """
     mine, own = name_attempt(), os.environ.get("RANK", "")
-    with contextlib.suppress(OSError, RunError):
+    with contextlib.suppress(OSError, RunError), reaching(run):
         folders = [folder for folder in list_rank_folders(run) if not is_extra(folder.name)]
         folders.sort(key=lambda folder: (str(parse_rank(folder.name)) != own, folder.name))
         told = {folder: attempt for folder in folders if (attempt := read_attempt(folder)) is not None}

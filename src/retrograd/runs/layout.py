@@ -114,6 +114,8 @@ def is_torn(path: Path) -> bool:
     """Tell whether a part file on a disk ends otherwise than a Parquet file does."""
     if is_remote(path):
         return False
+    if not path.is_file():  # a pipe would be waited for
+        return path.exists()
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
