@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrograd.history.sink import Moment, RowBatch
+from retrograd.history.sink import Event, Moment, RowBatch
 from retrograd.runs import attempts
 from retrograd.runs.attempts import find_first_step, name_attempt, read_attempt
 from retrograd.runs.reader import open_run
@@ -61,6 +61,19 @@ def test_what_it_does_not_go_on_with_is_set_aside(tmp_path: Path, monkeypatch: p
     assert (own.folder.name, own.is_extra, aside.is_extra) == ("rank00000", False, True)
     assert run.history["a:output"].steps.tolist() == [0, 1]
     assert open_run(aside.folder).history["a:output"].steps.tolist() == [0, 1, 2, 3]
+
+
+def test_of_a_first_step_that_was_not_whole_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loss is known when its backward pass begins, and its rows when the next step does."""
+    begin(monkeypatch, "one", 0)
+    killed = RunWriter(tmp_path, join=True, flush_seconds=NEVER)
+    killed.add_event(Event(Moment(0, 0, 0), "loss", value=9.0))
+    killed.close("running")
+    begin(monkeypatch, "one", 1)
+    attempt(tmp_path, range(2), None)
+    run = open_run(tmp_path)
+    assert [rank.folder.name for rank in run.ranks] == ["rank00000"]
+    assert run.history.loss.values.tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(("launch", "number"), [("one", 0), ("two", 1), ("", 0)])
