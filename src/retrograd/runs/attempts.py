@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.addresses import reaching
 from retrograd.errors import RunError
 from retrograd.foreign.text import check_fields, read_json
 from retrograd.history.arrays import read_numbers
@@ -26,6 +28,8 @@ from retrograd.runs.parts import PartFile, explain_damage
 
 FloatArray = npt.NDArray[np.float64]
 
+_PROGRAM = secrets.token_hex(6)
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -33,6 +37,7 @@ class Attempt:
 
     Attributes:
         process: the machine, its number there, and when it began: the same before and after ``exec``.
+        program: a word that another one is chosen for after ``exec``.
         launch: what torchrun calls its launch; empty for a process that it has not started.
         number: how many attempts of this launch were before.
         step: the step at which it went on with their record; None where it began anew, or was the first.
@@ -40,6 +45,7 @@ class Attempt:
     """
 
     process: str
+    program: str
     launch: str = ""
     number: int = 0
     step: int | None = None
@@ -51,7 +57,7 @@ class Attempt:
     def follows(self, earlier: Attempt) -> bool:
         """Tell whether it does again, or goes on with, what an earlier one did, which is over."""
         is_later = bool(self.launch) and self.launch == earlier.launch and self.number > earlier.number
-        return is_later or self.process == earlier.process
+        return is_later or (self.process == earlier.process and self.program != earlier.program)
 
     def is_beside(self, other: Attempt) -> bool:
         """Tell whether another process is of the same attempt, as other ranks are."""
@@ -68,7 +74,7 @@ def name_attempt(environment: Mapping[str, str] = os.environ) -> Attempt:
     launch, number = environment.get("TORCHELASTIC_RUN_ID", ""), environment.get("TORCHELASTIC_RESTART_COUNT", "")
     if launch == "none":  # nobody has named it; its workers have one parent
         launch = _name_process(os.getppid())
-    return Attempt(_name_process(os.getpid()), launch, int(number) if number.isdecimal() else 0)
+    return Attempt(_name_process(os.getpid()), _PROGRAM, launch, int(number) if number.isdecimal() else 0)
 
 
 def read_attempt(folder: Path) -> Attempt | None:
@@ -93,7 +99,7 @@ def find_first_step(run: Path, measure: Callable[[], FloatArray]) -> int | None:
         None where there was none, or its record has no step that was begun with these weights.
     """
     mine, own = name_attempt(), os.environ.get("RANK", "")
-    with contextlib.suppress(OSError, RunError):
+    with contextlib.suppress(OSError, RunError), reaching(run):
         folders = [folder for folder in list_rank_folders(run) if not is_extra(folder.name)]
         folders.sort(key=lambda folder: (str(parse_rank(folder.name)) != own, folder.name))
         told = {folder: attempt for folder in folders if (attempt := read_attempt(folder)) is not None}

@@ -36,7 +36,7 @@ from retrograd.history.windows import LongRows, read_once
 from retrograd.randomness import random_kept
 from retrograd.runs.layout import LOCK, MANIFEST, MERGED, STATISTICS, Span, list_merged_parts, list_parts
 from retrograd.runs.lock import Lock
-from retrograd.runs.parts import SORTED, PartFile, count_rows, explain_damage, read_back, write_groups
+from retrograd.runs.parts import SORTED, PartFile, count_rows, explain_damage, read_back, remove_merged, write_groups
 from retrograd.runs.reader import Given, Run, open_run, read_run
 
 T = TypeVar("T")
@@ -348,10 +348,8 @@ def _compact_each(run: Run, progress: bool) -> None:
     for each in _list_stored(run):
         by_folder.setdefault(each.path.parent, []).append(each.path)
     for folder in _show(by_folder, len(by_folder), "ranks", progress):
-        listed = list_parts(folder)
-        for merged in list_merged_parts(folder):  # into one that is listed, and was opened
-            merged.unlink(missing_ok=True)
-        for neighbours in _group_neighbours(listed):
+        remove_merged(folder)
+        for neighbours in _group_neighbours(list_parts(folder)):
             _rewrite(neighbours)
 
 

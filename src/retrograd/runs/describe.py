@@ -26,10 +26,14 @@ while training goes on. This page describes format {format}.
 {places}
 
 - Every file appears whole, by renaming. A name that begins with `.tmp-` is a file that is being written, or was
-  when its process was killed; pass over it.
+  when its process was killed; pass over it. None lies in a folder whose files are read together (`statistics`,
+  `merged`, `events`, `tensors`), and none has an extension, so that no glob such as `*.parquet` finds one.
 - The two numbers of a part are the flushes that it holds, first and last. Small neighbours are merged into larger
   parts. If you find a part whose numbers lie inside another's, pass over it: its process was killed between
-  writing the merged one and removing it.
+  writing the merged one and removing it. While a process writes, a query of all parts may come at that moment, once in
+  32 flushes: then it counts rows twice, or fails since a file is gone. Ask again; `rg.open_run` does neither.
+- Links are read, but nothing below the run folder is written or removed through one: `retrograd compact`, `--resume`
+  and whatever else writes refuses it.
 - A process writes every two seconds. Killed at any moment, it loses the rows that it has recorded since, and kept
   tensors of up to twice that time; a power cut may take more, for files are not forced to the disk one by one.
 - Rows of a step are handed to the writer when the next forward begins, or at a flush: where a process is killed while
@@ -169,6 +173,9 @@ rank's rows add up.
 ## rank.json
 
 `rank`, `status` (`running`, `finished`, `failed`; a process that died says `running` and does not hold its lock),
+`attempt` (which process and program it is, the launch of torchrun's and its number there; `step`, at which it went on
+with what an earlier attempt had recorded; `left`, the step and the weights' sums of squares with which it became
+another program),
 `pid`, `host`, `began` and `written` (seconds since the epoch), `first_step`, `last_step`, `rows`, `events` by kind,
 `error` (the exception that ended it: `kind`, `message`, `in_backward`, `node`, `module`, `lines`), `tensor_bytes`, and
 of the last session `tensors_dropped` (no room in the budget) and `lost`: rows, events and tensors that could not be

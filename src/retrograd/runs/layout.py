@@ -67,7 +67,11 @@ PLACES: tuple[Place, ...] = (
     Place(f"rank00000/{INVENTORY}", "what autograd kept in one step, if asked for; `rg.Inventory.load()` reads it"),
     Place(f"rank00000/{RING}", "the last events of backward passes; `ring.names` and `ring.modules` give the words"),
     Place("rank00000/hang-1.txt", "what a pass was at that did not move"),
-    Place("rank00000.p4711/", "a process that found its rank taken; no part of the run's history, but opens by itself"),
+    Place(
+        "rank00000.p4711/",
+        "a process that found its rank taken, or an attempt that a later one of other weights has replaced; no part of "
+        "the run's history, but opens by itself",
+    ),
     Place(
         f"{LOCK}, rank00000/{LOCK}",
         "locks of the operating system, empty; held while a process writes. In object storage the second, as JSON",
@@ -110,6 +114,8 @@ def is_torn(path: Path) -> bool:
     """Tell whether a part file on a disk ends otherwise than a Parquet file does."""
     if is_remote(path):
         return False
+    if not path.is_file():  # a pipe would be waited for
+        return path.exists()
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

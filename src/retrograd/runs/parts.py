@@ -30,7 +30,7 @@ from retrograd.foreign.tables import check_table
 from retrograd.foreign.text import expect_file
 from retrograd.history.arrays import read_numbers
 from retrograd.history.table import filter_rows
-from retrograd.runs.layout import Span, list_merged_parts, list_parts
+from retrograd.runs.layout import Span, list_merged_parts, list_parts, parse_span
 from retrograd.runs.part_outline import PartOutline
 
 _CODED = frozenset({"phase", "site", "kind", "name"})
@@ -56,8 +56,7 @@ class PartFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = refuse_link(folder)
         make_folder(folder)
-        for merged in list_merged_parts(folder):
-            merged.unlink(missing_ok=True)
+        remove_merged(folder)
         remove_unfinished(folder)
         self.spans = [span for span, _ in list_parts(folder)]
         self._next = max((span.last for span in self.spans), default=-1) + 1
@@ -321,6 +320,24 @@ def explain_vanished(path: Path) -> DamagedRunError:
         repair="refresh() the run, or open it again.",
         reason="the process that writes it has merged it into a larger file, or somebody removed it.",
     )
+
+
+def remove_merged(folder: Path) -> None:
+    """Remove parts that were merged into larger ones, by a process that was killed before it had removed them.
+
+    Raises:
+        DamagedRunError: a larger one cannot be read, or has not as many rows.
+    """
+    merged = list_merged_parts(folder)
+    for span, path in list_parts(folder) if merged else ():
+        own = [each for each in merged if span.contains(parse_span(each.name))]
+        if own and read_back(path) is not None and count_rows(path) < sum(map(count_rows, own)):
+            raise DamagedRunError(
+                f"{str(path)!r} has fewer rows than the parts that were merged into it.",
+                repair="move that file out of the folder; the parts are still there.",
+            )
+    for path in merged:
+        path.unlink(missing_ok=True)
 
 
 def _read_step_limits(path: Path) -> tuple[int, int] | None:

@@ -67,6 +67,7 @@ class RankFolder:
         self.attempt = replace(name_attempt(), step=step if claim.is_continued else None)
         self.ledger: Ledger | None = None
         folder = claim.folder
+        step = 0 if step is None and claim.is_taken_over else step
         remove_unfinished(folder)
         self._statistics = PartFolder(folder / STATISTICS)
         self._events = PartFolder(folder / EVENTS)

@@ -11,13 +11,14 @@ from pathlib import Path
 from retrograd.addresses import bounded, is_refusal, is_remote, make_folder, move_folder
 from retrograd.errors import RunError, RunExistsError, RunWriteError
 from retrograd.files import UNFINISHED, refuse_link
+from retrograd.foreign.text import read_json
 from retrograd.runs.attempts import name_attempt, read_attempt
 from retrograd.runs.claim import STALE_SECONDS, Claim
 from retrograd.runs.layout import (
-    EVENTS,
     LOCK,
     MANIFEST,
     MERGED,
+    RANK_FILE,
     STATISTICS,
     TENSORS,
     is_extra,
@@ -61,7 +62,7 @@ class RankClaim:
 
     def __init__(self, run: Path, *, resume: bool = False, join: bool = False, step: int | None = None) -> None:
         self.run = run
-        self.is_continued = False
+        self.is_continued = self.is_taken_over = False
         self._join, self._step = join, step
         self._mark: int | None = None
         try:
@@ -151,7 +152,7 @@ class RankClaim:
                     lock.release()
                     move_folder(folder, self._name_aside(folder))
                     return self._take(rank, resume)
-                self.is_continued = is_there
+                self.is_continued, self.is_taken_over = is_there, is_ours
                 return folder, lock
         if is_remote(folder) and not self._join:
             raise RunExistsError(
@@ -228,8 +229,11 @@ def _was_written(folder: Path) -> bool:
 
 
 def _holds_record(folder: Path) -> bool:
-    """Tell whether anything was recorded there."""
-    return any(list_parts(folder / kind) for kind in (STATISTICS, EVENTS)) or bool(list_shards(folder / TENSORS))
+    """Tell whether more was recorded there than what precedes the rows of the first step."""
+    losses = 0
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        losses = int(read_json(folder / RANK_FILE)["events"]["loss"])
+    return losses > 1 or bool(list_parts(folder / STATISTICS) or list_shards(folder / TENSORS))
 
 
 def _is_ours(path: Path) -> bool:
