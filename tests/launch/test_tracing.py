@@ -17,6 +17,7 @@ from retrograd.errors import TraceError
 from retrograd.launch import closing
 from retrograd.launch.requests import TraceRequest, parse_passes
 from retrograd.tracing.trace import Trace
+from tests import warm
 from tests.launch.conftest import SCRIPTS, run
 from tests.views.chrome_rules import Content, read_checked
 
@@ -344,3 +345,22 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert text.startswith(f"usage: retrograd {command}")
     assert "examples:" in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.ones(1).backward()",
+        "y = x * x; y.register_hook(lambda g: 1 / 0); torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)",
+    ],
+)
+def test_passes_that_were_asked_for_are_not_advised_again(tmp_path: Path, line: str) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\nx = torch.ones(3, requires_grad=True)\n{line}\n")
+    words = [sys.executable, "-m", "retrograd.cli", "trace", "--passes", "0:1", "train.py"]
+    done = warm.run(words, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert (
+        "retrograd: backward pass 0 raised, and was not traced: torch refused it before its first node" in done.stderr
+    )
+    assert "nothing was traced: 1 backward pass ran: torch refused it" in done.stderr
+    assert "--passes" not in done.stderr

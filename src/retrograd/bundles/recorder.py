@@ -113,6 +113,7 @@ class _ProgramRecorder:
         try:
             with OperationTap(self._carry_out):
                 outgoing = run_node(node, incoming)
+            _check_result(outgoing)
             outputs = [None if each is None else self._number_of(each) for each in outgoing]
         except CannotBundleError:
             raise
@@ -282,3 +283,12 @@ def _refuse(what: str, does: str, which: str = ", which cannot be written down")
         repair="run the node again in this process with rg.rerun.",
         reason="a bundle holds tensors, numbers and names of operations only, so that any process can run it.",
     )
+
+
+def _check_result(outgoing: Sequence[Any]) -> None:
+    wrong = next((each for each in outgoing if each is not None and not isinstance(each, Tensor)), None)
+    if wrong is not None:
+        raise CannotBundleError(
+            f"The backward has returned {type(wrong).__name__}, which is not a gradient.",
+            repair="return a tensor, or None, for each argument of the forward.",
+        )

@@ -31,6 +31,9 @@ TRACE = "trace.json.gz"
 CHROME = "chrome.json"
 BUNDLES = "bundles"
 
+_NO_NODE = "torch refused it before its first node, or computed several gradients at once (is_grads_batched)"
+"""Why a pass that was asked for has no trace."""
+
 
 def start_tracing_session() -> None:
     """Trace this process as ``retrograd trace`` was asked to."""
@@ -75,13 +78,20 @@ class TracingSession(PassSession):
         if self._ended == self._first:
             self._begin_trace()
         if failed and not self._has_traced():
-            say(f"backward pass {number} raised, and was not traced; see it with --passes {number}:{number + 1}")
+            said = f"backward pass {number} raised, and was not traced"
+            is_wanted = self._first <= number and (self._last is None or number < self._last)
+            say(f"{said}: {_NO_NODE}" if is_wanted else f"{said}; see it with --passes {number}:{number + 1}")
 
     def _has_traced(self) -> bool:
         """Tell whether the pass that has just ended in this thread was traced."""
         passes = self._trace.passes if self._trace is not None else []
         here, since = threading.get_ident(), self._begun.get(threading.get_ident(), 0)
         return any(each.thread == here and each.begin >= since for each in passes)
+
+    def _tell_obstacle(self) -> str:
+        if self._ended > self._first and not self._obstacle:
+            return f"{count_of(self._ended, 'backward pass', 'backward passes')} ran: {_NO_NODE}"
+        return super()._tell_obstacle()
 
     def _open_folder(self) -> HangWatch:
         self._claim = RankClaim(Path(self._request.path), join=True)

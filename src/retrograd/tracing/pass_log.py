@@ -59,6 +59,7 @@ class PassLog:
         bundles: identity of a node → its replay bundle.
         current: what came in to the node that began last; nothing of what came in to a leaf's, which would be copied
             then instead of becoming ``.grad``.
+        has_ended: the node that began last has run to its end though the pass has failed.
     """
 
     def __init__(self, number: int, depth: int) -> None:
@@ -69,7 +70,7 @@ class PassLog:
         self.norms: dict[int, tuple[Sequence[Any], Sequence[Any]]] = {}
         self.bundles: dict[int, str] = {}
         self.current: list[Any] = [None]
-        self.failed = False
+        self.failed = self.has_ended = False
         self.begin = time.perf_counter_ns()
         self.end = 0
         self._meter: Callable[[], int] | None = None
@@ -122,6 +123,10 @@ class PassLog:
         """Identity of the node that began last."""
         return int(self._marks[2 - _MARKS])
 
+    def begun(self) -> set[int]:
+        """Identities of the nodes that have begun."""
+        return set(self._marks[2::_MARKS])
+
     def learn(self, reach: Reach, name_leaf: NameLeaf) -> None:
         """Ask the nodes what they are; they may be freed after the pass."""
         if self._identities:
@@ -142,6 +147,17 @@ class PassLog:
         self.failed = failed
         if self._meter is not None:
             self.levels.append(self._meter())
+        if failed:
+            self._forget_repeated()
+
+    def _forget_repeated(self) -> None:
+        """Note each node once: in a graph that an earlier pass has freed, the hooks of that pass are there still."""
+        seen: set[int] = set()
+        for index, node in reversed([*enumerate(self._marks[2::_MARKS])]):
+            if node in seen:
+                del self._marks[(index + 1) * _MARKS : (index + 2) * _MARKS]
+                del self.levels[index + 1 : index + 2]
+            seen = {node}
 
     def summary(self) -> BackwardPass:
         """The pass as plain data."""
@@ -211,7 +227,7 @@ class EventDescriber:
         is_leaf = number == LEAF_NUMBER
         module, call, line = (None, 1, None) if is_leaf else self._find_place(number, log.thread)
         norms = log.norms.get(node)
-        raised = log.failed and index == len(log) - 1
+        raised = log.failed and not log.has_ended and index == len(log) - 1
         return NodeEvent(
             name=log._names[place],
             number=None if is_leaf else number,

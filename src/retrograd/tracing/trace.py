@@ -96,6 +96,10 @@ class Failure:
         bundle: folder of the replay bundle; None if there is none.
         no_bundle: why there is none.
         overwritten: what the node had saved and something wrote to in place, if that is why it failed.
+        had_run: whether the node had run to its end before the pass failed, in a hook of a tensor for one; None where
+            that cannot be told.
+        hook_on: the gradient whose hook failed then, as in ``"that comes to 0:AddmmBackward0, made at net.py:5"`` or
+            ``"of fc.weight"``; empty where it cannot be told, or it was no hook.
     """
 
     error: str
@@ -107,6 +111,8 @@ class Failure:
     bundle: Path | None = None
     no_bundle: str = ""
     overwritten: Overwritten | None = None
+    had_run: bool | None = False
+    hook_on: str = ""
 
     def note(self) -> str:
         """The text that is added to the exception."""
@@ -257,10 +263,17 @@ def nothing_new() -> None:
     """Do nothing: the trace is complete."""
 
 
+def _tell_where(failure: Failure) -> str:
+    number, count = failure.place
+    here = f"{failure.event.place}, node {number} of {count}"
+    if failure.had_run:
+        return f"{f'in a hook on the gradient {failure.hook_on}, ' if failure.hook_on else ''}after {here}, had run"
+    return f"in {here}{', or in a hook that ran after it' if failure.had_run is None else ''}"
+
+
 def _tell_failure(failure: Failure) -> Iterator[str]:
     event = failure.event
-    number, count = failure.place
-    yield f"retrograd: backward failed in {event.place}, node {number} of {count}"
+    yield f"retrograd: backward failed {_tell_where(failure)}"
     if failure.overwritten is not None:
         yield f"  {failure.overwritten.sentence()}"
         yield f"  repair: {failure.overwritten.repair()}"
@@ -268,11 +281,11 @@ def _tell_failure(failure: Failure) -> Iterator[str]:
         yield f"  raised by Python code: {failure.source}"
     if event.module is not None and event.call > 1:
         yield f"  call {event.call} of {event.module}"
-    if event.line is not None:
+    if event.line is not None and not failure.hook_on:
         is_text = Path(event.line.file).is_file()  # a trace of somebody else may name a device
         text = linecache.getline(event.line.file, event.line.line).strip() if is_text else ""
         yield f"  forward: {event.line}" + (f": {text}" if text else "")
-    for slot, incoming in enumerate(failure.incoming):
+    for slot, incoming in enumerate(() if failure.had_run else failure.incoming):
         if incoming is not None:
             info, bad = incoming
             yield f"  incoming {slot}: {info}" + ("" if bad is None else f", {bad} of its elements are not finite")
@@ -326,6 +339,8 @@ def _write_failure(failure: Failure | None) -> dict[str, Any] | None:
         "source": failure.source,
         "bundle": str(failure.bundle) if failure.bundle is not None else None,
         "no_bundle": failure.no_bundle,
+        "had_run": failure.had_run,
+        "hook_on": failure.hook_on,
     }
 
 
@@ -341,6 +356,8 @@ def _read_failure(content: dict[str, Any] | None) -> Failure | None:
         source=content["source"],
         bundle=Path(content["bundle"]) if content["bundle"] is not None else None,
         no_bundle=content["no_bundle"],
+        had_run=content.get("had_run", False),
+        hook_on=content.get("hook_on", ""),
     )
     for each in (failure, failure.event, *failure.before):
         check_fields(each)

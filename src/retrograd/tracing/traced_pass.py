@@ -25,7 +25,18 @@ from retrograd.graph.walker import examine
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.node_tap import NodeGradients, NodeHooks, NodeTap, NodeTaps
-from retrograd.hooks.nodes import edges_of, inputs_of, is_freed, is_leaf, root_edges
+from retrograd.hooks.nodes import (
+    edges_of,
+    holds,
+    inputs_of,
+    is_freed,
+    is_leaf,
+    is_python,
+    name_of,
+    number_of,
+    root_edges,
+    saved_tensors_of,
+)
 from retrograd.hooks.reach import PassNodes
 from retrograd.norms import norm
 from retrograd.tracing.pass_log import FindPlace, Marks, NameLeaf, PassLog
@@ -111,10 +122,35 @@ class TracedPass:
         nodes = self._found.nodes
         node = next(node for node in nodes if id(node) == log.last_node())
         incoming = complete_incoming(node, log.current[0])
+        had_run = self._find_whether_it_ran(node, error)
+        log.has_ended = bool(had_run)
         failure = describe_failure(error, log.events(self._find_place), len(nodes), incoming)
+        if had_run:
+            hook_on = self._describe_hook() if failure.source or is_said_of_hook(error) else ""
+            reason = "the node that ran last is not what failed" if hook_on else "the node had run"
+            return replace(failure, no_bundle=reason, had_run=True, hook_on=hook_on)
         bundle, reason = bundle_node(node, incoming, self._options.make_folder, failure.event)
+        failure = replace(failure, had_run=had_run)
         overwritten = explain_overwritten([node], origins, self._name_leaf)
         return replace(failure, bundle=bundle, no_bundle=reason, overwritten=overwritten)
+
+    def _find_whether_it_ran(self, node: Any, error: Exception) -> bool | None:
+        if str(error).startswith(f"Function '{name_of(node)}' returned"):  # anomaly mode looks at what it gave
+            return False
+        if self._examiner is not None:
+            return self._examiner.ended == id(node)
+        return find_whether_it_ran(node, error, keeps_graph=self._found.run.keeps_graph)
+
+    def _describe_hook(self) -> str:
+        """Describe the gradient whose hooks come next, by the node that takes it; empty where several may."""
+        node = find_next(self._found.nodes, self.log.begun())
+        if node is None or self._found.run.inputs:  # whose gradients are handed out before a node runs
+            return ""
+        if is_leaf(node):
+            return f"of {self._name_leaf(node.variable) or 'a leaf'}"
+        module, _, line = self._find_place(number_of(node), self.log.thread)
+        made = f", made at {line}" if line is not None else ""
+        return f"that comes to {f'{module}:' if module is not None else ''}{name_of(node)}{made}"
 
     def close(self) -> None:
         """Let go of the nodes."""
@@ -142,6 +178,8 @@ class _Examiner:
         self._pending = pending
         self._marks = marks
         self._describe = log.describe_while_running(nodes, find_place)
+        self.ended = 0
+        """Identity of the node that has run to its end last."""
 
     def tell(self, place: int, end: int = 0) -> None:
         """Say live that the node at this place in the pass has run: until now, unless its end is known."""
@@ -169,6 +207,7 @@ class _Examiner:
     def after(self, index: int, outgoing: NodeGradients) -> None:
         """Note what the node has given."""
         node = self._nodes[index]
+        self.ended = id(node)
         if self._pending is not None:
             self._pending.ends(node, outgoing)
         if self._options.norms:
@@ -193,6 +232,63 @@ _BEFORE = 5
 
 _ENGINE = "_engine_run_backward"
 
+_FUNCTION = "torch/autograd/function.py"
+"""Where the engine calls the backward of a Python Function."""
+
+_AGAIN = "Trying to backward through the graph a second time"
+_OF_HOOKS = ("hook '", "expected Variable, but hook returned ")
+"""How what torch says of the result of a hook begins."""
+
+
+def is_said_of_hook(error: BaseException) -> bool:
+    """Tell whether torch has refused what a hook returned."""
+    return str(error).startswith(_OF_HOOKS)
+
+
+def find_whether_it_ran(node: Any, error: BaseException, *, keeps_graph: bool) -> bool | None:
+    """Find whether the node that began last had run to its end when a pass failed.
+
+    Torch frees what a node has saved right after the node and its hooks have run, and before the hooks of tensors whose
+    gradients it gave. Of a node that saves nothing, or of a graph that is kept, this does not tell.
+
+    Args:
+        node: the node.
+        error: what the pass raised.
+        keeps_graph: the pass frees nothing.
+
+    Returns:
+        None where it cannot be told.
+    """
+    inner = _find_inner_frames(error)
+    may_be_hook = bool(inner) or is_said_of_hook(error)
+    if str(error).startswith(_AGAIN):
+        return False
+    if is_freed(node):
+        return True
+    is_whole = not keeps_graph and any(holds(raw) is not None for _, raw in saved_tensors_of(node))
+    is_own = is_python(node) and inner and inner[0].filename.endswith(_FUNCTION)
+    return None if may_be_hook and not is_whole and not is_own else False
+
+
+def find_next(nodes: Sequence[Any], begun: Container[int]) -> Any:
+    """Find the node that torch takes next: of those for which all has arrived the one that was made last.
+
+    Args:
+        nodes: those of the pass.
+        begun: identities of those that have run.
+
+    Returns:
+        None where several may come next, as on several devices.
+    """
+    awaited = {id(following) for node in nodes if id(node) not in begun for following, _ in edges_of(node)}
+    ready = [node for node in nodes if id(node) not in begun and id(node) not in awaited]
+    latest = max(map(number_of, ready), default=0)
+    found = [node for node in ready if number_of(node) == latest]
+    if len(found) > 1:  # leaves, which come before all else
+        found = [node for node in found if is_leaf(node) and node.variable._backward_hooks]
+    devices = {each.device for node in nodes for each in inputs_of(node)}
+    return found[0] if len(found) == 1 and len(devices) == 1 else None
+
 
 def describe_failure(
     error: BaseException,
@@ -214,7 +310,7 @@ def describe_failure(
         place=(len(events), count),
         incoming=tuple(map(examine, incoming)),
         before=tuple(reversed(events[-1 - _BEFORE : -1])),
-        source=_find_source(error),
+        source=find_source(error),
     )
 
 
@@ -225,7 +321,7 @@ def bundle_node(
     if is_leaf(node):
         return None, "a leaf's node only adds to .grad"
     if is_freed(node):
-        return None, "an earlier pass has freed what the node had saved; backward(retain_graph=True) keeps it"
+        return None, "a pass has freed what the node had saved; backward(retain_graph=True) keeps it"
     about: dict[str, Any] = {"module": event.module, "call": event.call, "place": event.place}
     if event.line is not None:
         about |= {"file": event.line.file, "line": event.line.line, "function": event.line.function}
@@ -242,12 +338,16 @@ def complete_incoming(node: Any, seen: Any) -> tuple[Tensor | None, ...]:
     return known + (None,) * (len(inputs_of(node)) - len(known))
 
 
-def _find_source(error: BaseException) -> str:
+def find_source(error: BaseException) -> str:
     """Find where Python code raised that the engine had called: a hook, or the backward of a Function."""
+    inner = _find_inner_frames(error)
+    return f"{inner[-1].filename}:{inner[-1].lineno} in {inner[-1].name}" if inner else ""
+
+
+def _find_inner_frames(error: BaseException) -> Sequence[traceback.FrameSummary]:
     frames = traceback.extract_tb(error.__traceback__)
     engine = max((index for index, frame in enumerate(frames) if frame.name == _ENGINE), default=len(frames))
-    inner = frames[engine + 1 :]
-    return f"{inner[-1].filename}:{inner[-1].lineno} in {inner[-1].name}" if inner else ""
+    return frames[engine + 1 :]
 
 
 # ---- meter ----

@@ -23,7 +23,7 @@ from retrograd.hooks.node_tap import NodeTaps
 from retrograd.runs.ranks import ask_rank
 from retrograd.tracing.pass_log import PassLog, place_finder
 from retrograd.tracing.trace import NodeEvent, Trace, nothing_new
-from retrograd.tracing.traced_pass import INCOMPLETE, TracedPass, TraceOptions
+from retrograd.tracing.traced_pass import INCOMPLETE, TracedPass, TraceOptions, find_source, is_said_of_hook
 
 Model = nn.Module | Mapping[str, nn.Module]
 
@@ -179,6 +179,9 @@ class Tracing:
             self.trace.failure = failure
             self.trace.pending = watched.pending
             error.add_note(failure.note())
+        elif (source := find_source(error)) or is_said_of_hook(error):
+            where = f"\n  raised by Python code: {source}" if source else ""
+            error.add_note(f"retrograd: backward failed in a hook on a tensor that it began with{where}")
 
     def _begin(self, run: EngineRun) -> None:
         thread = threading.get_ident()
