@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.facts.nonfinite_reasons import Case, find_reason, operation_of
+from retrograd.facts.nonfinite_reasons import MEAN, Case, find_reason, operation_of
 from retrograd.hooks.nodes import LEAF_NUMBER, edges_of, inputs_of, number_of, root_edges, variable_of
 from retrograd.hooks.nonfinite import is_fine, name_bad, read_saved
 from retrograd.hooks.reach import find_nodes, guard_nodes
@@ -38,9 +38,6 @@ _CARRIERS = frozenset(
 
 _MASKING = frozenset({"masked_fill", "where", "add", "fill", "copy_slices", "clone", "index_put", "maximum", "cat"})
 """Operations by which a program writes −inf on purpose."""
-
-_MEAN = 1
-"""Reduction at which ``nll_loss`` divides by its total weight."""
 
 _EDGES: Mapping[str, Mapping[str, int]] = {
     "addmm": {"mat1": 1, "mat2": 2},
@@ -122,7 +119,7 @@ class _SeenNode:
     def is_empty(self) -> bool:
         """True if it is a mean, or a spread, over too few elements, or divides by zero."""
         total, other = self.saved.get("total_weight"), self.saved.get("other")
-        if isinstance(total, Tensor) and total.numel() == 1 and self.saved.get("reduction") == _MEAN:
+        if isinstance(total, Tensor) and total.numel() == 1 and self.saved.get("reduction") == MEAN:
             return bool((total == 0).any())
         if self.name == "div" and isinstance(other, Tensor):
             return bool((other == 0).any())

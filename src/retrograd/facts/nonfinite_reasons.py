@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MEAN = 1
+"""The reduction ``mean``, as nodes save it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -160,7 +163,7 @@ def _classify(case: Case) -> str:
         return ""
     kept = target != case.named.get("ignore_index", -100)
     if not _any(kept):
-        is_mean = case.named.get("reduction", "mean") in ("mean", 1)
+        is_mean = case.named.get("reduction", "mean") in ("mean", MEAN)
         return "every target is ignored, so it is the mean over none" if is_mean else ""
     classes = min(scores.ndim - 1, 1)
     chosen = scores.gather(classes, target.where(kept, 0).unsqueeze(classes)).squeeze(classes)

@@ -229,15 +229,14 @@ class NonFiniteWatch(FactSource):
         )
 
     def _blame(self, optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> NonFinite:
-        kind, gradient = type(optimizer).__name__, parameter.grad
-        is_zeroed = gradient is not None and bool((parameter.detach().isnan() & (gradient.detach() == 0)).any())
+        kind = type(optimizer).__name__
         return NonFinite(
             name=self.host.name_parameter(parameter) or "",
             born="update",
             operation=f"{kind}.step",
             line=_name_line(),
-            reason=f"0 / 0 in {kind}, whose eps is 0" if group.get("eps") == 0 and is_zeroed else "",
-            operands={} if gradient is None else {"gradient": describe_values(gradient)},
+            reason=f"0 / 0 in {kind}, whose eps is 0" if group.get("eps") == 0 else "",
+            operands={} if parameter.grad is None else {"gradient": describe_values(parameter.grad)},
             made=name_bad(parameter),
             watched=True,
             moment=self._updating,
@@ -256,6 +255,8 @@ def _make_case(name: str, born: BornOperation, operands: list[Tensor], made: Ten
     for each in born.args:
         if isinstance(each, tuple | list) and all(isinstance(dim, int) for dim in each):
             named.setdefault("dim", each)
+        elif isinstance(each, str):
+            named.setdefault("reduction", each)  # of a loss; no other rule asks for it
     return Case(name, operands, made, numbers, named)
 
 

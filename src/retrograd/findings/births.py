@@ -300,7 +300,7 @@ class Births:
                 if parameter in group.get("parameters", ()):
                     steps = [call for call in self._record.calls if call.name == "step" and call.about == name]
                     line = next((call.line for call in reversed(steps) if call.step <= step), "")
-                    reason = f"by {name}, whose eps is 0" if group.get("eps") == 0 else ""
+                    reason = f"0 / 0 in {name}, whose eps is 0" if group.get("eps") == 0 else ""
                     return Birth("update", step, parameter, line, f"{name}.step", reason)
         return Birth("update", step, parameter)
 
