@@ -331,7 +331,8 @@ class Rooted(nn.Module):
     def __init__(self, *, is_masked: bool) -> None:
         super().__init__()
         self.fc, self.head, self.is_masked = nn.Linear(4, 8), nn.Linear(8, 1), is_masked
-        self.relu = nn.ReLU()
+        self.relu, self.unused, self.tied = nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 8)
+        self.tied.weight = self.fc.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.fc(x)

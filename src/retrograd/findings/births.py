@@ -380,10 +380,10 @@ class Births:
 
     @cached_property
     def _has_all_gradients(self) -> bool:
-        """True if the gradients of all weights were recorded: what is in none of them has come to none."""
+        """True if all gradients that weights have had were recorded: what is in none of them has come to none."""
         of_sites = {str(site.value) for site in self._record.of_kind("parameter", "grad")}
-        trained = {each.name for each in self._record.parameters if each.requires_grad}
-        return bool(of_sites) and trained <= of_sites
+        had = [{each.name, *each.tied} for each in self._record.parameters if each.grad == "some"]
+        return bool(of_sites) and all(names & of_sites for names in had)
 
     @cached_property
     def _lost_steps(self) -> frozenset[int]:

@@ -109,11 +109,13 @@ def _describe(fact: NonFinite) -> str:
     if fact.born == "input":  # the operation only took it
         return f"{what} comes in at step {fact.step}{seen}{f': {fact.reason}' if fact.reason else ''}"
     if fact.born == "backward":
-        return f"The gradient becomes {what}{where}, step {fact.step}{reason}"
+        seems = "" if fact.certain else ", it seems"
+        return f"The gradient becomes {fact.made or 'NaN or infinite'}{where}, step {fact.step}{seems}{reason}"
     if fact.born == "update" and not fact.operation:  # a gradient may have been so before, or what is written by hand
         return f"{what} is in a parameter behind step {fact.step}{seen}"
     if not fact.certain and fact.operation:
-        return f"{what} is made by `{fact.operation}`{where}, or comes in there, step {fact.step}{reason}"
+        why = f": {fact.reason}" if fact.reason else ""
+        return f"{what} is made by `{fact.operation}`{where}, or comes in there, step {fact.step}{why}"
     return f"{what} is made{where}, step {fact.step}{reason}"
 
 

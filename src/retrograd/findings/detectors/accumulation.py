@@ -204,6 +204,7 @@ class DoubleBackward(Detector):
                     doubled,
                     f"Backward runs {times} times from the same loss ({value:.4g}) before {len(doubled)} of "
                     f"{seen} updates, so gradients are {times} times as large as meant",
+                    "passes of one micro-batch begin from the same value, which is not zero",
                 )
             elif part and several and len(several) >= HABIT * len(meant):
                 yield self._describe(
@@ -211,9 +212,10 @@ class DoubleBackward(Detector):
                     several,
                     f"Backward runs from {part}, and then from a sum that holds it, before {len(several)} of "
                     f"{len(meant)} updates, so its gradients count twice",
+                    "the sum was seen to be made of it",
                 )
 
-    def _describe(self, optimizer: str, doubled: list[Update], message: str) -> Finding:
+    def _describe(self, optimizer: str, doubled: list[Update], message: str, checked: str) -> Finding:
         passes = doubled[0].named("backward")
         return self.find(
             "warning",
@@ -225,7 +227,7 @@ class DoubleBackward(Detector):
                 Evidence("passes before an update", len(passes), "> 1"),
                 Evidence("line of the first", passes[0].line),
             ],
-            precondition=["the passes are of one micro-batch, and the second begins from the same value or holds it"],
+            precondition=[checked],
             refute="the two losses are different tensors that happen to be equal, or doubled gradients are meant",
         )
 

@@ -116,7 +116,7 @@ class DeadUnits(Detector):
             precondition=[
                 f"the layer is a {worst.layer.type}"
                 if "ReLU" in worst.layer.type
-                else f"they were so at each of the last {worst.seen} looks, or steps",
+                else f"they were so {worst.seen} times one after the other",
                 "the loss has not fallen"
                 if not record.once(Training).fell
                 else f"more than {MOST:.0%} of the units are dead",
