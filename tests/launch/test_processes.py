@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from retrograd.runs.reader import open_run
+from tests.launch.conftest import SCRIPTS, run
 from tests.launch.recorded import HEALTHY, Outcome, outputs, parameters, recorded, steps
 
 PATHS = ("body.0", "body.1", "body", "head", "self")
@@ -77,3 +81,13 @@ def test_what_workers_of_a_data_loader_run_backward_is_no_training(outcome: Outc
     assert outcome.moments() == steps(6)
     assert outcome.warnings == 0
     assert len(outcome.words) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["trace", "inventory"])
+def test_what_workers_of_a_data_loader_run_backward_is_not_followed(tmp_path: Path, command: str) -> None:
+    words = [sys.executable, "-m", "retrograd.cli", command, "-o", "out", str(SCRIPTS / "loader_gradients.py"), "spawn"]
+    code, _, errors = run(words, tmp_path)
+    assert code == 0, errors
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == ["rank00000"]
+    assert "more process" not in errors

@@ -23,7 +23,7 @@ from retrograd.launch.closing import say_end
 from retrograd.launch.tracebacks import hide_our_frames
 from retrograd.notices import say, warnings_kept
 from retrograd.randomness import random_kept
-from retrograd.runs.ranks import RankClaim
+from retrograd.runs.ranks import RankClaim, is_loader_worker
 
 
 class PassSession(ABC):
@@ -66,7 +66,9 @@ class PassSession(ABC):
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """An outermost pass is about to run."""
-        if not self._is_child and multiprocessing.parent_process() is not None:
+        if is_loader_worker():
+            self._run_safely(self._stop)
+        elif not self._is_child and multiprocessing.parent_process() is not None:
             self._is_child = True  # a child of multiprocessing ends without atexit
             multiprocessing.util.Finalize(None, self.close, exitpriority=0)
 

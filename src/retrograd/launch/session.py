@@ -47,7 +47,7 @@ from retrograd.recording.settings import Settings
 from retrograd.recording.weight_sums import sum_squares
 from retrograd.runs.attempts import find_first_step, leave
 from retrograd.runs.ending import describe_exception, describe_exit, find_exception
-from retrograd.runs.ranks import ask_rank
+from retrograd.runs.ranks import ask_rank, is_loader_worker
 
 if TYPE_CHECKING:
     from retrograd.launch.inventory import RunInventory
@@ -65,12 +65,6 @@ def start_session() -> None:
     warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
     hide_our_frames()
     session.take_inventory()
-
-
-def is_loader_worker() -> bool:
-    """Tell whether this process makes batches for another one: what it runs backward is part of no training."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None
 
 
 _LEFT = ("SystemExit", "KeyboardInterrupt")

@@ -21,7 +21,7 @@ from retrograd.launch.pass_session import PassSession
 from retrograd.launch.requests import TraceRequest
 from retrograd.notices import say
 from retrograd.runs.layout import rank_name
-from retrograd.runs.ranks import RankClaim, ask_rank
+from retrograd.runs.ranks import RankClaim, ask_rank, is_loader_worker
 from retrograd.tracing.trace import Trace
 from retrograd.tracing.tracer import Tracing, trace
 from retrograd.views.chrome_trace import write_chrome_trace
@@ -182,7 +182,7 @@ class LateRing:
 
     def run_begins(self, run: EngineRun) -> None:
         """The engine is about to run."""
-        if self._first is not None:
+        if self._first is not None or is_loader_worker():
             return
         self._first = run
         try:

@@ -43,6 +43,12 @@ def ask_rank() -> int:
     return int(text) if text.isdecimal() else 0
 
 
+def is_loader_worker() -> bool:
+    """Tell whether this process makes batches for another one: what it runs backward is part of no training."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
 class RankClaim:
     """A process's hold on its rank's folder.
 
