@@ -20,6 +20,7 @@ from retrograd.facts.modes import ModeSource
 from retrograd.facts.nonfinite_look import NonFiniteLook
 from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.saved_pairs import SavedPairs
+from retrograd.facts.second_derivatives import SecondDerivatives
 from retrograd.facts.source import FactSource, MakeSource, is_look
 from retrograd.facts.tensors import InputSource, StateSource
 from retrograd.facts.units import UnitLooks
@@ -34,7 +35,7 @@ from retrograd.sites.site import ROOT
 
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
-    NonFiniteLook, FreedGraphs, SavedPairs,
+    NonFiniteLook, FreedGraphs, SavedPairs, SecondDerivatives,
 )  # fmt: skip
 """Sources of every recording."""
 

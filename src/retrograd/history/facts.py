@@ -426,6 +426,24 @@ class Unpacked(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostPart(Fact):
+    """A Function that was differentiated twice, and saves what its forward computes and does not return.
+
+    ``name`` is that of the Function.
+
+    Attributes:
+        operation: what computes that in its forward.
+        line: who calls this.
+        called: who called the Function; empty where that was not seen.
+    """
+
+    kind = "lost"
+    operation: str = ""
+    line: str = ""
+    called: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kink(Fact):
     """A node whose inputs lie where its function has no derivative. ``name`` is the module, ``value`` how many do.
 
@@ -459,7 +477,7 @@ class Kink(Fact):
 
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
-    NonFinite, Overwrite, Unpacked, FreedPart, Kink,
+    NonFinite, Overwrite, Unpacked, FreedPart, LostPart, Kink,
 )  # fmt: skip
 """Every kind of fact."""
 

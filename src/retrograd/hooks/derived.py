@@ -19,6 +19,11 @@ _CUTTING = frozenset(
 """Functions of whose result no derivative comes back, though it is a number with a fraction."""
 
 
+def may_differentiate(name: str) -> bool:
+    """Tell whether a derivative comes back through a torch function of this name."""
+    return name not in _CUTTING and not is_bare(name)
+
+
 class DerivedTensors(ForwardListener):
     """Finds what is computed of some tensors while it is entered. What compiled code computes is not seen.
 
@@ -50,7 +55,7 @@ class DerivedTensors(ForwardListener):
         """Return what is taken, if a derivative may go through."""
         name = called_name(function)
         taken = tensors_of(args, kwargs)
-        if name in _CUTTING or is_bare(name) or not any(map(self.holds, taken)):
+        if not may_differentiate(name) or not any(map(self.holds, taken)):
             return None
         return taken[:1] if name == "__setitem__" else []
 

@@ -192,6 +192,11 @@ class OperationNotes(ForwardListener):
             self.fail(error)
             return MADE_BEFORE
 
+    def number_of(self, tensor: Tensor) -> int:
+        """The number of the operation that made a tensor, or wrote to it last; −1 for none of those noted."""
+        known = self._made.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else MADE_BEFORE
+
     def made_by(self, number: int) -> NotedOperation | None:
         """The operation whose result the node with this number belongs to."""
         place = self._numbers.get(number)
@@ -258,8 +263,7 @@ class OperationNotes(ForwardListener):
                 self._made[id(tensor._base)] = weakref.ref(tensor._base), number
 
     def _find(self, tensor: Tensor) -> int:
-        known = self._made.get(id(tensor))
-        number = known[1] if known is not None and known[0]() is tensor else MADE_BEFORE
+        number = self.number_of(tensor)
         if (number >= 0 and self.noted[number].node) or not tensor.requires_grad:
             return number
         if tensor._is_view() and not grad_enabled():  # what the node of a view is may be found out only when asked

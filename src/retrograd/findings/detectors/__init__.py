@@ -43,13 +43,15 @@ from retrograd.findings.detectors.precision import OverflowHeadroom, ScalerChurn
 from retrograd.findings.detectors.ranks import RanksDisagree
 from retrograd.findings.detectors.refused import InferenceTensor, RecomputedOtherwise, UnusedInDDP
 from retrograd.findings.detectors.schedule import RateIsZero, RateJump, SchedulerBeforeStep, SchedulerPerStep
+from retrograd.findings.detectors.second_derivative import LostSecondDerivative
 from retrograd.findings.detectors.shapes import BroadcastLoss, ReshapeMixes, WrongDimension
 from retrograd.findings.detectors.units import AttentionCollapse, DeadUnits, EmbeddingUnused, Saturated
 
 DETECTORS: tuple[type[Detector], ...] = (
     NanInput, NanForward, NanBackward, NanUpdate,
     Failed, NoGraph, FreedGraph, OverwrittenTensor,
-    RecomputedOtherwise, InferenceTensor, UnusedInDDP, LayersInAList, MissingGradient, NotOptimized,
+    RecomputedOtherwise, InferenceTensor, UnusedInDDP, LostSecondDerivative,
+    LayersInAList, MissingGradient, NotOptimized,
     MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
     DoubleBackward, AccumulationNotDivided, ClipAfterStep, ClipBeforeBackward, ClipBeforeUnscale, ClipOtherParameters,
     RateIsZero,
