@@ -9,8 +9,12 @@ import torch
 from torch import nn
 
 import retrograd as rg
+from retrograd.findings.finding import Finding
 from retrograd.findings.record import Record
 from retrograd.findings.stretches import Stretch, find_stretches, list_parts
+from retrograd.history.history import History
+from retrograd.launch.live_findings import DIVERGED, LiveFindings
+from retrograd.recording.recorder import Recorder
 
 HELD = {"A": ("a:weight",), "A2": ("a:weight", "a:bias"), "B": ("b:weight",), "C": ("c:weight",), "unknown": ()}
 
@@ -87,6 +91,19 @@ def test_losses_of_two_models_are_no_series(train: Train) -> None:
     assert not [each for each in found if each.detector in ("diverged", "learning-rate-too-high", "loss-spike")]
     reasons = {each.detector: each.reason for each in found.not_checked}
     assert ("trained in turn" in reasons.get("diverged", "")) == (train is in_turn)
+
+
+def test_a_loss_that_another_model_begins_with_is_not_said_at_once_to_have_diverged() -> None:
+    a, b = make(), make()
+    told: list[Finding] = []
+    recorder = Recorder({"a": a, "b": b}, History())
+    recorder.attach()
+    LiveFindings(recorder.events, told.append)
+    first = fit(a, torch.optim.Adam(a.parameters(), 0.1), 1.0, 25)
+    second = fit(b, torch.optim.Adam(b.parameters(), 0.05), 1000.0, 10)
+    assert min(second) > DIVERGED * max(first)
+    assert not told
+    recorder.close()
 
 
 def test_what_is_wrong_with_one_of_them_is_still_said() -> None:

@@ -431,3 +431,18 @@ def test_cuda_graphs_are_cut_at_each_call_and_nowhere_else_and_kernels_at_none(m
         for before, after in pairwise(others):
             ends = nodes[before].is_extern() or nodes[after].is_extern()
             assert ends or after == before + 1, "a call ends a kernel that would go on"
+
+
+def test_a_tap_that_is_made_inside_a_transform_has_a_handle_of_its_own() -> None:
+    """What is made there by torch's own functions has no memory to be found by."""
+    taps: Numbered[str] = Numbered(torch.int64)
+    handles: list[Tensor] = []
+
+    def measure(x: Tensor) -> Tensor:
+        handles.append(taps.add("a tap"))
+        return x.sin().sum()
+
+    x = torch.ones(3)
+    expected = torch.func.vmap(torch.func.grad(lambda x: x.sin().sum()))(x[None])
+    assert torch.equal(torch.func.vmap(torch.func.grad(measure))(x[None]), expected)
+    assert [taps.find(handle) for handle in handles] == ["a tap"]

@@ -172,9 +172,13 @@ class Facts:
         """A model is recorded from now on."""
         for path, module in walk_paths(name, model):
             self._modules.setdefault(module, path or ROOT)
+        self.name_parameters(name, model)
+        self._tell("model_added", name, model)
+
+    def name_parameters(self, name: str, model: nn.Module) -> None:
+        """Name the parameters of a model that have no name yet."""
         for site, parameter in walk_parameters([(name, model)]):
             self._parameters.setdefault(parameter, site)
-        self._tell("model_added", name, model)
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called by the program itself."""

@@ -16,6 +16,7 @@ from retrograd.errors import RecordingError
 from retrograd.frames import read_locals
 from retrograd.hooks.discovery import ModelDiscovery
 from retrograd.hooks.distributed import is_rehearsal
+from retrograd.hooks.engine import has_transform
 from retrograd.hooks.live_objects import list_instances
 from retrograd.hooks.module import has_compiled_part
 from retrograd.hooks.optimizer import held_by
@@ -105,8 +106,9 @@ class Search:
         if _is_slice(module, self._known):
             self._known.add(module)
             return
-        if has_other_weights(self._family.find_model(module)):
-            return  # it may run with its own at another time
+        is_early = not self._has_trained or len(self._unsettled) or has_transform()
+        if is_early and has_other_weights(self._family.find_model(module)):
+            return  # it may run with its own at another time, or be found by its optimizer
         try:
             if next(parameters_of(self._family.find_model(module)), None) is not None:
                 self._family.look_around()

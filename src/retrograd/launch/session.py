@@ -31,8 +31,8 @@ from retrograd.hooks.backward import backward_listeners, join_pass
 from retrograd.hooks.discovery import construction_watch
 from retrograd.hooks.distributed import is_rehearsal
 from retrograd.hooks.engine import without_transforms
-from retrograd.hooks.names import describe_model
 from retrograd.hooks.names import name_models as check_names
+from retrograd.hooks.names import walk_modules
 from retrograd.identities import IdentityDict
 from retrograd.launch.closing import is_speaker, say_end
 from retrograd.launch.late_sink import LateSink
@@ -220,7 +220,8 @@ class Session:
         """Tell whether all of a model can be looked at; one that cannot is left out."""
         try:
             check_names({"": model})
-            describe_model("", model)
+            for entry in walk_modules("", model):
+                list(entry.candidates())
         except Exception as error:
             self._leave_out(model, error)
             return False

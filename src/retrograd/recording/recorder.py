@@ -194,6 +194,7 @@ class Recorder:
                 if (new := tuple(each for each in entry.parameters if not self._steps.knows(each[1])))
             ]
             if entries:
+                self._facts.name_parameters(name, model)
                 self._spread(model, entries)
 
     def _spread(self, model: nn.Module, entries: Sequence[NamedModule]) -> None:
