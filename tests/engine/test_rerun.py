@@ -203,3 +203,14 @@ def test_what_does_not_fit_is_refused() -> None:
         rerun(y, [1.0])  # type: ignore[list-item]
     with pytest.raises(ReplayError, match="takes 1 gradients, not 0"):
         rerun(y, ())
+
+
+def test_several_gradients_may_be_given_bare() -> None:
+    w = torch.randn(4, 4, requires_grad=True)
+    parts = w.unbind(0)
+    node: Any = parts[0].grad_fn
+    gradients = [torch.randn(4), None, torch.randn(4), torch.randn(4)]
+    assert torch.equal(rerun(node, *gradients)[0], rerun(node, gradients)[0])  # type: ignore[arg-type]
+    assert torch.equal(rerun(node, *gradients)[0], torch.stack([torch.zeros(4) if g is None else g for g in gradients]))  # type: ignore[arg-type]
+    with pytest.raises(ReplayError):
+        rerun(node, gradients, None)

@@ -154,3 +154,24 @@ def test_what_cannot_be_looked_at_is_said() -> None:
 def test_the_page_holds_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "kinks.md").read_text(encoding="utf-8")
     assert put_table_in(page) == page, "run `python docs/make_kinks.py`"
+
+
+def test_the_modulus_of_a_complex_zero() -> None:
+    z = torch.tensor([0j, 1 + 1j], requires_grad=True)
+    (kink,) = rg.find_kinks((z * 1).abs().sum())
+    assert (kink.operation, kink.points, kink.gives) == ("abs", ((0,),), "0")
+
+
+def test_a_model_that_returns_complex_numbers() -> None:
+    net = nn.Linear(2, 2)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.complex(self.net(x * 0).relu(), x)
+
+    nn.init.zeros_(net.bias)
+    assert [kink.operation for kink in rg.find_kinks(Net(), torch.ones(1, 2))] == ["relu"]

@@ -286,7 +286,7 @@ def test_events() -> None:
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS])
 def test_lbfgs_is_refused(kind: Any) -> None:
-    with pytest.raises(CannotRewriteError, match="LBFGS"):
+    with pytest.raises(CannotRewriteError, match=r"LBFGS(.|\n)*\*:parameters\.grad"):
         rewrite(kind(make_net().parameters()), ClipNorm(1.0))
 
 
@@ -331,7 +331,10 @@ def test_an_optimizer_that_asks_twice_is_refused() -> None:
 
     net = make_net()
     optimizer = Twice(net.parameters(), lr=0.1)
-    with rewrite(optimizer, ClipNorm(1.0)), pytest.raises(CannotRewriteError, match="several times"):
+    with (
+        rewrite(optimizer, ClipNorm(1.0)),
+        pytest.raises(CannotRewriteError, match=r"several times(.|\n)*\*:parameters\.grad"),
+    ):
         optimizer.step(lambda: net(torch.ones(1, 3)).sum().backward())
 
 

@@ -78,6 +78,8 @@ def test_a_module_that_is_not_used_and_one_inside_of_torchs_own_are_not_said() -
 
 def test_a_graph_from_before_the_rules_says_nothing() -> None:
     net = Net(by_name=False)
+    compiled: Any = torch.compile(lambda x: x * 2, backend="aot_eager")  # other code, which has nothing to do with it
+    compiled(torch.ones(2))
     out = net(torch.randn(2, 4)).sum()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

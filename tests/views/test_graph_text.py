@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import retrograd as rg
 from retrograd.errors import GraphError
 from retrograd.graph.graph import Graph
 from retrograd.graph.node import Edge, Line, Node, SavedValue, TensorInfo
@@ -173,3 +176,11 @@ def test_without_modules_nodes_say_which_nodes_they_feed() -> None:
         "├── 3 ExpBackward0  float32[3]  → 4",
         "└── 4 MulBackward0  float32[3]  → a float32[3], b float32[3]",
     ]
+
+
+@pytest.mark.parametrize("name", ["graph.svg", "graph.html"])
+def test_a_loss_is_drawn_as_its_graph(tmp_path: Path, name: str) -> None:
+    loss = nn.Linear(4, 1)(torch.ones(8, 4)).square().mean()
+    drawn = [rg.draw_graph(each, tmp_path / f"{i}{name}") for i, each in enumerate((loss, [loss], rg.walk(loss)))]
+    assert len({path.read_bytes() for path in drawn}) == 1
+    assert rg.format_graph(loss) == rg.format_graph(rg.walk(loss))

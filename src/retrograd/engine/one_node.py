@@ -33,7 +33,9 @@ from retrograd.hooks.reach import find_nodes, guard_nodes
 Incoming = Tensor | None | Sequence[Tensor | None]
 
 
-def rerun(node: Any, incoming: Incoming, *, raw: bool = False, create_graph: bool = False) -> tuple[Tensor | None, ...]:
+def rerun(
+    node: Any, incoming: Incoming, *more: Tensor | None, raw: bool = False, create_graph: bool = False
+) -> tuple[Tensor | None, ...]:
     """Run one node with these gradients, without the rest of the graph, as often as you like until it is freed.
 
     No hook is run: neither those on the node, nor those on tensors. No ``.grad`` is touched: not by a leaf's node, and
@@ -44,6 +46,7 @@ def rerun(node: Any, incoming: Incoming, *, raw: bool = False, create_graph: boo
         node: a node of C++ or of a Python ``Function``; or a tensor, for the node that made it.
         incoming: one gradient for each result of the node's operation, of its shape, dtype and device; None where
             nothing comes in. A single one may be given bare; given for a tensor, it is the gradient of that tensor.
+        more: the other gradients, where they are given bare: ``rg.rerun(node, *gradients)``.
         raw: whether to return what the node itself returned. By default each gradient is as the engine hands it on:
             summed over dimensions that were broadcast, and cast, to what the node that it goes to takes.
         create_graph: whether the run is recorded, for derivatives of it.
@@ -58,6 +61,8 @@ def rerun(node: Any, incoming: Incoming, *, raw: bool = False, create_graph: boo
         NoGraphError: the tensor has no graph.
         FreedGraphError: a backward pass has freed what the node had saved.
     """
+    if more:
+        incoming = (incoming, *more)  # type: ignore[arg-type]  # one that is a list is refused
     ((found, slot),) = root_edges([node])
     gradients = arrange(found, slot if isinstance(node, Tensor) else None, incoming)
     if is_leaf(found):

@@ -26,7 +26,7 @@ from retrograd.errors import FeatureError, NoSuchSiteError, SiteSyntaxError
 from retrograd.features.called_once import is_called_once
 from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, compiled_regions, walk_modules
-from retrograd.sites.pattern import Candidate, KindPattern, parse_kinds, translate_glob
+from retrograd.sites.pattern import MAGIC, Candidate, KindPattern, parse_kinds, translate_glob
 from retrograd.sites.selection import Selection
 from retrograd.sites.site import ROOT, WATCH, Site, parse_site, says_call
 
@@ -35,7 +35,6 @@ SLOTS: tuple[Slot, Slot] = ("output", "input")
 
 EVERY_CALL = 0
 
-_GLOB = re.compile(r"[*?\[]")
 _PARTS = re.compile(r"(?P<path>[^:#]+)(?:#(?P<call>[1-9][0-9]*|\*))?(?::(?P<slot>.+))?")
 _NO_VALUE = re.compile(r":.*\.(grad|update)")
 
@@ -107,7 +106,7 @@ class _NamedModules:
         if named is not None:
             yield self._check(named)
             return
-        found = list(self._glob(text)) if _GLOB.search(text) else []
+        found = list(self._glob(text)) if MAGIC.search(text) else []
         if not found:
             raise self._name_nearest(text)
         yield from found
@@ -214,9 +213,9 @@ def _glob_slots(text: str, entry: NamedModule, call: str | None, slot: str | Non
     number = EVERY_CALL if call in (None, "*") else int(str(call))
     if slot is None and call != "*":
         yield FeatureSite(text, f"{entry.path}#{call}" if call else entry.path, entry, call=number, is_optional=True)
-    elif call == "*" or _GLOB.search(slot or ""):
+    elif call == "*" or MAGIC.search(slot or ""):
         tensors = slot or "output"
-        tensors = tensors if _GLOB.search(tensors) else f"{tensors}*"  # each tensor of each call has a name of its own
+        tensors = tensors if MAGIC.search(tensors) else f"{tensors}*"  # each tensor of each call has a name of its own
         for each in SLOTS:
             if translate_glob(tensors.partition(".")[0])(each):
                 yield FeatureSite(text, "", entry, each, number, tensors=tensors, is_optional=True)

@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
 from retrograd.hooks.engine import is_transformed
 from retrograd.norms import norm
+from retrograd.sites.pattern import translate_glob
 from retrograd.sites.site import says_call
 
 _INFO = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?: on (?P<device>.+))?")
@@ -163,10 +163,10 @@ def matches(pattern: str, node: NamedNode) -> bool:
     module = node.module
     if says_call(pattern):
         names = [] if module is None else [f"{module}#{node.call}", f"{module}#{node.call}:{node.name}"]
-        return any(fnmatchcase(name, pattern) for name in names)
+        return any(map(translate_glob(pattern), names))
     inside = [] if module is None else [module, f"{module}:{node.name}"]
     names = [node.name, *inside] if node.parameter is None else [node.name, *inside, node.parameter]
-    return any(fnmatchcase(name, pattern) for name in names)
+    return any(map(translate_glob(pattern), names))
 
 
 def holds_nonfinite(gradients: Iterable[Tensor | None]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from retrograd.errors import GraphError
 from retrograd.graph.columns import Columns, Edges, Infos
 from retrograd.graph.graph import Graph
-from retrograd.graph.node import Edge, Line, SavedValue, TensorInfo, count_nonfinite
+from retrograd.graph.node import Edge, Line, Node, SavedValue, TensorInfo, count_nonfinite
 from retrograd.graph.origins import Origins, latest_origins
 from retrograd.hooks.names import walk_leaves, watched_name
 from retrograd.hooks.nodes import (
@@ -225,3 +225,15 @@ def name_leaves(
 
 def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
+
+
+def as_graph(given: Any) -> Iterable[Node]:
+    """A graph as it is; of a tensor, or several, the graph that :func:`walk` finds.
+
+    Raises:
+        NoGraphError: a tensor has none.
+    """
+    several = given if isinstance(given, (list, tuple)) else (given,)
+    is_of_tensors = bool(several) and all(isinstance(each, Tensor) for each in several)
+    graph: Iterable[Node] = walk(given) if is_of_tensors else given
+    return graph

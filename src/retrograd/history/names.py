@@ -104,6 +104,7 @@ class SiteNames:
         names = self._read()
         candidates = {code: Candidate(self._sites[code]) for code in among}
         listed = list(candidates.values())
+        selection.settle(listed)
         for pattern in selection.unmatched(listed):
             repair = suggest(pattern, listed) if listed else "nothing is recorded yet: run a step first."
             raise NoSuchSiteError(f"The pattern {str(pattern)!r} matches no recorded site.", repair=repair)

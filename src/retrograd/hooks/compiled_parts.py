@@ -21,7 +21,8 @@ from torch import Tensor
 
 from retrograd.hooks.compiled import has_compiled_code, when_loaded
 from retrograd.hooks.listeners import Patch, Undo, replace
-from retrograd.hooks.nodes import edges_of, inputs_of, name_of
+from retrograd.hooks.nodes import edges_of, inputs_of, name_of, names_of, root_edges
+from retrograd.hooks.reach import find_nodes, guard_nodes
 
 _MARK = "retrograd: outputs that are used within"
 _NODE = "CompiledFunctionBackward"
@@ -150,3 +151,11 @@ def _marking(compiled: Callable[..., Any], used: Sequence[int]) -> Callable[...,
         return outputs
 
     return run
+
+
+def runs_compiled_code(roots: Sequence[Tensor]) -> bool:
+    """Tell whether a pass from these tensors goes through what compiled code has made."""
+    reach = find_nodes(root_edges([root for root in roots if root.grad_fn is not None]))
+    found = any(_NODE in name for name in names_of(reach.nodes))
+    guard_nodes(reach.nodes, reach.links)
+    return found

@@ -208,18 +208,35 @@ def _measure(node: Any, mask: Tensor) -> str:
     """Values that the node gives at these points for an incoming gradient of one; empty where no element tells."""
     with torch.no_grad():
         ones = [
-            torch.ones(each.shape, dtype=each.dtype, device=each.device) if each.dtype.is_floating_point else None
+            torch.ones(each.shape, dtype=each.dtype, device=each.device) if _is_continuous(each.dtype) else None
             for each in inputs_of(node)
         ]
         given = next((each for each in run_node(node, ones) if each is not None), None)
     if given is None or given.shape != mask.shape:
         return ""
-    values = given[mask].unique().tolist()
-    return ", ".join(f"{each:.4g}" for each in values[:_VALUES]) + (", …" if len(values) > _VALUES else "")
+    if given.is_complex():
+        values = [
+            _print_complex(*pair) for pair in torch.view_as_real(given[mask].resolve_conj()).unique(dim=0).tolist()
+        ]
+    else:
+        values = [f"{each:.4g}" for each in given[mask].unique().tolist()]
+    return ", ".join(values[:_VALUES]) + (", …" if len(values) > _VALUES else "")
+
+
+def _is_continuous(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _print_complex(real: float, imaginary: float) -> str:
+    return f"{real:.4g}" if imaginary == 0 else f"{real:.4g}{imaginary:+.4g}j"
 
 
 def _add_up(output: Any) -> Tensor:
-    found = [tensor for _, tensor in flatten(output, ()) if tensor.is_floating_point() and tensor.requires_grad]
+    found = [
+        torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        for _, tensor in flatten(output, ())
+        if _is_continuous(tensor.dtype) and tensor.requires_grad
+    ]
     if not found:
         raise NoGraphError(
             "Nothing that the model returns has a graph.", repair="give a model with parameters that train."

@@ -242,7 +242,7 @@ class JointRewriter:
         if times > 1:
             raise CannotRewriteError(
                 "The optimizer computes its gradients several times within one update.",
-                repair="set the rule on the parameters: rg.rewrite(model, {'*:weight.grad': …}).",
+                repair="set the rule on the parameters: rg.rewrite(model, {'*:parameters.grad': …}).",
                 reason="what the rules remember would count each of them as an update.",
             )
         self._after_update()  # an update that raised has run no hook at its end
@@ -311,7 +311,7 @@ def _check(optimizer: Optimizer, rule: Rule) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise CannotRewriteError(
             "The gradients of LBFGS cannot be rewritten together.",
-            repair="set the rule on the parameters: rg.rewrite(model, {'*:weight.grad': …}).",
+            repair="set the rule on the parameters: rg.rewrite(model, {'*:parameters.grad': …}).",
             reason="it computes them several times within one update.",
         )
     if isinstance(rule, PassRule) and any(map(is_flattened, held_by(optimizer))):
@@ -323,6 +323,6 @@ def _check(optimizer: Optimizer, rule: Rule) -> None:
     if not isinstance(rule, NormRule | PassRule):
         raise CannotRewriteError(
             f"{rule.name} does not act on all gradients together.",
-            repair=f"set it on the parameters: rg.rewrite(model, {{'*:weight.grad': {rule.name}}}).",
+            repair=f"set it on the parameters: rg.rewrite(model, {{'*:parameters.grad': {rule.name}}}).",
             reason="only a rule of the norm, or one that combines several passes, treats them as one vector.",
         )

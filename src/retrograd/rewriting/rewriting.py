@@ -17,7 +17,7 @@ from retrograd.amounts import list_names
 from retrograd.errors import CannotRewriteError, RewriteError
 from retrograd.hooks.backward import backward_changers
 from retrograd.hooks.compiled import has_compiled_code, may_have_run_compiled
-from retrograd.hooks.compiled_parts import hold_known_graphs
+from retrograd.hooks.compiled_parts import hold_known_graphs, runs_compiled_code
 from retrograd.hooks.listeners import hidden_hooks
 from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of, list_swapped, name_models, parameter_site, walk_modules
@@ -307,7 +307,8 @@ class Rewriting:
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Begin a pass from these tensors."""
-        if self.clock.was_run or has_compiled_code():  # else the graph may be of a forward before the rules were set
+        # else the graph is of a forward before the rules were set
+        if self.clock.was_run or (has_compiled_code() and runs_compiled_code(roots)):
             self._uncalled.pass_begins()
         self.clock.backward_begins(roots)
         sharded = ShardedParameters() if any(each.may_be_sharded for each in self._parameters) else None

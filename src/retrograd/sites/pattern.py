@@ -1,6 +1,7 @@
 """A pattern: one way to say which sites are meant.
 
     "blocks.*:output.grad"      glob over whole names; ``*`` matches dots too
+    "blocks.%:output.grad"      ``%`` matches one name between dots: the blocks, and not what is in them
     "blocks.3"                  no colon: everything that is recorded by default of these modules
     "*:parameters.grad"         all sites of a kind: ``outputs``, ``inputs`` or ``parameters``; see below
     "re:^blocks[.][0-3]:"       regular expression, searched; a compiled one does as well
@@ -15,6 +16,9 @@ Patterns for all sites of one kind: ``*:parameters.grad``, ``blocks.*:outputs``,
     PATH[#CALL]:outputs[.grad]                 every tensor that these modules return
     PATH[#CALL]:inputs[.grad]                  every tensor that they are called with
     PATH:parameters[.grad|.update]             every parameter of their own
+
+A text that is the name of a site or of a module is that before it is a pattern, where the names are known:
+``cols.user[id]:output``. A ``%`` in front never means the model itself: ``%:output`` is of its direct children.
 
 What only a name of its own stands for, a rank's own gradient (``fc:weight.local.grad``) and what rules have changed
 (``fc:weight.before.grad``), is not among the parameters. No site is called like this: a parameter by the name of
@@ -31,15 +35,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrograd.errors import PatternError
-from retrograd.sites.site import BEFORE, LOCAL, WATCH, Kind, Quantity, Site, says_call
+from retrograd.sites.site import BEFORE, LOCAL, ROOT, WATCH, Kind, Quantity, Site, says_call
 
 _CALL = re.compile(r"[1-9][0-9]*|[0-9*?\[\]!-]*[*?\[][0-9*?\[\]!-]*")
 
 
+MAGIC = re.compile(r"[*?\[%]")
+"""What makes a text a glob."""
+
+_ONE_NAME = "\ue000"
+_SETS = re.compile(r"\[!?\]?[^\]]*\]|%")
+
+
 @functools.lru_cache(1024)
-def translate_glob(glob: str) -> Callable[[str], re.Match[str] | None]:
-    """The question whether a glob matches all of a text."""
-    return re.compile(fnmatch.translate(glob)).match
+def translate_glob(glob: str) -> Callable[[str], object]:
+    """The question whether a glob matches all of a text, or is that text."""
+    marked = _SETS.sub(lambda found: _ONE_NAME if found[0] == "%" else found[0], glob)
+    start = rf"(?!{ROOT}(?:[:#]|\Z)|{WATCH})" if marked.startswith(_ONE_NAME) else ""
+    match = re.compile(start + fnmatch.translate(marked).replace(_ONE_NAME, "[^.:#]+")).match
+    return (lambda text: text == glob or match(text)) if MAGIC.search(glob) else match
+
+
+def escape_glob(text: str) -> str:
+    """The glob that matches this text alone."""
+    return MAGIC.sub(lambda found: f"[{found[0]}]", text)
 
 
 def check_call(pattern: str, call: str) -> None:

@@ -10,11 +10,13 @@ from functools import partial
 
 from retrograd.errors import NoSuchSiteError, PatternError
 from retrograd.sites.pattern import (
+    MAGIC,
     Candidate,
     Pattern,
     as_regex,
     compile_pattern,
     describe_pattern,
+    escape_glob,
     parse_kinds,
     translate_glob,
 )
@@ -89,8 +91,19 @@ class Selection:
         listed = _as_list(patterns)
         self.patterns: list[Pattern] = [pattern for pattern in listed if not _is_exclusion(pattern)]
         self._exclusions: list[Pattern] = [pattern for pattern in listed if _is_exclusion(pattern)]
-        self._tests = [compile_pattern(pattern) for pattern in self.patterns] or [_default]
-        self._excluded = [compile_pattern(_strip(pattern)) for pattern in self._exclusions]
+        self._compile(self.patterns, [_strip(pattern) for pattern in self._exclusions])
+
+    def _compile(self, patterns: list[Pattern], excluded: list[Pattern]) -> None:
+        self._read = patterns
+        self._tests = [compile_pattern(pattern) for pattern in patterns] or [_default]
+        self._excluded = [compile_pattern(pattern) for pattern in excluded]
+
+    def settle(self, candidates: Iterable[Candidate]) -> None:
+        """Take a pattern that is the name of one of these sites, or begins with one of a module, for that."""
+        patterns, excluded = self.patterns, [_strip(pattern) for pattern in self._exclusions]
+        if any(isinstance(pattern, str) and MAGIC.search(pattern) for pattern in (*patterns, *excluded)):
+            known = _KnownNames(candidates)
+            self._compile([*map(known.read, patterns)], [*map(known.read, excluded)])
 
     def wants(self, candidate: Candidate) -> bool:
         """Tell whether this site is selected."""
@@ -100,7 +113,7 @@ class Selection:
         """Tell whether this site or a leaf nested in it may be selected, as far as is known before a forward."""
         return self.wants(candidate) or any(
             may_match_later(pattern, (candidate,), parameters_have_calls=parameters_have_calls)
-            for pattern in self.patterns
+            for pattern in self._read
         )
 
     def describe(self) -> list[str]:
@@ -120,6 +133,7 @@ class Selection:
         Raises:
             NoSuchSiteError: naming the sites that are nearest.
         """
+        self.settle(candidates)
         for pattern in self.unmatched(candidates):
             bare = _strip(pattern)
             comes_later = may_match_later(bare, candidates, parameters_have_calls=parameters_have_calls)
@@ -137,6 +151,26 @@ class Selection:
         """The patterns that match none of these sites."""
         tests = [*zip(self.patterns, self._tests, strict=False), *zip(self._exclusions, self._excluded, strict=True)]
         return [pattern for pattern, test in tests if not any(test(candidate) for candidate in candidates)]
+
+
+class _KnownNames:
+    """The names of sites and modules in which a glob would see more than letters."""
+
+    def __init__(self, candidates: Iterable[Candidate]) -> None:
+        sites = [each.site for each in candidates]
+        odd = [site for site in sites if MAGIC.search(str(site))]
+        self._sites = {name for site in odd for name in (str(site), site.numbered, str(site.first_call))}
+        self._paths = {path for site in odd for path in (site.path, site.printed_path) if MAGIC.search(path)}
+
+    def read(self, pattern: Pattern) -> Pattern:
+        if not isinstance(pattern, str):
+            return pattern
+        if pattern in self._sites:
+            return escape_glob(pattern)
+        for path in self._paths:
+            if pattern == path or pattern.startswith((f"{path}:", f"{path}#")):
+                return escape_glob(path) + pattern[len(path) :]
+        return pattern
 
 
 def _as_list(patterns: Pattern | Iterable[Pattern] | None) -> list[Pattern]:

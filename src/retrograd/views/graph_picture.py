@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from retrograd.amounts import count_of
 from retrograd.errors import GraphError
-from retrograd.graph.node import Node
 from retrograd.views.page.frame import frame_page, pack_json, write_page
 from retrograd.views.picture.drawing import draw_svg
-from retrograd.views.picture.folds import Fold, Gradient, Outline, choose_depth, make_outline
+from retrograd.views.picture.folds import Drawable, Fold, Gradient, Outline, choose_depth, make_outline
 from retrograd.views.picture.placing import place
 from retrograd.views.picture.scene import Port, Scene, Sheet, Thing, list_folds, list_opened, make_scene
 from retrograd.views.picture.words import describe_fold, describe_graph, describe_node
@@ -24,7 +22,7 @@ MOST_PARTS = 12_000
 """Boxes that a page can show in total; deeper ones are only counted."""
 
 
-def draw_graph(graph: Iterable[Node], path: str | os.PathLike[str], *, depth: int | None = None) -> Path:
+def draw_graph(graph: Drawable, path: str | os.PathLike[str], *, depth: int | None = None) -> Path:
     """Draw a graph, folded by module: the loss at the top, gradients go down.
 
     Boxes with a blue ground are module calls, white ones are nodes. A line is labelled by the shape of the gradient
@@ -32,7 +30,8 @@ def draw_graph(graph: Iterable[Node], path: str | os.PathLike[str], *, depth: in
     file, byte for byte.
 
     Args:
-        graph: from :func:`rg.walk`; with ``rg.record_origins()`` around the forward, or there are no modules to fold.
+        graph: from :func:`rg.walk`, or the loss itself; with ``rg.record_origins()`` around the forward, or there are
+            no modules to fold.
         path: a file that ends in ``.svg`` for a picture, or in ``.html`` for a page in which modules open and close.
         depth: how many levels of modules are open; as many as show no more than 60 boxes when left out. A module with
             a single node stays closed: its box says what there is to say.
@@ -56,7 +55,7 @@ def draw_graph(graph: Iterable[Node], path: str | os.PathLike[str], *, depth: in
     return write_page(target, build(graph, depth=depth), "The graph", GraphError)
 
 
-def build_picture(graph: Iterable[Node], *, depth: int | None = None) -> str:
+def build_picture(graph: Drawable, *, depth: int | None = None) -> str:
     """Build the picture as SVG text."""
     outline = make_outline(graph, most=MOST_BOXES)
     opened = list_opened(outline.top, choose_depth(outline.top, MOST_BOXES) if depth is None else depth)
@@ -64,7 +63,7 @@ def build_picture(graph: Iterable[Node], *, depth: int | None = None) -> str:
     return draw_svg(place(scene, outline.top, set(opened)), "Backward graph", describe_graph(outline))
 
 
-def build_page(graph: Iterable[Node], *, depth: int | None = None) -> str:
+def build_page(graph: Drawable, *, depth: int | None = None) -> str:
     """Build the page as text, with at most :data:`MOST_PARTS` boxes; folds that lie deeper cannot be opened.
 
     Names from the graph are escaped: they can be neither markup nor script.

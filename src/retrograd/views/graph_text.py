@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import TextIO
 
@@ -13,7 +13,7 @@ from retrograd.amounts import count_of, show_bytes, show_count
 from retrograd.cells import show_file
 from retrograd.errors import GraphError
 from retrograd.graph.node import Line, Node, TensorInfo
-from retrograd.views.picture.folds import Fold, Outline, make_outline
+from retrograd.views.picture.folds import Drawable, Fold, Outline, make_outline
 from retrograd.views.picture.words import describe_graph, name_leaf
 from retrograd.views.terminal import can_print, giving_text, open_console, print_name
 
@@ -29,7 +29,7 @@ Run = tuple[list[Node], int]
 """Nodes, and how often nodes of the same kinds follow each other; of those only the first are in the list."""
 
 
-def print_graph(graph: Iterable[Node], *, depth: int | None = None, file: TextIO | None = None) -> None:
+def print_graph(graph: Drawable, *, depth: int | None = None, file: TextIO | None = None) -> None:
     """Print a graph as a tree by module.
 
     A module has its number of nodes, the elements of the leaves that get gradients from it, and the bytes that its
@@ -41,7 +41,8 @@ def print_graph(graph: Iterable[Node], *, depth: int | None = None, file: TextIO
     For a terminal the tree is coloured and wrapped to the window; for a pipe it is plain, and nothing is cut.
 
     Args:
-        graph: from :func:`rg.walk`; with ``rg.record_origins()`` around the forward, or it is one long list.
+        graph: from :func:`rg.walk`, or the loss itself; with ``rg.record_origins()`` around the forward, or it is one
+            long list.
         depth: how many levels of modules are open; as many as make no more than 60 lines when left out.
         file: where to print; standard output when left out.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, Literal, TextIO, get_args
 
 from rich.console import Console
@@ -17,6 +16,7 @@ from retrograd.errors import SavedTensorError
 from retrograd.graph.node import Line
 from retrograd.inventory.inventory import Inventory, print_entry, print_place
 from retrograd.inventory.timeline import PERMANENT
+from retrograd.sites.pattern import translate_glob
 from retrograd.views.terminal import giving_text, make_table, open_console, print_name, print_share
 from retrograd.views.trace_events import shorten_line
 
@@ -79,7 +79,7 @@ def _choose(inventory: Inventory, pattern: str | None) -> list[Row]:
     rows = [row for row in inventory.table.to_pylist() if row["kind"] not in PERMANENT]
     if pattern is None:
         return rows
-    chosen = [row for row in rows if row["module"] is not None and fnmatchcase(row["module"], pattern)]
+    chosen = [row for row in rows if row["module"] is not None and translate_glob(pattern)(row["module"])]
     if rows and not chosen:
         names = list(dict.fromkeys(row["module"] or _NO_MODULE for row in rows))
         raise SavedTensorError(

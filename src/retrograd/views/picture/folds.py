@@ -11,10 +11,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 from retrograd.graph.graph import order_of_run
 from retrograd.graph.node import Edge, Node, TensorInfo
+from retrograd.graph.walker import as_graph
 from retrograd.sites.site import ROOT
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Drawable: TypeAlias = "Iterable[Node] | Tensor | Sequence[Tensor]"
 
 _BITS = re.compile(r"[a-z]+(\d+)")
 
@@ -88,13 +95,14 @@ class Outline:
     roots: tuple[Edge, ...]
 
 
-def make_outline(graph: Iterable[Node], *, most: int | None = None) -> Outline:
+def make_outline(graph: Drawable, *, most: int | None = None) -> Outline:
     """Sort the nodes of a graph into folds.
 
     Args:
-        graph: the graph.
+        graph: the graph; or a tensor that has one, or several, which are walked then.
         most: how many parts a fold may have; longer lists are cut into stretches. None: as many as there are.
     """
+    graph = as_graph(graph)
     nodes = list(graph)
     roots = tuple(getattr(graph, "roots", ()))
     order = order_nodes(nodes, roots)

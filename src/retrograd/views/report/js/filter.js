@@ -6,7 +6,10 @@ export function makeFilter(text) {
   if (!wanted) return null;
   const expression = /^\/(.+)\/(i?)$/.exec(wanted);
   if (expression) return test(new RegExp(expression[1], expression[2]));
-  if (/[*?[]/.test(wanted)) return test(new RegExp(`^(?:${translateGlob(wanted)})$`));
+  if (/[*?[%]/.test(wanted)) {
+    const pattern = new RegExp(`^(?:${translateGlob(wanted)})$`);
+    return (name) => name.includes(wanted) || pattern.test(name);
+  }
   const lower = wanted.toLowerCase();
   return (name) => name.toLowerCase().includes(lower);
 }
@@ -17,6 +20,7 @@ function translateGlob(glob) {
   return glob.replace(/\[!?[^\]]+\]|[\s\S]/g, (piece) => {
     if (piece === "*") return "[\\s\\S]*";
     if (piece === "?") return "[\\s\\S]";
+    if (piece === "%") return "[^.:#]+";
     if (piece.length > 1) return piece.replace("[!", "[^").replaceAll("\\", "\\\\");
     return piece.replace(/[.+^${}()|[\]\\/]/g, "\\$&");
   });
