@@ -180,3 +180,10 @@ def test_a_function_that_differentiates_in_its_backward(outcome: Outcome) -> Non
     assert {
         (row["step"], row["backward"], row["calls"]) for row in outcome.rows() if row["site"] == "0:weight.grad"
     } == {(step, 0, 1) for step in range(4)}
+
+
+@recorded("ten_threads.py")
+def test_passes_of_ten_threads_that_begin_at_once(outcome: Outcome) -> None:
+    assert outcome.output == "errors: 0\n"
+    assert [event["value"] for event in outcome.events("loss")] == [250.0] * 10
+    assert not outcome.events("fault")

@@ -33,3 +33,10 @@ def test_nor_has_a_trace_or_an_inventory(command: str, tmp_path: Path) -> None:
     result = warm.run(ours, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150, check=False)
     assert result.stderr.count("UserWarning: an old loop") == 1
     assert result.stderr.count("FutureWarning: an old backward") == 1
+
+
+def test_a_filter_for_the_programs_module_makes_an_error_as_without_us(stage: Stage) -> None:
+    """What stands on stdout is compared with a bare run, in which each pass raises."""
+    outcome = stage.outcome(Command("warns_at_its_line.py"))
+    assert outcome.code == 0
+    assert outcome.output.count("Full backward hook is firing") == 3

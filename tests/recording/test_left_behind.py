@@ -562,3 +562,12 @@ def test_a_recording_of_compiled_code_leaves_pickling_alone() -> None:
     assert any(module._forward_hooks for module in model.modules())
     assert OrderedDict not in copyreg.dispatch_table
     assert not any(module._forward_hooks for module in pickle.loads(pickle.dumps(model)).modules())
+
+
+def test_torchs_own_check_for_leaked_modes_passes_where_the_recording_ends_within_the_test() -> None:
+    before = torch._C._len_torch_function_stack()
+    net = nn.Linear(2, 2)
+    with rg.record(net):
+        net(torch.ones(1, 2)).sum().backward()
+        net(torch.ones(1, 2))
+    assert torch._C._len_torch_function_stack() == before

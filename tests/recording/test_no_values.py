@@ -79,17 +79,29 @@ def test_an_export_is_no_forward_of_the_training(between: Callable[[nn.Sequentia
     assert series_of(recording.history) == series_of(expected.history)
 
 
+class Watches(nn.Module):
+    def __init__(self, net: nn.Sequential) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net[2](rg.watch("hidden", self.net[1](self.net[0](x))))
+
+
 @pytest.mark.parametrize("order", ["sc", "lcs", "cls", "css"])
 def test_a_strict_export_in_any_order(order: str) -> None:
-    net = make_net()
+    net = Watches(make_net())
     with without_a_word(), rg.record(net) as recording:
         for each in order:
             torch._dynamo.reset()
             if each == "c":
                 net(X).sum().backward()
             else:
-                torch.export.export(net, (X,), strict=each == "s")
-    assert recording.history["0:output.grad"].count.sum() == 32
+                program = torch.export.export(net, (X,), strict=each == "s")
+                assert "retrograd" not in str(program.graph)
+                assert torch.equal(program.module()(X), net(X))
+    assert recording.history["net.0:output.grad"].count.sum() == 32
+    assert recording.history["watch/hidden.grad"].count.sum() == 32
 
 
 def per_sample(net: nn.Sequential) -> Tensor:

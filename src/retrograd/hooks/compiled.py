@@ -21,6 +21,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
@@ -31,7 +32,7 @@ from torch import nn
 from torch._C._dynamo import eval_frame
 
 from retrograd.hooks.engine import TORCH, is_compiling, uncompiled, uncompiled_itself
-from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
+from retrograd.hooks.listeners import Listeners, Patch, Undo, hidden, replace
 from retrograd.notices import warn
 
 _ROOM = "torch._dynamo.eval_frame"
@@ -56,7 +57,7 @@ class CompiledCallListener(Protocol):
 
 
 def _install() -> list[Undo]:
-    return [when_loaded(_ROOM, _wrap_switch), when_loaded(_EXPORT_ROOM, _wrap_export)]
+    return [when_loaded(_ROOM, _wrap_switch), watch_exports()]
 
 
 compiled_call_listeners = Listeners[CompiledCallListener](Patch(_install))
@@ -70,8 +71,16 @@ class _OutermostCall(threading.local):
 _here = _OutermostCall()
 
 
+def watch_exports() -> Undo:
+    """Keep all of ours out of what ``torch.export(strict=True)`` traces."""
+    return when_loaded(_EXPORT_ROOM, _wrap_export)
+
+
 def _wrap_export(room: ModuleType) -> Undo:
-    """``torch.export(strict=True)`` traces as compiled code does, and does not switch the compiler on for it."""
+    """``torch.export(strict=True)`` traces as compiled code does, and does not switch the compiler on for it.
+
+    What it makes is for others: none of our hooks becomes a part of it.
+    """
     original = getattr(room, _EXPORT_NAME)
 
     @functools.wraps(original)
@@ -85,7 +94,8 @@ def _wrap_export(room: ModuleType) -> Undo:
         try:
             for listener in told:
                 listener.compiled_call_begins(None, frame)
-            return original(*args, **kwargs)
+            with hidden(args[0]) if isinstance(args[0], nn.Module) else nullcontext():
+                return original(*args, **kwargs)
         finally:
             _here.frame = 0
             for listener in told:

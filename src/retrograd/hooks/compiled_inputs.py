@@ -24,7 +24,7 @@ from retrograd.hooks.compiled_taps import (
     BETWEEN,
     define,
     hand_gradient,
-    is_in_transform,
+    is_left_alone,
     is_rehearsed,
     library,
     put_sight,
@@ -39,7 +39,7 @@ from retrograd.hooks.reach import DeepGraphGuard
 
 def trace_entry(handle: Tensor, arguments: Any) -> None:
     """Put into the graph that is being traced that a module is called with these, by their names."""
-    if is_in_transform():
+    if is_left_alone():
         return
     found = list(flatten(arguments, ()))
     names = [BETWEEN.join(keys) for keys, _ in found]
@@ -48,7 +48,7 @@ def trace_entry(handle: Tensor, arguments: Any) -> None:
 
 def trace_exit(handle: Tensor, output: Any) -> None:
     """Put into the graph that is being traced that the call returns this."""
-    if not is_in_transform():
+    if not is_left_alone():
         _LEAVE([tensor for _, tensor in flatten(output, ())], handle)
 
 

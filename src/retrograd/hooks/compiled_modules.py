@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from retrograd.hooks.compiled import ask_once, when_loaded
+from retrograd.hooks.compiled import ask_once, watch_exports, when_loaded
 from retrograd.hooks.compiled_roots import tap_roots
 from retrograd.hooks.compiled_taps import is_handle
 from retrograd.hooks.engine import has_transform
@@ -266,6 +266,7 @@ tapped_calls = Patch(
         when_loaded(_CALLS, _shorten_calls),
         when_loaded(_GUARDS, _guard_missing_taps),
         when_loaded(_GUARDS, _trust_handles),
+        watch_exports(),
         tap_roots(),
     ]
 )

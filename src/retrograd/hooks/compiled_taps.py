@@ -164,17 +164,17 @@ SEEN = make_ticket({})
 
 
 @knows_at_once
-def is_in_transform() -> bool:
-    """While a graph is traced, tell whether this part of it is inside a ``torch.func`` transform."""
-    return has_transform()
+def is_left_alone() -> bool:
+    """While a graph is traced, tell whether it is exported, or this part of it is inside a ``torch.func`` transform."""
+    return has_transform() or torch.compiler.is_exporting()
 
 
 def trace_tap(handle: Tensor, value: Any, keys: Keys = ()) -> None:
     """Put a tap on a tensor, or on a nest of them that these keys lead to, into the graph that is being traced.
 
-    Inside a transform tensors have no values of their own, and there is none.
+    Inside a transform tensors have no values of their own, and there is none; nor in what is exported.
     """
-    if is_in_transform():
+    if is_left_alone():
         return
     if type(value) is Tensor:  # tracing the search of a nest takes several times as long as all else
         _TAP([value], handle, [BETWEEN.join(keys)], torch.is_grad_enabled())

@@ -374,14 +374,14 @@ def _wrap_scripting() -> Undo:
     @functools.wraps(original)
     @uncompiled_itself
     def create(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with _hidden(model):
+        with hidden(model):
             return original(model, *args, **kwargs)
 
     return replace(room, _NAME, create)
 
 
 @contextmanager
-def _hidden(model: nn.Module) -> Iterator[None]:
+def hidden(model: nn.Module) -> Iterator[None]:
     """Our hooks are taken out of a model meanwhile, and then every hook is back in its place."""
     tables = [table for module in modules_of(model) for table in (module._forward_hooks, module._forward_pre_hooks)]
     whole = [dict(table) for table in tables]

@@ -25,7 +25,7 @@ from retrograd.hooks.compiled_rules import (
     trace_forward,
     trace_rules,
 )
-from retrograd.hooks.compiled_taps import is_in_transform
+from retrograd.hooks.compiled_taps import is_left_alone
 from retrograd.hooks.engine import break_graph, breaks_graph, is_compiling, uncompiled
 from retrograd.hooks.listeners import Entry, Hook, hidden_hooks
 from retrograd.hooks.module import EndHook, InputWatcher, put_readers_last, set_after, set_before
@@ -151,7 +151,7 @@ class _Rewrites(Hook):
         reach = self.reach
         if not reach.everywhere:
             return value
-        if (reach.values or reach.gradients) and is_in_transform():
+        if (reach.values or reach.gradients) and is_left_alone():
             tell_of_break(reach.sites)
             break_graph()
         given = (args, kwargs)
