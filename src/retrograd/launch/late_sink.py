@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Protocol
 
-from retrograd.errors import RunError
 from retrograd.history.sink import Event, KeptTensor, RowBatch, Sink
 from retrograd.runs.queue import Unwritten
 
@@ -160,6 +159,6 @@ class LateSink:
     def _open(self) -> None:
         try:
             self.use(self._open_sink())
-        except RunError as error:  # training goes on without us
+        except Exception as error:  # training goes on without us; there may be no descriptor, or no memory, left
             self.lose()
             self._failed(error)
