@@ -46,7 +46,8 @@ def make_record(what: Given) -> Record:
     if isinstance(run, Run):
         errors = [rank.facts.get("error") for rank in run.ranks if rank.facts.get("error")]
         events = run.events_by_rank if len(run.ranks) > 1 else None
-        return Record(run.history, status=run.status, error=errors[0] if errors else None, events=events)
+        error = errors[0] if errors else None
+        return Record(run.history, status=run.status, error=error, events=events, missing=run.missing)
     if run is None:
         raise ExplainError(
             f"{type(what).__name__} is not a run, a recording or a history.",
@@ -72,7 +73,7 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
     said = rank_findings(found, {each.slug: each.explains for each in asked})
     steps = len(record.loss.steps) or len(record.steps)  # the last rows may be of an evaluation behind all steps
     about = f"{count_of(steps, 'step')} at {count_of(len(record.sites), 'site')}" if steps or record.sites else ""
-    return Findings(said, not_checked, about, [each.slug for each in asked])
+    return Findings(said, not_checked, about, [each.slug for each in asked], record.missing)
 
 
 # ---- causes and symptoms ----

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Protocol
 
+from retrograd.errors import RunError
 from retrograd.history.sink import Event, KeptTensor, RowBatch, Sink
 from retrograd.runs.queue import Unwritten
 
@@ -159,6 +160,6 @@ class LateSink:
     def _open(self) -> None:
         try:
             self.use(self._open_sink())
-        except Exception as error:  # training goes on without us; there may be no descriptor, or no memory, left
+        except (RunError, OSError, ImportError, MemoryError) as error:  # training goes on without us
             self.lose()
             self._failed(error)
