@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import retrograd as rg
-from retrograd.notices import warnings_kept
+from retrograd import notices
+from retrograd.notices import end_waiting, tell_far, waiting, warnings_kept
 from retrograd.tracing.tracer import Tracing
 
 
@@ -121,3 +124,55 @@ def test_nothing_is_left_behind() -> None:
     with pytest.raises(ZeroDivisionError), warnings_kept():
         fail()
     assert warnings._filters_mutated is before  # type: ignore[attr-defined]
+
+
+class Terminal(io.StringIO):
+    """Stands for stderr."""
+
+    def __init__(self, is_seen: bool) -> None:
+        super().__init__()
+        self._is_seen = is_seen
+
+    def isatty(self) -> bool:
+        return self._is_seen
+
+    def wait_for(self, text: str) -> None:
+        while text not in self.getvalue():
+            time.sleep(0.001)
+
+
+def test_a_terminal_shows_how_far_it_is_and_is_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_PATIENCE", 0.0)
+    monkeypatch.setattr(notices, "_BLINK", 0.001)
+    terminal = Terminal(is_seen=True)
+    monkeypatch.setattr(sys, "__stderr__", terminal)
+    with pytest.raises(KeyboardInterrupt), waiting("reading runs/wide"):
+        terminal.wait_for("retrograd: reading runs/wide, 0 s")
+        tell_far(part="7 of 130")
+        terminal.wait_for("retrograd: reading runs/wide, part 7 of 130, 0 s")
+        with waiting("something within"):
+            raise KeyboardInterrupt
+    last = terminal.getvalue().rsplit("\r", 2)
+    assert (last[-1], last[-2].strip()) == ("", "")
+    assert "within" not in terminal.getvalue()
+
+
+def test_the_line_goes_before_anything_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_PATIENCE", 0.0)
+    terminal = Terminal(is_seen=True)
+    monkeypatch.setattr(sys, "__stderr__", terminal)
+    with waiting("reading"):
+        terminal.wait_for("reading")
+        end_waiting()
+        told = terminal.getvalue()
+        assert told.endswith("\r")
+    assert terminal.getvalue() == told
+
+
+def test_a_pipe_is_not_filled_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_PATIENCE", 0.0)
+    pipe = Terminal(is_seen=False)
+    monkeypatch.setattr(sys, "__stderr__", pipe)
+    with waiting("reading"):
+        tell_far(part="7 of 130")
+    assert not pipe.getvalue()

@@ -174,3 +174,23 @@ def remove_abandoned(folder: Path, name: str | None = None) -> None:
 def _is_abandoned(path: Path) -> bool:
     written: float = max(each.lstat().st_mtime for each in (path, *(path.iterdir() if path.is_dir() else ())))
     return time.time() - written > _ABANDONED_SECONDS
+
+
+# ---- where a program has used up all files that it may have open ----
+
+_SPARE = 8
+
+
+class SpareFiles:
+    """File descriptors that are kept until something has to be written, whatever the program has open by then."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+        with contextlib.suppress(OSError):  # there are none left already
+            while len(self._held) < _SPARE:
+                self._held.append(os.open(os.devnull, os.O_RDONLY))
+
+    def free(self) -> None:
+        """Let go of them."""
+        while self._held:
+            os.close(self._held.pop())

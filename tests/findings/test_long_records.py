@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +42,29 @@ def make_rounding() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32, momentum=1.0), nn.Tanh(), nn.Linear(32, 2)).bfloat16()
 
 
+def make_multiplied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    model[0].register_forward_hook(lambda layer, given, out: Multiplied.apply(out))
+    return model
+
+
+class Multiplied(torch.autograd.Function):
+    """Gives the gradient on fifty times."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 50
+
+
+def make_blocks(blocks: int) -> nn.Module:
+    layers = [(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()) for _ in range(blocks)]
+    return nn.Sequential(*(layer for block in layers for layer in block), nn.Linear(8, 2))
+
+
 def record(path: Path, model: nn.Module, micro: int = 1) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
     kind = next(model.parameters()).dtype
@@ -59,14 +85,20 @@ def tell(found: Findings) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize(
     ("make", "micro", "slug"),
-    [(Recurrent, 2, "vanishing"), (make_dead, 1, "dead-units"), (make_rounding, 1, "bf16-update-lost")],
+    [
+        (Recurrent, 2, "vanishing"),
+        (make_dead, 1, "dead-units"),
+        (make_rounding, 1, "bf16-update-lost"),
+        (partial(make_blocks, 3), 2, "accumulation-not-divided"),
+        (make_multiplied, 1, "hooks-scale"),
+    ],
 )
 @pytest.mark.parametrize(("most", "at_once"), [(25, 25), (1 << 19, 7)])
 @pytest.mark.filterwarnings("ignore::retrograd.errors.RetrogradWarning")
 def test_findings_are_those_of_a_short_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    make: type[nn.Module],
+    make: Callable[[], nn.Module],
     micro: int,
     slug: str,
     most: int,
@@ -107,3 +139,47 @@ def test_windows_end_where_files_do(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found.steps.tolist() == whole.steps.tolist()
     np.testing.assert_allclose(found.values, whole.values, rtol=1e-12)
     assert len(read) == files > 8
+
+
+@pytest.mark.parametrize("read", [rg.explain, rg.format_table], ids=["explain", "table"])
+def test_a_model_of_more_layers_is_not_read_more_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object]
+) -> None:
+    """Of all sites of a kind rows are asked for at once."""
+    original, times = stored.StoredRows._read_group, Counter[Path]()
+
+    def read_group(part: stored.StoredRows, number: int, *names: object) -> object:
+        times[part.path.parents[2]] += 1
+        return original(part, number, *names)
+
+    runs = {blocks: tmp_path / f"of-{blocks}" for blocks in (3, 12)}
+    for blocks, path in runs.items():
+        torch.manual_seed(0)
+        record(path, make_blocks(blocks))
+    monkeypatch.setattr(windows, "MOST_ROWS", 0)
+    monkeypatch.setattr(windows, "MOST_CELLS", 1)  # of one step after the other
+    monkeypatch.setattr(stored.StoredRows, "_read_group", read_group)
+    for path in runs.values():
+        read(path)
+    few, many = (times[path] for path in runs.values())
+    assert few == many > 0
+
+
+@pytest.mark.filterwarnings("ignore::retrograd.errors.RetrogradWarning")
+def test_sites_that_are_read_together_are_as_each_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    record(tmp_path / "run", Recurrent(), 2)
+    whole = rg.open_run(tmp_path / "run").history
+    monkeypatch.setattr(windows, "MOST_ROWS", 0)
+    monkeypatch.setattr(windows, "MOST_CELLS", 1)
+    some = rg.open_run(tmp_path / "run").history.only(whole.sites[:9], histograms=True)
+    for site in whole.sites[:9]:
+        assert some[site].steps.tolist() == whole[site].steps.tolist()
+        assert some[site].calls == whole[site].calls
+        for name in ("rms", "count", "zero_share"):
+            np.testing.assert_array_equal(some[site].statistic(name), whole[site].statistic(name))
+        for name, column in whole[site].rows.items():
+            np.testing.assert_array_equal(some[site].rows[name], column)
+        np.testing.assert_array_equal(some[site].exponents[1], whole[site].exponents[1])
+    with pytest.raises(KeyError, match="bin_count"):
+        rg.open_run(tmp_path / "run").history.only(whole.sites[:1])[whole.sites[0]].exponents  # noqa: B018

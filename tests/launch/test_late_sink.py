@@ -146,13 +146,17 @@ def test_files_wait_for_the_folder() -> None:
     assert "lost" not in desk.opened[0].told
 
 
-def test_training_goes_on_where_nothing_can_be_written() -> None:
-    desk = Desk(RunWriteError("disk full"))
+@pytest.mark.parametrize(
+    "error", [RunWriteError("disk full"), OSError(24, "Too many open files"), MemoryError(), ImportError("no segment")]
+)
+def test_training_goes_on_where_nothing_can_be_written(error: Exception) -> None:
+    desk = Desk(error)
     for step in range(3):
         desk.sink.add_rows(batch(step))
     desk.sink.close()
     assert desk.errors == [desk.error]
     assert not desk.sink.is_open
+    assert desk.sink.steps == 3
 
 
 def test_an_error_of_ours_is_not_hidden() -> None:

@@ -185,7 +185,8 @@ class View(Command):
         with reading(path) as run:
             check_choice(run.history, sites, self.statistic)
             findings = rg.explain(run)
-        print_text("\n".join(list_findings(findings) or [findings.headline]), flush=True)
+        first = [findings.headline] if findings.missing or not len(findings) else []
+        print_text("\n".join([*first, *list_findings(findings)]), flush=True)
         with waiting("laying the table out"):
             if self.map:
                 rg.print_heatmap(run, sites, statistic=self.statistic)

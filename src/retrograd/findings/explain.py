@@ -47,7 +47,8 @@ def make_record(what: Given) -> Record:
     if isinstance(run, Run):
         errors = [rank.facts.get("error") for rank in run.ranks if rank.facts.get("error")]
         events = run.events_by_rank if len(run.ranks) > 1 else None
-        return Record(run.history, status=run.status, error=errors[0] if errors else None, events=events)
+        error = errors[0] if errors else None
+        return Record(run.history, status=run.status, error=error, events=events, missing=run.missing)
     if run is None:
         raise ExplainError(
             f"{type(what).__name__} is not a run, a recording or a history.",
@@ -73,7 +74,7 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
     said = rank_findings(found, {each.slug: each.explains for each in asked})
     steps = len(record.history.made_steps)
     about = f"{count_of(steps, 'step')} at {count_of(len(record.sites), 'site')}" if steps or record.sites else ""
-    return Findings(said, not_checked, about, [each.slug for each in asked])
+    return Findings(said, not_checked, about, [each.slug for each in asked], record.missing)
 
 
 def _check_losses(detector: Detector, record: Record) -> list[Finding]:

@@ -157,6 +157,7 @@ class Findings(Sequence[Finding]):
         not_checked: what could not be checked.
         about: what was looked at, in words: ``460 steps at 190 sites``.
         asked: slugs of all detectors that looked, or tried to.
+        missing: what is missing in what was looked at, in words: ``9,280 of 9,600 rows``; empty for nothing.
     """
 
     def __init__(
@@ -165,17 +166,20 @@ class Findings(Sequence[Finding]):
         not_checked: Iterable[NotChecked] = (),
         about: str = "",
         asked: Iterable[str] = (),
+        missing: str = "",
     ) -> None:
         self._found = tuple(found)
         self.not_checked = tuple(not_checked)
         self.about = about
         self.asked = tuple(asked)
+        self.missing = missing
 
     @property
     def headline(self) -> str:
         """The number of findings, in what, after how many checks; one whose subject was not recorded does not apply."""
         count = count_of(len(self), "finding") if len(self) else "no findings"
         about = f" in {self.about}" if self.about else ""
+        about += f", without {self.missing}" if self.missing else ""
         if self.asked and not about and not len(self):
             return "no step was recorded, so there is nothing to check"
         checks = count_of(len(self.asked), "check")
@@ -204,7 +208,7 @@ class Findings(Sequence[Finding]):
         return False
 
     def _only(self, found: Iterable[Finding]) -> Findings:
-        return Findings(found, self.not_checked, self.about, self.asked)
+        return Findings(found, self.not_checked, self.about, self.asked, self.missing)
 
     @overload
     def __getitem__(self, index: int) -> Finding: ...

@@ -142,6 +142,7 @@ class Record:
         status: how the run fares: ``finished``, ``failed``, ``running``, ``stopped``; empty where it is not known.
         error: the exception that ended it, as in ``rank.json``.
         events: those of each process; left out where there is one.
+        missing: what was not recorded, or is lost, in words; empty for nothing.
 
     Attributes:
         is_mixed: parameters that no step updates together are trained in turn: a loss is of one or of another.
@@ -154,6 +155,7 @@ class Record:
         status: str = "",
         error: Mapping[str, Any] | None = None,
         events: Mapping[int, Sequence[Event]] | None = None,
+        missing: str = "",
     ) -> None:
         self._events = events
         self.history = history
@@ -162,6 +164,7 @@ class Record:
         self.error = error
         self._part: tuple[int, int | None, frozenset[str]] | None = None
         self.is_mixed = False
+        self.missing = missing
         self._series: dict[str, Series] = {}
         self._alike = AlikeSites(self)
         self._made: dict[Callable[[Record], Any], Any] = {}

@@ -75,7 +75,9 @@ def _count_processes(folder: Path, leaves: str) -> int:
     """Count the processes that have left something, and the ranks whose rows another one has written."""
     own = list(folder.glob(leaves))
     merged: set[int] = set()
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is no run, or none that was merged
+    with contextlib.suppress(
+        OSError, ValueError, KeyError, TypeError, MemoryError
+    ):  # there is no run, or none that was merged
         merged.update(read_json(folder / MANIFEST)["merged"]["ranks"])
     return len(own) + len(merged - {parse_rank(path.name) for path in own})
 

@@ -173,6 +173,6 @@ class LateSink:
                 self.lose()
             else:
                 self.use(sink)
-        except RunError as error:  # training goes on without us
+        except (RunError, OSError, ImportError, MemoryError) as error:  # training goes on without us
             self.lose()
             self._failed(error)

@@ -1,7 +1,8 @@
 """The recording of one process, from ``import torch`` to its end.
 
-Loaded by the bootstrap. The writer is imported when there is something to write: it takes 0.2 s, and most processes
-that import torch train nothing.
+Loaded by the bootstrap. With it comes the writer, which takes 0.2 s: later, in the middle of training, there may be
+neither memory nor a file descriptor left to load it with. A child of multiprocessing, which mostly trains nothing,
+loads it when there is something to write.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from retrograd.amounts import count_of
 from retrograd.errors import RetrogradError, RetrogradWarning
 from retrograd.facts.facts import SOURCES
 from retrograd.facts.source import FactHost, FactSource, MakeSource
+from retrograd.files import SpareFiles
 from retrograd.history.facts import Call
 from retrograd.hooks.backward import backward_listeners, join_pass
 from retrograd.hooks.discovery import construction_watch
@@ -64,7 +66,16 @@ def start_session() -> None:
         os.register_at_fork(after_in_child=session.start_over)
     warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
     hide_our_frames()
+    if multiprocessing.parent_process() is None:
+        load_writer()
     session.take_inventory()
+
+
+def load_writer() -> None:
+    """Load what writes a run folder, Arrow among it."""
+    with random_kept(), warnings_kept():
+        import retrograd.recording.record
+        import retrograd.runs.ending  # noqa: F401
 
 
 _LEFT = ("SystemExit", "KeyboardInterrupt")
@@ -90,6 +101,7 @@ class Session:
         self._closed = False
         self._lock = threading.RLock()
         self._exit = ExitNote()
+        self._spare = SpareFiles()
         self._inventory: RunInventory | None = None
         self._search = Search(self._record, self._give_up, self._leave_out)
         self._has_given_up = self._has_left_out = False
@@ -103,6 +115,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        self._spare.free()
         backward_listeners.remove(self)
         construction_watch.release()
         self._search.close()
@@ -116,12 +129,38 @@ class Session:
                 self._recorder.close("finished" if error is None else "failed", error)
         except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
-        sink = self._sink
-        if sink.steps and not sink.sites and not self._names and is_speaker() and not self._request.quiet:
-            say(_LOSS_ALONE)
-        done = f"{count_of(sink.steps, 'step')} at {count_of(sink.sites, 'site')}" if sink.is_open else ""
-        say_end(self._obstacle, f"{done}, but {sink.lost} were lost" if sink.lost else done)
+        try:
+            if (
+                self._sink.steps
+                and not self._sink.sites
+                and not self._names
+                and is_speaker()
+                and not self._request.quiet
+            ):
+                say(_LOSS_ALONE)
+            say_end(self._tell_obstacle(), self._tell_done())
+        except Exception as error:  # there may be no memory left
+            say(f"how the recording has ended cannot be told: {error!r}")
         end_as_interrupted()
+
+    def _has_loss_alone(self) -> bool:
+        return bool(self._sink.steps and not self._sink.sites and not self._names)
+
+    def _tell_obstacle(self) -> str:
+        """Why nothing was recorded, and of how many steps."""
+        steps = self._sink.steps
+        return f"{self._obstacle}, at {count_of(steps, 'step')}" if steps else self._obstacle
+
+    def _tell_done(self) -> str:
+        """How much was recorded, and what was not; empty where nothing was."""
+        sink = self._sink
+        if not sink.is_open:
+            return ""
+        faults = 0 if self._recorder is None else self._recorder.events.faults.total()
+        missing = [f"{sink.lost} were lost"] if sink.lost else []
+        missing += [f"{count_of(faults, 'fault')} kept something from being recorded"] if faults else []
+        done = f"{count_of(sink.steps, 'step')} at {count_of(sink.sites, 'site')}"
+        return f"{done}, but {' and '.join(missing)}" if missing else done
 
     def _find_error(self, recorder: Recorder) -> dict[str, Any] | None:
         """The exception that ends the process."""
@@ -257,6 +296,7 @@ class Session:
         return None if is_loader_worker() else self._open_run()
 
     def _open_run(self) -> RunWriter | SharedRun:
+        self._spare.free()
         with random_kept(), warnings_kept():
             from retrograd.recording.record import open_run_sink
 

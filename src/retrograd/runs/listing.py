@@ -56,6 +56,7 @@ class RunLine:
             format`` where a later version of retrograd has written it.
         loss: that of the last step, over its micro-batches and ranks, which may be NaN; None where none was seen.
         findings: how many are kept, by severity; None where nobody has asked yet.
+        lost: how many rows were recorded and could not be written.
     """
 
     name: str
@@ -65,6 +66,7 @@ class RunLine:
     status: str
     loss: float | None
     findings: Mapping[str, int] | None
+    lost: int = 0
 
     def as_json(self) -> str:
         """Write it as one line of JSON; a loss that is not finite is text."""
@@ -120,6 +122,7 @@ def read_line(run: Path) -> RunLine:
             else _find_status([(folder, facts) for folder, facts in ranks if not is_extra(folder.name)]),
             loss=ends.loss,
             findings=_count_findings(run / FINDINGS),
+            lost=sum(_count_lost(facts) for _, facts in ranks),
         )
     except (OSError, ValueError, RunError):
         return RunLine(run.name, 0.0, last_written(run), None, "damaged", None, None)
@@ -128,6 +131,12 @@ def read_line(run: Path) -> RunLine:
 def _has_torn_parts(folder: Path) -> bool:
     """Tell whether a part file of a rank ends otherwise than a Parquet file does."""
     return any(is_torn(path) for kind in (STATISTICS, MERGED, EVENTS) for _, path in list_parts(folder / kind))
+
+
+def _count_lost(facts: Mapping[str, Any]) -> int:
+    lost = facts.get("lost")
+    rows = lost.get("rows") if isinstance(lost, Mapping) else 0
+    return rows if isinstance(rows, int) else 0
 
 
 def _is_step(told: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from retrograd.addresses import bounded, is_remote, list_anew, open_folder, reaching, remembering
-from retrograd.amounts import count_of
+from retrograd.amounts import count_of, list_names
 from retrograd.drawings import drawn_by
 from retrograd.errors import DamagedRunError, NotARunError, NothingRecordedError, RunUnreachableError
 from retrograd.foreign.text import check_kinds, read_json
@@ -45,6 +46,7 @@ from retrograd.runs.placements import Placements, find_copies, name_stages, read
 from retrograd.runs.stored import OpenFiles, StoredRows, StoredTensors
 
 _ATTEMPTS = 20
+_MOST_LOST = 1 << 62
 
 
 PartKey = tuple[Path, int, int, int, frozenset[str] | None]
@@ -173,6 +175,25 @@ class Run:
         """
         paths = {part.path for part in self._parts.values()}
         return [*self._damaged, *(part for part in self._damages.torn if part.path in paths)]
+
+    @property
+    def missing(self) -> str:
+        """What is missing in it, in words: ``9,280 of 9,600 rows and 1 damaged file``; empty for nothing."""
+        lost: Counter[str] = Counter()
+        for rank in self.ranks:
+            told = rank.facts.get("lost", {}) if not rank.is_extra else {}
+            lost.update({name: int(n) for name, n in told.items() if 0 < n < _MOST_LOST})
+        there = {"row": self.history.rows.count, "event": self.history.all_events.count}
+        found = [
+            f"{n:,} of {count_of(n + there[one], one)}" if one in there else count_of(n, one)
+            for one in ("row", "event", "tensor", "file")
+            if (n := lost[f"{one}s"])
+        ]
+        faults = self.manifest.get("faults")
+        times = sum(n for n in faults.values() if isinstance(n, int)) if isinstance(faults, Mapping) else 0
+        found += [count_of(len(self.damaged), "damaged file")] if self.damaged else []
+        found += [f"what {count_of(times, 'fault')} kept from being recorded"] if times else []
+        return list_names(found)
 
     def require_all(self) -> None:
         """Have what turns out to be damaged raise, and leave nothing out from now on."""

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from retrograd.addresses import call_at_end, is_refusal, is_remote, open_folder
 from retrograd.errors import RunError, RunWriteError
-from retrograd.files import make_storable
+from retrograd.files import SpareFiles, make_storable
 from retrograd.history.sink import Event, KeptTensor, RowBatch
 from retrograd.notices import Notices, warnings_kept
 from retrograd.runs.claim import BEAT_SECONDS
@@ -114,6 +114,7 @@ class RunWriter:
         self._files: dict[str, Callable[[BinaryIO], None]] = {}
         self._writing = threading.Lock()
         self._flushing: threading.Thread | None = None
+        self._spare = SpareFiles()
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=warnings_kept()(self._run), name="retrograd-writer", daemon=True)
@@ -254,6 +255,7 @@ class RunWriter:
         self._write_last()
 
     def _write_last(self) -> None:
+        self._spare.free()
         for pause in _LAST_PAUSES:
             if self._write_all(is_paused=_is_waiting, status=self._status):
                 break
@@ -363,6 +365,7 @@ class RunWriter:
     def _silence(self) -> None:
         """In a forked child: write nothing, and leave the parent's lock alone."""
         self._is_open = False
+        self._spare.free()
         self._claim.release()
 
     def _close_at_exit(self) -> None:

@@ -34,7 +34,7 @@ def print_runs(lines: Sequence[RunLine], *, file: TextIO | None = None) -> None:
             print_name(console, line.name),
             _print_time(line.started),
             "-" if line.last_step is None else f"{line.last_step:,}",
-            print_name(console, line.status),
+            print_name(console, line.status) + (f", {count_of(line.lost, 'row')} lost" if line.lost else ""),
             "-" if line.loss is None else print_loss(line.loss),
             tell_findings(line.findings),
         )
