@@ -162,7 +162,185 @@ for step in range(STEPS):
     optimizer.step()
 """
 
+BLIND = """torch.manual_seed(0)
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    @torch.no_grad()
+    def forward(self, x):
+        return self.inner(x)
+"""
+NORM = "nn.Linear(8, 16), nn.BatchNorm1d(16)"
+PRODUCT = """torch.manual_seed(0)
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, w = ctx.saved_tensors
+        return gradient @ w, x.T @ gradient
+"""
+
 FAULTS = (
+    Fault(
+        "underflow",
+        "or to bfloat16",
+        ((NET, NET + ".half()"), (OUT, "out = net(x.half())"), (LOSS, LOSS + " * 1e-6")),
+        (
+            (".half()\n", "\n"),
+            ("out = net(x.half())", 'with torch.autocast("cpu", torch.bfloat16):\n        out = net(x)'),
+        ),
+        "bfloat16",
+    ),
+    Fault(
+        "overflow-headroom",
+        "in float32",
+        (
+            (NET, NET + ".half()"),
+            (MADE, "torch.optim.SGD(net.parameters(), lr=0.1)"),
+            ("nn.ReLU()", "Hidden()"),
+            (MODULE, HIDDEN.format("x.relu() + 4e4")),
+            (OUT, "out = net[2](net[1](net[0](x.half())) - 4e4).float()"),
+        ),
+        ((NET.replace("nn.ReLU()", "Hidden()") + ".half()", NET.replace("nn.ReLU()", "Hidden()")), ("x.half()", "x")),
+        "float32",
+    ),
+    Fault(
+        "missing-gradient",
+        "stay with tensors: leave `tolist` out there",
+        ((MODULE, HIDDEN.format("torch.tensor(x.tolist())")), ("nn.ReLU()", "Hidden()")),
+        (("torch.tensor(x.tolist())", "x.relu()"),),
+        "copied",
+    ),
+    Fault(
+        "missing-gradient",
+        "pass the gradient straight through",
+        ((MODULE, HIDDEN.format("x.round()")), ("nn.ReLU()", "Hidden()")),
+        (("x.round()", "x + (x.round() - x).detach()"),),
+        "flat",
+    ),
+    Fault(
+        "missing-gradient",
+        "run the forward outside of torch.no_grad()",
+        (
+            (MODULE, BLIND),
+            ("nn.ReLU()", "Hidden()"),
+        ),
+        (("    @torch.no_grad()\n", ""), ("self.inner(x)", "self.inner(x).relu()")),
+        "no_grad",
+    ),
+    Fault(
+        "weight-decay-dominates",
+        "1e-2 or less with AdamW",
+        ((MADE, "torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=20.0)"),),
+        (("decay=20.0", "decay=1e-2"),),
+        "AdamW",
+    ),
+    Fault(
+        "weight-decay-dominates",
+        "0 with Adam",
+        ((MADE, "torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=20.0)"),),
+        (("decay=20.0", "decay=0.0"),),
+        "Adam",
+    ),
+    Fault(
+        "bad-init",
+        "leave torch's own",
+        (("nn.init.kaiming_normal_(each.weight)", "nn.init.normal_(each.weight, 0, 3)"),),
+        (("        nn.init.normal_(each.weight, 0, 3)\n", ""),),
+        "own",
+        base=INITIALISED,
+    ),
+    Fault(
+        "symmetric-init",
+        "leave torch's own",
+        (("nn.init.kaiming_normal_(each.weight)", "nn.init.constant_(each.weight, 0.1)"),),
+        (("        nn.init.constant_(each.weight, 0.1)\n", ""),),
+        "own",
+        base=INITIALISED,
+    ),
+    Fault(
+        "saturated",
+        "Scale the inputs to unit variance",
+        (("nn.ReLU()", "nn.Tanh()"), (OUT, "out = net(x * 300)")),
+        (("x * 300", "x"),),
+        "inputs",
+    ),
+    Fault("batch-norm", "a larger momentum", (("Norm1d(16)", "Norm1d(16, momentum=0.0)"),), kind="zero", base=NORMED),
+    Fault(
+        "batch-norm",
+        "call 0.eval() behind each train() of the model",
+        (
+            (NORM, f"nn.Sequential({NORM})"),
+            ("nn.ReLU(),", "nn.ReLU(),"),
+            ("optimizer =", "net[0].requires_grad_(False)\noptimizer ="),
+            (OUT, "net.train()\n    out = net(x)"),
+        ),
+        (("net.train()", "net.train()\n    net[0].eval()"),),
+        "frozen",
+        base=NORMED,
+    ),
+    Fault(
+        "failed", "as many outputs as there are classes", (("nn.Linear(16, 3)", "nn.Linear(16, 2)"),), kind="classes"
+    ),
+    Fault(
+        "failed",
+        "reduce the loss with .mean()",
+        ((LOSS, LOSS.replace("y)", "y, reduction='none')")),),
+        (("loss.backward()", "loss.mean().backward()"),),
+        "no scalar",
+    ),
+    Fault(
+        "failed",
+        "use reshape, or contiguous() first",
+        ((LOSS, "F.cross_entropy(out.T.view(-1, 3), y)"),),
+        ((".view(", ".reshape("),),
+        "view",
+    ),
+    Fault(
+        "failed",
+        "or call eval()",
+        ((OUT, "net(x[:1])\n    out = net(x)"),),
+        (("net(x[:1])", "net.eval()(x[:1])\n    net.train()"),),
+        "one sample",
+        base=NORMED,
+    ),
+    Fault(
+        "failed",
+        "call detach() first",
+        ((OUT, "out = net(x)\n    out.numpy()"),),
+        (("out.numpy()", "out.detach().numpy()"),),
+        "numpy",
+    ),
+    Fault(
+        "failed",
+        "write to it under torch.no_grad()",
+        ((OUT, "net[0].weight.mul_(0.99)\n    out = net(x)"),),
+        (("net[0].weight.mul_(0.99)", "with torch.no_grad():\n        net[0].weight.mul_(0.99)"),),
+        "leaf",
+    ),
+    Fault(
+        "failed",
+        "permute the input to (batch, channels, …)",
+        (
+            (NET, "nn.Sequential(nn.Conv1d(4, 8, 1), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))"),
+            (OUT, "out = net(x.view(32, 2, 4))"),
+        ),
+        (("view(32, 2, 4)", "view(32, 2, 4).permute(0, 2, 1)"),),
+        "channels",
+    ),
+    Fault(
+        "failed",
+        "the shape of that input",
+        ((MODULE, PRODUCT), (OUT, "out = Product.apply(net(x), torch.ones(3, 5, requires_grad=True))[:, :3]")),
+        (("gradient @ w, x.T", "gradient @ w.T, x.T"),),
+        "backward",
+    ),
     Fault(
         "nan-input",
         "torch.nan_to_num",
@@ -586,7 +764,7 @@ FAULTS = (
     Fault("clip-always-on", "near the usual norm of the gradient", (("(), 1.0)", "(), 1e-4)"),), base=CLIPPED),
     Fault(
         "underflow",
-        "torch.amp.GradScaler, with weights in float32 and autocast",
+        "to float16 with torch.amp.GradScaler",
         ((NET, NET + ".half()"), (OUT, "out = net(x.half())"), (LOSS, LOSS + " * 1e-6")),
         (
             (".half()\n", "\n"),
