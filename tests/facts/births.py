@@ -201,7 +201,7 @@ def train_in_half(net: nn.Module) -> None:
     """ε of 1e-8 is 0 in float16, and a gradient of 0 is divided by it."""
     torch.manual_seed(0)
     net.half()
-    optimizer = torch.optim.RMSprop(net.parameters(), lr=0.01)
+    optimizer = torch.optim.RMSprop(net.parameters(), lr=1e-4)
     for step in range(8):
         optimizer.zero_grad()
         net(torch.randn(6, 4).half()).float().square().mean().backward()

@@ -99,6 +99,17 @@ def test_it_is_told_as_a_note() -> None:
     assert f"sqrt is called at 0 for {root.zeros[0]} of 12 elements in last" in finding.message
 
 
+class Emptied(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (0 * x).abs() + x
+
+
+def test_what_is_finite_is_not_told_to_keep_away() -> None:
+    (finding,) = explain(record(make(Emptied()), 6), detectors=[KinksInBackward()])
+    assert "abs is called at 0" in finding.message
+    assert finding.repair.startswith("see whether so many elements are meant to lie there")
+
+
 class Clipped(nn.Module):
     """As in PPO: at the first pass over a batch the ratio is its clipped self, and values are those of before."""
 

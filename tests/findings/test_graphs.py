@@ -192,7 +192,7 @@ def test_shapes_that_are_no_layer_s() -> None:
     message = "Function PickBackward returned an invalid gradient at index 1 - got [6, 16] but "
     message += "expected shape compatible with [16, 6]"
     [found] = ask(Failed, _died(message, in_backward=True, node="PickBackward"))
-    assert "for input 1, which has shape [16, 6], a gradient of shape [6, 16] is returned" in found.message
+    assert "for input 1, of shape [16, 6], a gradient of shape [6, 16] is returned" in found.message
 
 
 def test_a_run_that_died_of_something_of_its_own() -> None:

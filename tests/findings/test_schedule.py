@@ -14,7 +14,7 @@ from retrograd.findings.record import Record
 from retrograd.history.facts import OptimizerMade
 from retrograd.history.sink import Moment
 from tests.findings.by_hand import ask
-from tests.findings.programs import make_call, make_program
+from tests.findings.programs import make_call, make_optimizer, make_program
 
 
 def _scheduled(rates: Sequence[float], kind: str = "StepLR", losses: Sequence[float] = (), every: int = 1) -> Record:
@@ -107,7 +107,10 @@ def test_rises_that_do_no_harm() -> None:
 def test_a_scheduler_ahead_of_each_epoch() -> None:
     epochs = [("step", "step", "scheduler.step")] * 4 + [("step", "step")]
     calls = [make_call(0, name, {}) for epoch in epochs for name in epoch]
-    record = make_program(calls)
+    kept = make_program([make_optimizer(initial_lr=0.1), *calls])  # none before the first update either, it seems
+    kept.status = "finished"
+    assert not ask(SchedulerBeforeStep, kept)
+    record = make_program([make_optimizer(initial_lr=0.2), *calls])
     record.status = "finished"
     [found] = ask(SchedulerBeforeStep, record)
     assert "before the updates of its epoch" in found.message

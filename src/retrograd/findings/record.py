@@ -178,7 +178,7 @@ class Record:
             optimizers: their names.
             is_mixed: as the attribute.
         """
-        part = Record(self.history, status=self.status, error=self.error, events=self._events)
+        part = Record(self.history, status=self.status, error=self.error, events=self._events, missing=self.missing)
         part._part, part.is_mixed = (first, end, optimizers), is_mixed
         return part
 

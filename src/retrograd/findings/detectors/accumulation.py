@@ -281,7 +281,7 @@ class AccumulationNotDivided(Detector):
         "unknown origin divides is not judged, nor gradients that rules change; passes from different lines (several "
         "losses, GANs) do not count; with optimizers whose updates do not grow with the gradient it is a note, unless "
         "a tenth of the sums are clipped to a norm that their mean would not reach",
-        repair="divide the loss by the number of micro-batches before backward, or the learning rate by it.",
+        repair="divide the loss by the number of micro-batches before backward.",
     )
     explains = (
         "exploding",

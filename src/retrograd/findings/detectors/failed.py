@@ -182,10 +182,9 @@ def explain_shapes(record: Record) -> tuple[str, str]:
     product, channels = _PRODUCT.search(crash.message), _CHANNELS.search(crash.message)
     wrong = _WRONG_GRADIENT.search(crash.message)
     if wrong is not None:
-        shape = f"[{wrong['want']}]"
         return (
-            f"for input {wrong['index']}, which has shape {shape}, a gradient of shape [{wrong['got']}] is returned",
-            f"return a gradient of shape {shape} there: sum over what was broadcast, or transpose.",
+            f"for input {wrong['index']}, of shape [{wrong['want']}], a gradient of shape [{wrong['got']}] is returned",
+            f"return a gradient of shape [{wrong['want']}] there: sum over what was broadcast, or transpose.",
         )
     if product is not None:
         rows, got, want, columns = map(int, product.group("rows", "got", "want", "columns"))
@@ -200,10 +199,9 @@ def explain_shapes(record: Record) -> tuple[str, str]:
             _IN_A_BACKWARD if crash.node else repair,
         )
     if channels is not None and not crash.in_backward:
-        there = channels["got"]
         return (
-            f"a convolution that takes {channels['want']} channels is given {there} (input [{channels['shape']}])",
-            f"set in_channels to {there}, or permute the input to (batch, channels, …).",
+            f"a convolution that takes {channels['want']} channels is given {channels['got']}",
+            f"set in_channels to {channels['got']}, or permute the input to (batch, channels, …).",
         )
     return "", ""
 

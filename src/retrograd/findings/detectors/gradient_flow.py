@@ -129,6 +129,10 @@ class _DepthDetector(Detector):
     def describe(self, stack: Stack) -> str:
         """Say in a sentence how the gradient falls, or grows."""
 
+    def advise(self, record: Record) -> str:
+        """Say what to do; empty for what its words say."""
+        return ""
+
     def _tell(self, record: Record, stack: Stack) -> Finding:
         return self.find(
             self.severity,
@@ -147,6 +151,7 @@ class _DepthDetector(Detector):
                 "the loss has not fallen by a tenth",
             ],
             refute=self.refute,
+            repair=self.advise(record),
         )
 
 
@@ -166,7 +171,8 @@ class Vanishing(_DepthDetector):
         f"{10**DECADES:g} in all, at three of four neighbours, and the loss has not fallen by a tenth.",
         source="AutoTrainer: a ratio of first to last below 1e-3; the rest is measured by us.",
         guard="A loss that falls, residual paths and zero-initialised branches (no steady fall), and frozen layers.",
-        repair="Use ReLU or a kin in place of sigmoid, weights of variance 2/fan_in, a norm or a residual path.",
+        repair="Use ReLU or a kin in place of sigmoid, else weights of variance 2/fan_in; or a norm after each layer, "
+        "or a residual path.",
     )
     explains = ("loss-flat", "not-updated", "underflow")
 
@@ -177,6 +183,12 @@ class Vanishing(_DepthDetector):
             f"{stack.norms[-1]:.2g} at {stack.names[-1]} to {stack.norms[0]:.2g} at {stack.names[0]}: the first "
             "learn next to nothing."
         )
+
+    def advise(self, record: Record) -> str:
+        """See :class:`_DepthDetector`: weights of no size help where the slope is 1/4 at most."""
+        is_flat = any(layer.type == "Sigmoid" for layer in record.once(Layers).listed)
+        first = "ReLU or a kin in place of sigmoid" if is_flat else "weights of variance 2/fan_in"
+        return f"Use {first}, a norm after each layer, or a residual path."
 
 
 class Exploding(_DepthDetector):
@@ -193,7 +205,7 @@ class Exploding(_DepthDetector):
         f"{10**DECADES:g} in all, at three of four neighbours, and the loss has not fallen by a tenth.",
         source="AutoTrainer: a ratio above 70; raised to 1000 by us.",
         guard="A loss that falls; a single layer that makes the growth; sums that are no chain.",
-        repair="Use weights of variance 2/fan_in, a norm after each layer, or clip the norm of the gradient.",
+        repair="Use weights of variance 2/fan_in, or a norm after each layer.",
     )
     explains = (
         "learning-rate-too-high", "diverged", "loss-spike", "loss-flat", "loss-noisy", "nan-forward",

@@ -230,7 +230,8 @@ class NotUpdated(Detector):
         "the values are bit for bit the same at 4 looks.",
         source="SageMaker Debugger's UnchangedTensor; TrainCheck (MPS addcmul_, Accelerate #2665).",
         guard="Rates of zero, updates that were skipped, and runs in which nothing is updated are left to others.",
-        repair="See whether its group has a learning rate of zero, and whether something writes the old value back.",
+        repair="Look for what writes old values back (a copy, load_state_dict); where updates are 0, for what takes "
+        "the gradient away within optimizer.step(): a hook, or the step itself.",
     )
     explains = ("loss-flat",)
 
@@ -262,6 +263,7 @@ class NotUpdated(Detector):
             evidence=[Evidence("updates of zero with a gradient that is not", steps, f"≥ {FEWEST}, all of them")],
             precondition=["other parameters were changed", "the learning rate of its group is not zero"],
             refute="its values differ between two steps",
+            repair="Look at hooks of the optimizer, and at its step: there the gradient, or the update, is taken away.",
         )
 
     @staticmethod
@@ -293,4 +295,5 @@ class NotUpdated(Detector):
             evidence=[Evidence("parameters that are the same at all looks", len(names), "bit for bit, at ≥ 4 looks")],
             precondition=["their updates are not zero"],
             refute="their values differ between two steps",
+            repair="Look for what writes old values back behind the update: a copy, load_state_dict, an average.",
         )

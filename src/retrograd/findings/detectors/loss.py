@@ -208,7 +208,7 @@ class LossNoisy(Detector):
         threshold="Robust standard deviation of a step's difference above the median of the last half.",
         source="Measured by us: 34 healthy runs stay below 0.5, where they have not converged.",
         guard="A loss that has fallen to a tenth of its begin, or below zero, is not judged.",
-        repair="Use larger batches or a smaller learning rate.",
+        repair="Use larger batches, or look at the mean over an epoch.",
     )
 
     def check(self, record: Record) -> Iterator[Finding]:

@@ -242,7 +242,7 @@ class DropoutMisplaced(OperationDetector):
         threshold="p > 0 and nothing but views, softmax or sigmoid between dropout and a loss, or p ≥ 0.9 anywhere",
         source="0.9 is our own choice; dropout of outputs is named by UMLAUT (CHI 2021)",
         guard="dropout before the last layer, and of p = 0, is left alone; so is what the loss takes as its target",
-        repair="move dropout before the last layer, or lower p.",
+        repair="move dropout before the last layer; where it drops nearly everything, lower p.",
     )
     explains = ("loss-noisy", "loss-flat", "learning-rate-too-low", "dead-units", "exploding", "learning-rate-too-high")
 
@@ -272,6 +272,7 @@ class DropoutMisplaced(OperationDetector):
             evidence=[Evidence("p", p, "> 0 before the loss, or ≥ 0.9 anywhere")],
             precondition=["it runs in training mode, and the loss depends on it"],
             refute="outputs are dropped on purpose, as in a consistency loss",
+            repair="lower p." if loss is None else "move dropout before the last layer.",
         )
 
 

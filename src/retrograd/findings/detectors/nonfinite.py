@@ -249,6 +249,8 @@ class NanUpdate(_Born):
 UNUSUAL_SHARE = 0.5
 """Share of the elements, at a kink that is not usual. Max-pooling of images with a plain background has ties in a third
 of its windows."""
+_MEANT = "see whether so many elements are meant to lie there: their gradient is torch's choice."
+
 LEAST_LOOKS = 2
 """Steps at which that many lay there, of those that were looked at."""
 
@@ -311,6 +313,7 @@ class KinksInBackward(Detector):
             ],
             precondition=["its node is in the graph of the loss"],
             refute="a finite gradient of everything in front of it, at that step: then what is given is masked later",
+            repair=_MEANT if first.finite else "",
         )
 
 

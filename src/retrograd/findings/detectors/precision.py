@@ -54,7 +54,8 @@ class Underflow(Detector):
         "steps.",
         source="Transformer Engine's underflows % (5 and 20 %); Micikevicius et al. 2018 on scaling of the loss.",
         guard="What is of float16 alone; zeros that a ReLU makes stand beside gradients of normal size.",
-        repair="Scale the loss: torch.amp.GradScaler, with weights in float32 and autocast; or use bfloat16.",
+        repair="Keep the weights in float32 and compute under autocast: to float16 with torch.amp.GradScaler, or to "
+        "bfloat16.",
     )
     explains = (
         "vanishing", "loss-flat", "not-updated", "learning-rate-too-low", "missing-gradient", "dead-units",
@@ -176,7 +177,7 @@ class OverflowHeadroom(Detector):
         threshold="Largest magnitude at least half of 65504, at the median of steps.",
         source="Transformer Engine and Hugging Face's DebugUnderflowOverflow; half is ours.",
         guard="Outputs of models of float16 alone; a single step is none.",
-        repair="Use bfloat16, or scale what is too large.",
+        repair="Compute it in float32 or bfloat16, or scale what is too large.",
     )
     explains = ()
 

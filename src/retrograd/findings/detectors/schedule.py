@@ -12,6 +12,7 @@ from retrograd.amounts import list_names
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
+from retrograd.findings.training import as_list
 from retrograd.findings.updates import Update, by_optimizer
 from retrograd.history.facts import Call
 
@@ -251,7 +252,7 @@ class SchedulerBeforeStep(Detector):
         example="ExponentialLR is stepped before Adam#1 has made its first update, so the first learning rate is "
         "skipped.",
         threshold=f"a step of a scheduler ahead of the first update, or ahead of each of more than {MANY_EPOCHS} "
-        "equal stretches of updates, the last one too",
+        "equal stretches of updates, the last one too, where the first update has not the initial learning rate",
         source="torch warns of the same",
         guard="the step that a scheduler makes when it is constructed does not count",
         repair="call scheduler.step() after optimizer.step().",
@@ -265,7 +266,8 @@ class SchedulerBeforeStep(Detector):
         if first is None or not schedule:
             raise CannotTell("no scheduler, or no update, was seen")
         is_ahead = calls[0].name == "scheduler.step"
-        if not is_ahead and not (record.status == "finished" and _begins_periods(calls)):
+        is_skipped = record.status == "finished" and _begins_periods(calls) and _has_moved(record, first)
+        if not is_ahead and not is_skipped:
             return
         yield self.find(
             "warning",
@@ -293,6 +295,13 @@ def _begins_periods(calls: list[Call]) -> bool:
         return False
     stretches = "".join("s" if call.name == "step" else "|" for call in calls).split("|")
     return len(stretches) > MANY_EPOCHS and len(stretches[-1]) > 0 and len(set(stretches)) == 1
+
+
+def _has_moved(record: Record, first: Call) -> bool:
+    """Tell whether the first update is not made with the learning rate that the schedule begins from."""
+    made = record.optimizers.get(first.about)
+    begun = [group.get("initial_lr") for group in made.groups] if made else []
+    return bool(begun) and None not in begun and begun != as_list(first.details.get("lr"))
 
 
 class RateJump(Detector):

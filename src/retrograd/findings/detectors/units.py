@@ -363,7 +363,7 @@ class EmbeddingUnused(Detector):
     slug = "embedding-unused"
     words = Words(
         says="All look-ups of an embedding are of one row, so that its input tells nothing.",
-        example="Of the 1000 rows of emb:weight one alone has been looked up in 60 steps.",
+        example="Of the 1000 rows of emb:weight one alone was looked up at all of 7 looks in 60 steps.",
         threshold=f"One row of at least 4, over at least {LOOKS} looks of at least {SAMPLES} look-ups.",
         source="Ours; exact.",
         guard="Rows that are rare are not spoken of, only an input that is always the same.",
@@ -387,8 +387,8 @@ class EmbeddingUnused(Detector):
             ):
                 yield self.find(
                     "warning",
-                    f"Of the {last.value:.0f} rows of {path} one alone has been looked up in {len(record.steps)} "
-                    "steps.",
+                    f"Of the {last.value:.0f} rows of {path} one alone was looked up at all of {len(listed)} looks in "
+                    f"{len(record.steps)} steps.",
                     site=path,
                     step=listed[0].step,
                     last_step=last.step,
