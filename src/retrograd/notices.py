@@ -88,6 +88,21 @@ def waiting(words: str) -> Iterator[None]:
         _ends.remove(end)
 
 
+@contextmanager
+def showing(words: str) -> Iterator[None]:
+    """Say the same where no thread can be started any more: at once, and neither how far nor since when."""
+    line = f"retrograd: {words}"[: shutil.get_terminal_size().columns - 1] if is_seen() else ""
+    with suppress(OSError, ValueError):
+        if line:
+            print(line, end="\r", file=sys.__stderr__, flush=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            if line:
+                print(" " * len(line), end="\r", file=sys.__stderr__, flush=True)
+
+
 def end_waiting() -> None:
     """Take the line away, before anything else is printed."""
     for end in _ends:
