@@ -109,6 +109,7 @@ DEFERRED = {
     "retrograd.cli.commands": "what is not public (``rg.…`` is loaded late) and needs torch, which takes seconds",
     "retrograd.launch.bootstrap.sitecustomize": "runs in every interpreter that is started, most of them without torch",
     "retrograd.features.dataset": "rich draws from `random` when it is loaded, and only a bar needs it",
+    "retrograd.launch.chosen_run": "what opens a run loads pyarrow, and a folder is checked without it",
     "retrograd.launch.interpreter": "only an interpreter with options is asked whether it finds us",
     "retrograd.launch.inventory": "a script that loads rich itself must be the first: that draws from `random`",
     "retrograd.launch.lean": "pyarrow is loaded while pandas is out of the way",

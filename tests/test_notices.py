@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd import notices
-from retrograd.notices import end_waiting, tell_far, waiting, warnings_kept
+from retrograd.notices import end_waiting, showing, tell_far, waiting, warnings_kept
 from retrograd.tracing.tracer import Tracing
 
 
@@ -155,6 +155,15 @@ def test_a_terminal_shows_how_far_it_is_and_is_left_clean(monkeypatch: pytest.Mo
     last = terminal.getvalue().rsplit("\r", 2)
     assert (last[-1], last[-2].strip()) == ("", "")
     assert "within" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_what_is_shown_at_the_end_is_gone_after_it(monkeypatch: pytest.MonkeyPatch, is_seen: bool) -> None:
+    terminal = Terminal(is_seen)
+    monkeypatch.setattr(sys, "__stderr__", terminal)
+    with showing("looking"):
+        assert terminal.getvalue() == ("retrograd: looking\r" if is_seen else "")
+    assert terminal.getvalue().split("\r")[1:] == ([" " * len("retrograd: looking"), ""] if is_seen else [])
 
 
 def test_the_line_goes_before_anything_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:

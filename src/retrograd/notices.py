@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import shutil
+import os
 import sys
 import threading
 import time
@@ -149,6 +149,21 @@ def waiting(words: str) -> Iterator[None]:
         _ends.remove(end)
 
 
+@contextmanager
+def showing(words: str) -> Iterator[None]:
+    """Say the same where no thread can be started any more: at once, and neither how far nor since when."""
+    line = f"retrograd: {words}"[: _find_width() - 1] if is_seen() else ""
+    with suppress(OSError, ValueError):
+        if line:
+            print(line, end="\r", file=sys.__stderr__, flush=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            if line:
+                print(" " * len(line), end="\r", file=sys.__stderr__, flush=True)
+
+
 def end_waiting() -> None:
     """Take the line away, before anything else is printed."""
     for end in _ends:
@@ -162,6 +177,13 @@ def is_seen() -> bool:
     return False
 
 
+def _find_width() -> int:
+    """Columns of the terminal; 80 where it does not tell."""
+    with suppress(OSError, ValueError, AttributeError):
+        return os.get_terminal_size(sys.__stderr__.fileno()).columns or 80  # type: ignore[union-attr]
+    return 80
+
+
 def _show_far(words: str, is_over: threading.Event) -> None:
     begun, width = time.monotonic() - _PATIENCE, 0
     if is_over.wait(_PATIENCE):
@@ -169,9 +191,7 @@ def _show_far(words: str, is_over: threading.Event) -> None:
     with suppress(OSError, ValueError):  # nobody listens any more
         while not is_over.is_set():
             far = "".join(f", {name} {text}" for name, text in list(_far.items()))
-            line = f"retrograd: {words}{far}, {time.monotonic() - begun:.0f} s"[
-                : shutil.get_terminal_size().columns - 1
-            ]
+            line = f"retrograd: {words}{far}, {time.monotonic() - begun:.0f} s"[: _find_width() - 1]
             print(f"\r{line:<{width}}", end="", file=sys.__stderr__, flush=True)
             width = len(line)
             is_over.wait(_BLINK)

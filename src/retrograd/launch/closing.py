@@ -19,7 +19,7 @@ from retrograd.foreign.text import read_json
 from retrograd.launch.beside import is_alive
 from retrograd.launch.requests import MIRROR, REQUESTS, RunRequest
 from retrograd.launch.start import Request, make_own_environment
-from retrograd.notices import say
+from retrograd.notices import say, showing
 from retrograd.runs.layout import FINDINGS, MANIFEST, parse_rank
 
 SPEAKER = "RETROGRAD_SPEAKER"
@@ -63,7 +63,8 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
     elif not isinstance(request, RunRequest):
         say(f"{request.done} {done}; {request.see.format(request.shown)}")
     elif not request.quiet:
-        found = _ask_verdict(folder, request.shown)
+        with showing(f"looking for what is wrong in {request.shown}"):
+            found = _ask_verdict(folder, request.shown)
         if not _is_explained(folder):
             _say_failure(folder, request.command)
         say(f"{request.done} {done}" + (found or f"; {request.see.format(request.shown)}"))
@@ -105,6 +106,8 @@ def _ask_verdict(run: Path, shown: str) -> str:
             start_new_session=True,
             check=True,
         )
+    except subprocess.TimeoutExpired:
+        return f"; what is wrong, if anything, tells: retrograd explain {shown}"
     except (OSError, ValueError, subprocess.SubprocessError, KeyboardInterrupt):
         return ""
     return told.stdout

@@ -1,8 +1,7 @@
 """The recording of one process, from ``import torch`` to its end.
 
-Loaded by the bootstrap. With it comes the writer, which takes 0.2 s: later, in the middle of training, there may be
-neither memory nor a file descriptor left to load it with. A child of multiprocessing, which mostly trains nothing,
-loads it when there is something to write.
+Loaded by the bootstrap. The writer is loaded when a model is found, before its first step: it takes 0.2 s, and most
+processes that import torch train nothing; later there may be neither memory nor a file descriptor left to load it with.
 """
 
 from __future__ import annotations
@@ -66,8 +65,6 @@ def start_session() -> None:
         os.register_at_fork(after_in_child=session.start_over)
     warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
     hide_our_frames()
-    if multiprocessing.parent_process() is None:
-        load_writer()
     session.take_inventory()
 
 
@@ -267,6 +264,9 @@ class Session:
         return True
 
     def _make_recorder(self, models: dict[str, nn.Module]) -> Recorder:
+        self._spare.free()
+        load_writer()
+        self._spare = SpareFiles()
         request = self._request
         self._step = find_first_step(open_folder(request.path), partial(sum_squares, models.values()))
         step = self._step or 0
