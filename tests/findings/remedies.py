@@ -1077,11 +1077,88 @@ FAULTS = (
 )
 """Each detector's, and of one that advises several things each of these."""
 
+FAULTS += (
+    Fault(
+        "recomputed-otherwise",
+        "write to it outside of the checkpointed part",
+        (
+            (
+                MODULE,
+                MODULE
+                + """from torch.utils.checkpoint import checkpoint
+class Picked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.bias = nn.Linear(16, 16), torch.zeros(())
+    def forward(self, x):
+        rows = (x[:, 0] > self.bias).nonzero().flatten()
+        self.bias.add_(0.2)
+        return torch.zeros_like(x).index_add(0, rows, self.fc(x[rows]).relu())
+class Saving(nn.Sequential):
+    def forward(self, x):
+        return self[2](checkpoint(self[1], self[0](x), use_reentrant=False))
+""",
+            ),
+            (NET, "Saving(nn.Linear(8, 16), Picked(), nn.Linear(16, 3))"),
+        ),
+        (
+            ("        self.bias.add_(0.2)\n", ""),
+            ("    loss.backward()\n", "    loss.backward()\n    net[1].bias += 0.01\n"),
+        ),
+    ),
+    Fault(
+        "inference-tensor",
+        "make it in torch.no_grad() instead of torch.inference_mode()",
+        (
+            ("truth =", "net[0].requires_grad_(False)\ntruth ="),
+            (OUT, "with torch.inference_mode():\n        features = net[1](net[0](x))\n    out = net[2](features)"),
+        ),
+        (("torch.inference_mode()", "torch.no_grad()"),),
+    ),
+    Fault(
+        "second-derivative",
+        "save the arguments and compute it again in backward",
+        (
+            (
+                MODULE,
+                MODULE
+                + """class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        square = x * x
+        ctx.save_for_backward(square)
+        return square * x
+    @staticmethod
+    def backward(ctx, gradient):
+        (square,) = ctx.saved_tensors
+        return 3 * square * gradient
+class Cubed(nn.Module):
+    def forward(self, x):
+        return Cube.apply(x / 4)
+""",
+            ),
+            (X, "x = torch.randn(32, 8, requires_grad=True)\n"),
+            ("(x @ truth)", "(x.detach() @ truth)"),
+            (NET, "nn.Sequential(nn.Linear(8, 16), Cubed(), nn.Linear(16, 3))"),
+            (
+                f"loss = {LOSS}",
+                f"slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]\n    loss = {LOSS} + 0.01 * slope.norm()",
+            ),
+        ),
+        (
+            ("ctx.save_for_backward(square)", "ctx.save_for_backward(x)"),
+            ("(square,) = ctx.saved_tensors", "(x,) = ctx.saved_tensors"),
+            ("return 3 * square * gradient", "return 3 * x * x * gradient"),
+        ),
+    ),
+)
+
 NO_CHANGE_OF_CODE = {
     "input-constant": "what the data set returns is to be looked at",
     "embedding-unused": "what goes in is to be looked at",
     "loss-spike": "the batch of that step is to be looked at",
     "loss-flat": "it claims no cause",
+    "unused-in-ddp": "a process group: see tests/findings/test_refused.py",
     "ranks-disagree": "several processes: see tests/findings/test_batch_norm_ranks_hooks.py",
 }
 """Detectors whose remedy is not a change of code, with the reason."""

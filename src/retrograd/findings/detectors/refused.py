@@ -132,7 +132,7 @@ class InferenceTensor(Detector):
             step=record.last_step,
             line=maker.line if maker is not None else record.crash.line,
             evidence=[Evidence("exception", message[:160])],
-            precondition=["torch has refused to save it, or to write to it"],
+            precondition=["torch has refused it"],
         )
 
 
