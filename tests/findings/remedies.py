@@ -1142,7 +1142,7 @@ class Cubed(nn.Module):
             (NET, "nn.Sequential(nn.Linear(8, 16), Cubed(), nn.Linear(16, 3))"),
             (
                 f"loss = {LOSS}",
-                f"slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]\n    loss = {LOSS} + 0.01 * slope.norm()",
+                f"slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]\n    loss = {LOSS} + slope.norm()",
             ),
         ),
         (
