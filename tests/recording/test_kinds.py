@@ -162,7 +162,7 @@ def test_attention_with_weights_that_no_module_call_uses() -> None:
         out.sum().backward()
     assert {"self:output.0", "self:output.1", "self:in_proj_weight.grad", "out_proj:weight.grad"} <= set(seen.sites())
     reasons = {item["site"]: item["reason"] for item in seen.facts["not_recorded"]}
-    assert "never called" in reasons["out_proj:output"]
+    assert "without a call" in reasons["out_proj:output"]
 
 
 def test_a_packed_lstm() -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from playwright.sync_api import Browser, Page, expect
 
 from retrograd.history.history import History
+from retrograd.recording.record import record
 from retrograd.views.report import write_report
 from tests.views.conftest import Reporter, Visit
 from tests.views.invented import Numbers, invent_training, make_history, name_resnet
@@ -322,6 +324,19 @@ def test_an_empty_history_opens_too(visit: Visit, report: Reporter) -> None:
     page = visit.open(report(History()))
     expect(page.locator("#nothing")).to_be_visible()
     expect(page.locator("#map")).to_be_hidden()
+
+
+def test_a_loss_alone_is_drawn_and_watch_is_named(visit: Visit, report: Reporter) -> None:
+    with record() as recording:
+        for step in range(30):
+            weight = torch.tensor(1.0 + step, requires_grad=True)
+            (weight * 2).square().backward()
+    page = visit.open(report(recording.history))
+    expect(page.locator("#nothing")).to_contain_text("rg.watch")
+    expect(page.locator(".loss .uplot")).to_be_visible()
+    expect(page.locator(".loss-title")).to_contain_text("3,600")
+    expect(page.locator(".toolbar")).to_be_hidden()
+    expect(page.locator("#facts")).to_contain_text("30 (0 to 29)")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
