@@ -99,11 +99,13 @@ def warn(text: str) -> None:
     Where the program turns warnings into errors, or shows them in a way that fails, it goes to stderr instead: what we
     have to say must not end a step.
     """
-    level, frame = _find_program(sys._getframe(1))
+    frame = _find_program(sys._getframe(1))
+    names = sys.__dict__ if frame is None else frame.f_globals
+    file, line = ("sys", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    module, registry = names.get("__name__", "<string>"), names.setdefault("__warningregistry__", {})
     try:
-        warnings.warn(text, RetrogradWarning, stacklevel=level)
+        warnings.warn_explicit(text, RetrogradWarning, file, line, module, registry)
     except Exception:
-        file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("sys", 1)
         with suppress(Exception):  # there may be no stderr
             print_text(warnings.formatwarning(text, RetrogradWarning, file, line), file=sys.stderr, end="")
 
@@ -211,15 +213,13 @@ class Notices:
             warn(text)
 
 
-def _find_program(frame: FrameType | None) -> tuple[int, FrameType | None]:
-    """The innermost frame that is not ours, torch's or of a ``with``, and its level as ``warnings.warn`` counts it."""
+def _find_program(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame that is not ours, torch's or of a ``with``."""
     torch: Any = sys.modules.get("torch")
     inner = (_OURS, contextlib.__file__, *((f"{Path(torch.__file__).parent}/",) if torch is not None else ()))
-    level = 2
     while frame is not None and frame.f_code.co_filename.startswith(inner):
         frame = frame.f_back
-        level += 1
-    return level, frame
+    return frame
 
 
 _HOOKS = ("_filters_mutated", "_filters_mutated_lock_held")
