@@ -69,6 +69,7 @@ class _OutermostCall(threading.local):
 
 
 _here = _OutermostCall()
+"""A new one whenever the switch is replaced: what was replaced may have been taken back within a call."""
 
 
 def watch_exports() -> Undo:
@@ -86,10 +87,11 @@ def _wrap_export(room: ModuleType) -> Undo:
     @functools.wraps(original)
     @uncompiled_itself
     def export(*args: Any, **kwargs: Any) -> Any:
-        if _here.frame:
+        here = _here
+        if here.frame:
             return original(*args, **kwargs)
         frame = sys._getframe()
-        _here.frame = id(frame)
+        here.frame = id(frame)
         told = compiled_call_listeners.all
         try:
             for listener in told:
@@ -97,7 +99,7 @@ def _wrap_export(room: ModuleType) -> Undo:
             with hidden(args[0]) if isinstance(args[0], nn.Module) else nullcontext():
                 return original(*args, **kwargs)
         finally:
-            _here.frame = 0
+            here.frame = 0
             for listener in told:
                 if listener in compiled_call_listeners:
                     listener.compiled_call_ends()
@@ -106,8 +108,9 @@ def _wrap_export(room: ModuleType) -> Undo:
 
 
 def _wrap_switch(room: ModuleType) -> Undo:
+    global _here
     original = getattr(room, _NAME)
-    here = _here
+    here = _here = _OutermostCall()
     told: dict[int, tuple[CompiledCallListener, ...]] = {}
 
     @functools.wraps(original)
