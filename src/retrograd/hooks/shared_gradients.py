@@ -7,7 +7,8 @@ program's the contents of that are compared. No gradient is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -63,7 +64,7 @@ class _Handed(NamedTuple):
             return digest_of(torch.empty(0, dtype=self.dtype, device=self.device).set_(storage, *self.layout))
 
 
-_Before = list[tuple[tuple[int, int], int]]
+_Before = Sequence[tuple[tuple[int, int], int | None]]
 """Which gradients could be written to, with their digests."""
 
 
@@ -114,40 +115,33 @@ class SharedGradients:
         for (node, slot), gradient in zip(root_edges(run.roots), run.gradients, strict=False):
             self._hand(node, slot, gradient)
         for node in self._found.nodes:
-            self._entries.append(enter_node(node.register_prehook, self._see_begin))
+            self._entries.append(enter_node(node.register_prehook, partial(self._see, self._begin_node)))
             if not is_leaf(node):  # else torch would copy what it may keep
-                entry = enter_node(node.register_hook, self._see_end)
+                entry = enter_node(node.register_hook, partial(self._see, self._end_node))
                 self._entries.append(entry)
                 if name_of(node) == MODULE_HOOK:
                     self._of_modules |= {id(node): each for each in _module_hooks_in(entry.place[0]())}
         for table in tables:
             for number, hook in list(table.items()):
-                begin = _Around(self, hook) if is_of_program(hook) else None
-                if begin is not None:
-                    self._entries.append(Entry(begin.before, table))
+                is_theirs = is_of_program(hook)
+                if is_theirs:
+                    self._entries.append(Entry(partial(self._see, self._begin_hook, hook), table))
                 table[number] = table.pop(number)  # torch goes by the order of insertion
-                if begin is not None:
-                    self._entries.append(Entry(begin.after, table))
-
-    # ---- who was handed what ----
+                if is_theirs:
+                    self._entries.append(Entry(partial(self._see, self._end_hook, hook), table))
 
     @uncompiled
-    def _see_begin(self, incoming: tuple[Tensor | None, ...]) -> None:
-        self._carefully(self._begin_node, incoming)
-
-    @uncompiled
-    def _see_end(self, outgoing: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
-        self._carefully(self._end_node, outgoing)
-
-    def _carefully(self, see: Callable[..., None], *about: Any) -> None:
+    def _see(self, what: Callable[..., None], *about: Any) -> None:
         if self._is_over:
             return
         try:
             with without_functions():
-                see(*about)
+                what(*about)
         except Exception as error:
             self._is_over = True
             self._fault(error)
+
+    # ---- what happens ----
 
     def _begin_node(self, incoming: tuple[Tensor | None, ...]) -> None:
         node = current_node()
@@ -155,15 +149,19 @@ class SharedGradients:
             self._waiting.pop((id(node), slot), None)
         if is_written_by_program(node):
             is_module = id(node) in self._of_modules  # its hooks are given gradients of another node, too
-            self._before[id(node)] = self.look(None if is_module else incoming, node)
+            self._before[id(node)] = self._look(None if is_module else incoming, node)
 
-    def _end_node(self, outgoing: tuple[Tensor | None, ...]) -> None:
+    def _end_node(self, outgoing: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
         node = current_node()
-        before = self._before.pop(id(node), None)
-        if before:
-            self.compare(before, _backward_of(node), node)
+        self._compare(self._before.pop(id(node), ()), node, None)
         for (following, slot), gradient in zip(edges_of(node), outgoing, strict=False):
             self._hand(following, slot, gradient)
+
+    def _begin_hook(self, hook: Callable[..., Any], gradient: Tensor | None) -> None:
+        self._before[id(hook)] = self._look((gradient,), current_node())
+
+    def _end_hook(self, hook: Callable[..., Any], gradient: Tensor | None) -> None:
+        self._compare(self._before.pop(id(hook), ()), current_node(), hook)
 
     def _hand(self, node: Any, slot: int, gradient: Tensor | None) -> None:
         if node is None or gradient is None:
@@ -175,60 +173,22 @@ class SharedGradients:
             handed = _Handed(node, memory, layout, gradient.dtype, gradient.device)
         self._waiting[key] = handed
 
-    # ---- who writes ----
-
-    def look(self, given: tuple[Tensor | None, ...] | None, node: Any) -> _Before:
+    def _look(self, given: tuple[Tensor | None, ...] | None, node: Any) -> _Before:
         """Take digests of what other nodes wait with in the same memory; given None, in any."""
         memory = None if given is None else {key_of(each.untyped_storage()) for each in given if _is_there(each)}
-        found = []
-        for key, handed in self._waiting.items():
-            is_other = handed is not None and handed.node is not node
-            if handed is not None and is_other and (memory is None or handed.memory.cdata in memory):
-                digest = handed.digest()
-                if digest is not None:
-                    found.append((key, digest))
-        return found
+        others = [(key, each) for key, each in self._waiting.items() if each is not None and each.node is not node]
+        return [(key, each.digest()) for key, each in others if memory is None or each.memory.cdata in memory]
 
-    def compare(self, before: _Before, hook: Callable[..., Any] | None, node: Any) -> None:
-        """Tell of those that have changed."""
-        waiting = [(self._waiting.get(key), digest) for key, digest in before]
+    def _compare(self, before: _Before, node: Any, hook: Callable[..., Any] | None) -> None:
+        """Tell of those that have changed while a hook on a tensor ran, or the node itself."""
+        waiting = [(self._waiting.get(key), digest) for key, digest in before if digest is not None]
         harmed = [each.node for each, digest in waiting if each is not None and each.digest() not in (digest, None)]
-        if harmed:
-            of_module = self._of_modules.get(id(node))
-            if of_module is None or is_of_program(hook):  # a hook on what a module returns
-                self._tell(GradientWrite(hook, node, harmed))
-            else:
-                hooks = [*of_module.user_hooks, *of_module.user_pre_hooks]
-                self._tell(GradientWrite(hooks[0] if len(hooks) == 1 else None, node, harmed, of_module.module))
-
-    def around(self, see: Callable[..., None], *about: Any) -> None:
-        """Do this for a hook on a tensor."""
-        self._carefully(see, *about)
-
-
-class _Around:
-    """Stands before and behind a hook of the program's on a tensor."""
-
-    def __init__(self, watch: SharedGradients, hook: Callable[..., Any]) -> None:
-        self._watch = watch
-        self._hook = hook
-        self._seen: _Before = []
-
-    @uncompiled
-    def before(self, gradient: Tensor | None) -> None:
-        self._watch.around(self._look, gradient)
-
-    @uncompiled
-    def after(self, gradient: Tensor | None) -> None:
-        self._watch.around(self._compare)
-
-    def _look(self, gradient: Tensor | None) -> None:
-        self._seen = self._watch.look((gradient,), current_node())
-
-    def _compare(self) -> None:
-        seen, self._seen = self._seen, []
-        if seen:
-            self._watch.compare(seen, self._hook, current_node())
+        of_module = self._of_modules.get(id(node)) if hook is None else None
+        if harmed and of_module is None:
+            self._tell(GradientWrite(hook or _backward_of(node), node, harmed))
+        elif harmed and of_module is not None:
+            hooks = [*of_module.user_hooks, *of_module.user_pre_hooks]
+            self._tell(GradientWrite(hooks[0] if len(hooks) == 1 else None, node, harmed, of_module.module))
 
 
 def _module_hooks_in(table: Any) -> Iterator[BackwardHook]:
