@@ -152,7 +152,7 @@ def take_pass(net: Net) -> list[Tensor]:
     return [each.grad.clone() for each in net.parameters() if each.grad is not None]
 
 
-def watch(net: Net, take: Callable[[Net], list[Tensor]] = take_pass) -> tuple[list[SharedWrite], list[Tensor], Record]:
+def watch(net: Any, take: Callable[[Any], list[Tensor]] = take_pass) -> tuple[list[SharedWrite], list[Tensor], Record]:
     history = History()
     recorder = Recorder(net, history, sources=(*SOURCES, *WATCHES))
     recorder.attach()
@@ -295,3 +295,58 @@ def test_a_hook_that_raises_leaves_nothing_behind() -> None:
     with pytest.raises(KeyError, match="mine"):
         watch(net)
     assert list(table.items()) == before
+
+
+class Residual(nn.Sequential):
+    def __init__(self, prepare: Callable[[nn.Module], Any]) -> None:
+        torch.manual_seed(0)
+        super().__init__(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3)))
+        prepare(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self:
+            x = x + block(x)
+        return x
+
+
+def clip_leaves(net: nn.Module) -> None:
+    for parameter in net.parameters():
+        parameter.register_hook(lambda g: g.clamp_(-0.01, 0.01))
+
+
+def update_in_backward(net: nn.Module) -> None:
+    def update(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.data.add_(parameter.grad.mul_(0.5), alpha=-0.1)
+        parameter.grad = None
+
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+
+
+def read_modules(net: nn.Module) -> None:
+    norms: list[Tensor] = []
+    for module in net.modules():
+        module.register_full_backward_hook(lambda module, found, given: norms.append(given[0].norm()))
+
+
+@pytest.mark.parametrize("prepare", [clip_leaves, update_in_backward, read_modules])
+def test_healthy_hooks(prepare: Callable[[nn.Module], Any]) -> None:
+    def take(net: Any) -> list[Tensor]:
+        torch.manual_seed(1)
+        for _ in range(3):
+            net(torch.randn(8, 4, requires_grad=True)).square().mean().backward()
+        return [each.detach().clone() for each in net.parameters()]
+
+    def gradients_of(net: Any) -> list[Tensor | None]:
+        return [each.grad for each in net.parameters()]
+
+    watched, bare = Residual(prepare), Residual(prepare)
+    facts, kept, record = watch(watched, take)
+    assert facts == []
+    assert all(map(torch.equal, kept, take(bare)))
+    pairs = zip(gradients_of(watched), gradients_of(bare), strict=True)
+    assert all(
+        ours is right or (ours is not None and right is not None and torch.equal(ours, right)) for ours, right in pairs
+    )
+    assert not list(ask(OverwrittenTensor, record))
