@@ -113,6 +113,7 @@ SCALED = BASE.replace("truth =", 'scaler = torch.amp.GradScaler("cpu", init_scal
 """,
 )
 MODULE = "torch.manual_seed(0)\n"
+IN_A_HOOK = "in a gradient hook"
 HIDDEN = """torch.manual_seed(0)
 class Hidden(nn.Module):
     def forward(self, x):
@@ -990,6 +991,16 @@ FAULTS = (
         ((OUT, "out = net(x).sigmoid()\n    out += 1"),),
         (("    out += 1", "    out = out.clone()\n    out += 1"),),
         "clone",
+    ),
+    Fault(
+        "overwritten",
+        "return a new tensor (`return g * 0.1` for `g.mul_(0.1)`)",
+        (
+            (MODULE, MODULE + "def damp(g):\n    g.mul_(0.1)\n"),
+            (OUT, "left = net(x)\n    right = net(x.square())\n    right.register_hook(damp)\n    out = left + right"),
+        ),
+        (("g.mul_(0.1)", "return g * 0.1"),),
+        IN_A_HOOK,
     ),
     Fault(
         "momentum",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from retrograd.facts.exact_watch import ExactWatch
 from retrograd.facts.facts import SOURCES
 from retrograd.facts.kink_watch import KinkWatch
 from retrograd.facts.source import FactSource
@@ -21,7 +22,7 @@ from retrograd.findings.record import Record
 from retrograd.history.history import History
 from retrograd.recording.recorder import Recorder
 from retrograd.runs.ending import describe_exception
-from tests.findings.remedies import FAULTS, NO_CHANGE_OF_CODE, Fault
+from tests.findings.remedies import FAULTS, IN_A_HOOK, NO_CHANGE_OF_CODE, Fault
 
 TRAINING = "# training\n"
 """The line of a program at which recording begins."""
@@ -54,7 +55,7 @@ def list_all(found: Findings) -> Iterator[Finding]:
 @pytest.mark.filterwarnings("ignore")  # torch warns of some of these faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_remedy_helps(fault: Fault, tmp_path: Path) -> None:
-    watches = [KinkWatch] if fault.slug == "kinks" else []
+    watches = [KinkWatch] if fault.slug == "kinks" else [ExactWatch] if fault.kind == IN_A_HOOK else []
     said = [
         each
         for each in list_all(explain_program(fault.faulty, tmp_path / "train.py", watches))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from retrograd.facts.gradient_writes import GradientWriteWatch
 from retrograd.facts.nonfinite_watch import NonFiniteWatch
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.graph.node import Line
@@ -160,12 +161,12 @@ def _make_fact(found: Overwritten) -> Overwrite:
 
 
 class ExactWatch(FactSource):
-    """Where the first number is made that is not finite, and what was overwritten: at every step."""
+    """Where what is not finite is made first, and what was overwritten, at every step; by hooks, at looks."""
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
         watch = ProgramWatch(host.name_module, lambda error: host.fault("exact", error))
-        self._parts = NonFiniteWatch(host, watch), OverwriteWatch(host, watch)
+        self._parts = NonFiniteWatch(host, watch), OverwriteWatch(host, watch), GradientWriteWatch(host, watch)
 
     def begin(self) -> None:
         for part in self._parts:

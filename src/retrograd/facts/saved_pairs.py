@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.facts import Unpacked
 from retrograd.hooks.saved import Pack, Unpack
+from retrograd.hooks.torch_calls import describe_function
 from retrograd.hooks.user_pairs import PairWatch
 
 _Place = tuple[str, str, str, str]
@@ -30,7 +29,7 @@ class SavedPairs(FactSource):
         self._watch.begin()
 
     def _see(self, pack: Pack, unpack: Unpack, sizes: torch.Tensor, is_same_memory: bool) -> None:
-        (first, pack_line), (second, line) = _describe(pack), _describe(unpack)
+        (first, pack_line), (second, line) = describe_function(pack), describe_function(unpack)
         if (first, pack_line, second, line) not in self._told:
             fact = Unpacked(
                 pack=first,
@@ -60,11 +59,3 @@ class SavedPairs(FactSource):
     def end(self) -> None:
         """Leave nothing behind."""
         self._watch.end()
-
-
-def _describe(function: Callable[..., Any]) -> tuple[str, str]:
-    """Name of a function, and the line at which it begins; both may be empty."""
-    function = getattr(function, "func", function)  # of a partial
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    name = getattr(function, "__name__", type(function).__name__)
-    return str(name), f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""

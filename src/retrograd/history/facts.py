@@ -381,6 +381,32 @@ class Overwrite(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWrite(Fact):
+    """A hook wrote into a gradient that is in the same memory as one that another node had yet to use.
+
+    ``name`` is the module whose hook it is, or that made the tensor of the hook, ``value`` how many were harmed.
+
+    Attributes:
+        hook, hook_line: the function, or ``backward`` of a Function, and where it begins; empty where a module has
+            several hooks.
+        node: the node at which it was called.
+        tensor: name of a parameter, or of the operation that made the tensor; empty for hooks of modules and Functions.
+        line: where it was made; empty where that is not known.
+        harmed, harmed_in, harmed_line: the same of one of the others: its tensor, module and line.
+    """
+
+    kind = "shared"
+    hook: str = ""
+    hook_line: str = ""
+    node: str = ""
+    tensor: str = ""
+    line: str = ""
+    harmed: str = ""
+    harmed_in: str = ""
+    harmed_line: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FreedPart(Fact):
     """What a backward pass was refused for: a part of its graph that an earlier pass has freed.
 
@@ -477,7 +503,7 @@ class Kink(Fact):
 
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
-    NonFinite, Overwrite, Unpacked, FreedPart, LostPart, Kink,
+    NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
 )  # fmt: skip
 """Every kind of fact."""
 

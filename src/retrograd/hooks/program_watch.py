@@ -53,6 +53,7 @@ class ProgramWatch(ForwardListener):
         writes: the last writes in place.
         see_result: shown results, while the operation's frame is on the stack.
         see_nodes: shown nodes that were made.
+        tables: of hooks on tensors, where one was set since the last step began.
         is_bad: something is not finite, so that also what functions only carry on is shown.
         is_rough: since the step began a node may have been made whose derivative is infinite.
     """
@@ -67,6 +68,7 @@ class ProgramWatch(ForwardListener):
         self.writes = WriteNotes()
         self.see_result: SeeResult | None = None
         self.see_nodes: SeeNodes | None = None
+        self.tables: list[weakref.ref[Any]] = []
         self.is_bad = self.is_rough = False
         self._last = 0
 
@@ -82,6 +84,7 @@ class ProgramWatch(ForwardListener):
         self._put_on = self.see_result = self.see_nodes = None
         self.stop()
         self.places.clear()
+        self.tables.clear()
 
     @property
     def is_here(self) -> bool:
@@ -118,6 +121,8 @@ class ProgramWatch(ForwardListener):
     def after(self, called: _Called, function: Any, result: Any, frame: FrameType) -> None:
         """Note where its nodes are made, and show what is asked for."""
         kind, args, kwargs, seen, first = called
+        if kind & HOOKS:
+            self._note_hook(args)
         last = next_sequence_number()
         if last != first:
             if first != self._last or not kind & SMOOTH:  # nodes that no function was seen to make, or rough ones
@@ -133,6 +138,12 @@ class ProgramWatch(ForwardListener):
         """Watch nothing more."""
         self._has_failed = True
         self._fault(error)
+
+    def _note_hook(self, args: tuple[Any, ...]) -> None:
+        with without_functions():
+            table = args[0]._backward_hooks if args else None
+        if table is not None and len(self.tables) < _MOST:
+            self.tables.append(weakref.ref(table))
 
     def _is_dull(self, kind: int, result: Any) -> bool:
         """Tell whether nobody asks for this result."""
@@ -202,6 +213,8 @@ CARRIES = 4
 """Makes what is not finite out of what is not, or by overflow, and in no other way."""
 SMOOTH = 8
 """Has a finite derivative where it is finite itself, but for overflow."""
+HOOKS = 16
+"""Sets a hook on a tensor."""
 
 _SMOOTH = frozenset(
     {"add", "__add__", "radd", "sub", "__sub__", "rsub", "mul", "__mul__", "rmul", "__iadd__", "__isub__", "__imul__",
@@ -234,6 +247,8 @@ def kind_of(function: Any) -> int:
 def _find_kind(function: Any) -> int:
     name, plain = name_function(function), str(getattr(function, "__name__", ""))
     kind = MAKES if name else IDLE
+    if function is Tensor.register_hook:
+        return HOOKS
     if plain not in ("__get__", "__set__", "__delete__") and _may_write(function, plain):
         kind |= WRITES
     if name in _CARRYING:

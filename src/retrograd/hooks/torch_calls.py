@@ -93,6 +93,14 @@ def describe_frame(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def describe_function(function: Any) -> tuple[str, str]:
+    """Name of a function, and the line at which it begins; both may be empty."""
+    function = getattr(function, "func", function)  # of a partial
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return str(name), f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+
+
 def line_at(code: CodeType, offset: int) -> int:
     """The line of an instruction, at this offset in its code; that of the function where it is not known."""
     line = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))[0]

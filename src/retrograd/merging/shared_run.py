@@ -37,7 +37,7 @@ from retrograd.runs.ranks import ask_rank
 from retrograd.runs.writer import RunWriter, outlive_forks
 
 _OWN_EVENTS: frozenset[EventKind] = frozenset(
-    {"fault", "dropped", "overwritten", "error", "trigger", "nonfinite", "overwrite", "finding"}
+    {"fault", "dropped", "overwritten", "error", "trigger", "nonfinite", "overwrite", "shared", "finding"}
 )
 """Events that a rank writes itself; of all others those of rank 0 tell."""
 

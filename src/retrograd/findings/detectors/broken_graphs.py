@@ -12,7 +12,7 @@ from retrograd.findings.detectors.graphs import tell_carried, tell_taken
 from retrograd.findings.finding import Evidence, Finding, shorten_line
 from retrograd.findings.gradients import LostGradient, ParameterGradients, find_last_cut
 from retrograd.findings.record import Record
-from retrograd.history.facts import Call, FreedPart, Operation, Overwrite, Unpacked
+from retrograd.history.facts import Call, FreedPart, Operation, Overwrite, SharedWrite, Unpacked
 
 _OVERWRITTEN = re.compile(
     r"modified by an inplace operation: \[(?P<kind>[\w.]+) \[(?P<shape>[^\]]*)\]\]"
@@ -241,15 +241,18 @@ class OverwrittenTensor(Detector):
 
     slug = "overwritten"
     words = Words(
-        says="A tensor that backward needs was written to in place, and which lines saved it and wrote.",
+        says="A tensor that backward needs was written to in place, and which lines saved it and wrote; or a hook "
+        "wrote into its gradient, which another branch is given in the same memory.",
         example="The tensor `result` that SigmoidBackward0 saved for backward in gate (train.py:12) is overwritten by "
         "add_ (train.py:13) before it is used.",
         threshold="torch's own error; of writes that torch does not see, a digest that changed between save and use; "
+        "of hooks, one that changed while the hook ran, of a gradient that another node had yet to use; "
         f"hooks for saved tensors that write to what was saved, or return what differs by more than {LOSSY:g} of its "
         "size",
         source="torch: one of the variables needed for gradient computation has been modified by an inplace operation",
         guard="speaks only where torch has raised, or where `retrograd explain train.py` has seen the values change; "
-        "from a record alone a line is named only if there is one candidate; hooks that compress are left alone",
+        "from a record alone a line is named only if there is one candidate; hooks that compress, and hooks that write "
+        "where nobody else is given the memory, are left alone",
         repair="compute a new tensor instead (`x = x + 1` for `x += 1`), or write into a clone (`x = x.clone()`).",
     )
     explains = (
@@ -265,10 +268,35 @@ class OverwrittenTensor(Detector):
             yield self._describe_seen(fact, fact.step if fact.silent else record.last_step)
         if found is not None and not any(not fact.silent for fact in facts):
             yield self._describe_error(record, found)
+        for shared in record.of(SharedWrite):
+            yield self._describe_shared(shared)
         is_named = any(fact.silent for fact in facts)  # with the line that wrote
         for pair in record.of(Unpacked) if not is_named else ():
             if pair.written or pair.value > LOSSY:
                 yield self._describe_pair(pair)
+
+    def _describe_shared(self, fact: SharedWrite) -> Finding:
+        hook = f"`{fact.hook}`{_in_brackets(fact.hook_line)}" if fact.hook else "One of the hooks"
+        if fact.node == "BackwardHookFunctionBackward" and not fact.tensor:
+            about = f"a gradient that it is given as hook of {fact.name or 'a module'}"
+        elif fact.tensor:
+            about = f"the gradient of {_name_result(fact.tensor, fact.name, fact.line)}"
+        else:
+            about = f"the gradient that {fact.node} gives it"
+        more = f", and {fact.value - 1:.0f} more" if fact.value > 1 else ""
+        harmed = _name_result(fact.harmed, fact.harmed_in, fact.harmed_line)
+        return self.find(
+            "critical",
+            f"{hook} writes in place into {about}: the gradient of {harmed}{more} is in the same memory, is changed "
+            "with it, and is wrong",
+            site=fact.name,
+            step=fact.step,
+            line=fact.hook_line or fact.line,
+            evidence=[Evidence("gradients that are changed with it", fact.value, "> 0")],
+            precondition=["their contents were compared before and after it ran, and nobody had used them yet"],
+            refute="the write is meant for those branches, too",
+            repair="return a new tensor (`return g * 0.1` for `g.mul_(0.1)`), and leave what is given as it is.",
+        )
 
     def _describe_pair(self, fact: Unpacked) -> Finding:
         written = ": the saved tensor itself was written to" if fact.written else ""
@@ -339,6 +367,18 @@ class OverwrittenTensor(Detector):
             refute="" if writer is None else "another operation wrote to it, in a hook or in compiled code",
             repair=_repair(_name_step(step) if step is not None else ""),
         )
+
+
+def _in_brackets(line: str) -> str:
+    return f" ({shorten_line(line)})" if line else ""
+
+
+def _name_result(name: str, module: str, line: str) -> str:
+    """A parameter by its name, else what an operation has made."""
+    if not line:
+        return name or "a tensor"
+    made = f"the result of {name}" if name else "what was made"
+    return f"{made}{f' in {module}' if module else ''}{_in_brackets(line)}"
 
 
 def _first_of_each(facts: list[Overwrite]) -> list[Overwrite]:
