@@ -9,7 +9,8 @@ import pytest
 
 from retrograd.history.sink import Event, Moment, RowBatch
 from retrograd.runs import attempts
-from retrograd.runs.attempts import find_first_step, name_attempt, read_attempt
+from retrograd.runs.attempts import name_attempt, read_attempt
+from retrograd.runs.first_step import find_first_step
 from retrograd.runs.reader import open_run
 from retrograd.runs.writer import RunWriter
 from retrograd.statistics.row import ROW

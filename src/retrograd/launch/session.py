@@ -46,7 +46,7 @@ from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
 from retrograd.recording.weight_sums import sum_squares
-from retrograd.runs.attempts import find_first_step, leave
+from retrograd.runs.attempts import leave
 from retrograd.runs.ending import describe_exception, describe_exit, find_exception
 from retrograd.runs.ranks import ask_rank, is_loader_worker
 
@@ -268,6 +268,9 @@ class Session:
         load_writer()
         self._spare = SpareFiles()
         request = self._request
+        with random_kept(), warnings_kept():
+            from retrograd.runs.first_step import find_first_step
+
         self._step = find_first_step(open_folder(request.path), partial(sum_squares, models.values()))
         step = self._step or 0
         if request.resume:
