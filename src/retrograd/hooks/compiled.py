@@ -20,8 +20,8 @@ import inspect
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
@@ -66,9 +66,16 @@ compiled_call_listeners = Listeners[CompiledCallListener](Patch(_install))
 class _OutermostCall(threading.local):
     frame = 0
     """Identity of the frame of the outermost compiled call in this thread; 0 outside of all."""
+    exports = False
+    """It is a strict export."""
 
 
 _here = _OutermostCall()
+
+
+def is_exporting() -> bool:
+    """Tell whether this thread is in a strict export: modules that are made are torch's, and none of the program."""
+    return _here.exports
 
 
 def watch_exports() -> Undo:
@@ -89,15 +96,15 @@ def _wrap_export(room: ModuleType) -> Undo:
         if _here.frame:
             return original(*args, **kwargs)
         frame = sys._getframe()
-        _here.frame = id(frame)
+        _here.frame, _here.exports = id(frame), True
         told = compiled_call_listeners.all
         try:
             for listener in told:
                 listener.compiled_call_begins(None, frame)
-            with hidden(args[0]) if isinstance(args[0], nn.Module) else nullcontext():
+            with _global_hooks_hidden(), hidden(args[0]) if isinstance(args[0], nn.Module) else nullcontext():
                 return original(*args, **kwargs)
         finally:
-            _here.frame = 0
+            _here.frame, _here.exports = 0, False
             for listener in told:
                 if listener in compiled_call_listeners:
                     listener.compiled_call_ends()
@@ -292,6 +299,18 @@ def _wrap_question() -> list[Undo]:
 
 
 _question = Patch(_wrap_question)
+
+
+@contextmanager
+def _global_hooks_hidden() -> Iterator[None]:
+    """Our hooks on all modules are out of torch's tables meanwhile; then those that nobody has removed are back."""
+    tables: list[dict[int, Any]] = [getattr(torch.nn.modules.module, name) for name in _HOOK_TABLES]
+    taken = [{number: table.pop(number) for number in list(table) if number in _quiet} for table in tables]
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, taken, strict=True):
+            table.update({number: hook for number, hook in hooks.items() if number in _quiet})
 
 
 _HOOKS_ARE_COMPILED = TORCH >= (2, 14)
