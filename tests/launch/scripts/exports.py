@@ -1,4 +1,4 @@
-"""Exports models strictly: before, while and after one of them is trained, and after the search for models has ended."""
+"""Exports models strictly: before, while and after one is trained, and after the search for models has ended."""
 
 import torch
 from torch import nn
