@@ -51,6 +51,11 @@ def in_place_that_is_fine(net: Any, x: Tensor) -> Tensor:
     return (y.relu_() * 2).mean()  # type: ignore[no-any-return]
 
 
+def an_index_of_one_element(net: Any, x: Tensor) -> Tensor:
+    index = torch.tensor(2).expand(1, 1)  # of stride 0, and contiguous all the same
+    return net.first(x).gather(1, index).sum()  # type: ignore[no-any-return]
+
+
 def saved_input(net: Any, x: Tensor) -> Tensor:
     y = net.first(x)
     z = y.square()  # saves
@@ -152,7 +157,9 @@ def watch(net: Net, steps: int = 3) -> tuple[list[Overwrite], list[Tensor], Reco
     return [fact for fact in read_facts(history.events) if isinstance(fact, Overwrite)], kept, record
 
 
-@pytest.mark.parametrize("case", [plain, norm_twice, in_place_that_is_fine, under_hooks_that_copy])
+@pytest.mark.parametrize(
+    "case", [plain, norm_twice, in_place_that_is_fine, an_index_of_one_element, under_hooks_that_copy]
+)
 def test_healthy(case: Case) -> None:
     facts, kept, _ = watch(Net(case))
     assert facts == []

@@ -30,3 +30,12 @@ def test_compiled_models_are_recorded_inside(outcome: Outcome, seen: set[str]) -
 def test_a_scripted_model_is_recorded_at_its_root(outcome: Outcome) -> None:
     assert outcome.sites() == outputs("self") | parameters("body.0", "head")
     assert outcome.moments() == steps(3)
+
+
+@recorded("exports.py")
+def test_strict_exports_are_as_without_us(outcome: Outcome) -> None:
+    """The graphs and values on stdout are compared with a bare run; all steps are recorded, of exports nothing."""
+    assert outcome.code == 0
+    assert outcome.words[-1].startswith("retrograd: recorded 27 steps")
+    weights = [row for row in outcome.rows() if row["site"] in ("net.0:weight.grad", "0:weight.grad")]
+    assert [row["step"] for row in weights] == list(range(27))

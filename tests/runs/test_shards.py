@@ -58,8 +58,9 @@ def test_every_bit_comes_back(tmp_path: Path, dtype: torch.dtype, shape: tuple[i
         torch.tensor([1 + 2j, 3 - 1j]).conj(),
         torch.tensor([1 + 2j]).conj().imag,
         torch.nn.Parameter(torch.ones(2)),
+        torch.tensor(700, dtype=torch.uint16).expand(1),
     ],
-    ids=["transposed", "strided", "expanded", "conjugate", "negative", "parameter"],
+    ids=["transposed", "strided", "expanded", "conjugate", "negative", "parameter", "one element"],
 )
 def test_views_and_leaves(tensor: torch.Tensor) -> None:
     entries, note = encode_tensor("x", tensor)

@@ -39,7 +39,7 @@ class OverwriteWatch(FactSource):
 
     def __init__(self, host: FactHost, watch: ProgramWatch | None = None) -> None:
         super().__init__(host)
-        self._watch = watch or ProgramWatch(host.name_module, lambda error: host.fault("overwrites", error))
+        self._watch = watch or ProgramWatch(host.name_module, lambda error: host.fault("overwritten tensors", error))
         self._saved = SavedWatch(self._watch.writes)
         self._told: set[tuple[str, str, str]] = set()
 
@@ -82,7 +82,7 @@ class OverwriteWatch(FactSource):
                 self._tell_silent(changed)
             found.release()
         except Exception as error:
-            self.host.fault("overwrites", error)
+            self.host.fault("overwritten tensors", error)
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         """Was it refused? What it would have run is still there."""
@@ -97,7 +97,7 @@ class OverwriteWatch(FactSource):
             if overwritten is not None:
                 self.host.note_fact(_make_fact(overwritten))
         except Exception as fault:
-            self.host.fault("overwrites", fault)
+            self.host.fault("overwritten tensors", fault)
 
     def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Pause: what is saved from here on is of the next forward."""
@@ -165,7 +165,9 @@ class ExactWatch(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        watch = ProgramWatch(host.name_module, lambda error: host.fault("exact", error))
+        watch = ProgramWatch(
+            host.name_module, lambda error: host.fault("overwritten tensors and non-finite numbers", error)
+        )
         self._parts = NonFiniteWatch(host, watch), OverwriteWatch(host, watch), GradientWriteWatch(host, watch)
 
     def begin(self) -> None:

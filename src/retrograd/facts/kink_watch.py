@@ -96,7 +96,7 @@ class KinkWatch(FactSource):
         try:
             self._note(sighting)
         except Exception as error:  # an operation of the program's is under way
-            self.host.fault("KinkWatch", error)
+            self.host.fault("kinks", error)
 
     def _note(self, sighting: Sighting) -> None:
         module = running_module()

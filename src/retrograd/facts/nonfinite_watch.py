@@ -178,7 +178,7 @@ class NonFiniteWatch(FactSource):
 
     def _fail(self, error: Exception) -> None:
         self._is_over, self._told = True, MOST_TOLD
-        self.host.fault("nonfinite", error)
+        self.host.fault("non-finite numbers", error)
 
     def _see(self, born: BornOperation) -> NonFinite:
         module = running_module()

@@ -20,7 +20,9 @@ class SavedPairs(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._watch = PairWatch(lambda: host.is_look, self._see, lambda error: host.fault("saved_pairs", error))
+        self._watch = PairWatch(
+            lambda: host.is_look, self._see, lambda error: host.fault("hooks on saved tensors", error)
+        )
         self._waiting: list[tuple[Unpacked, torch.Tensor]] = []
         self._told: set[_Place] = set()
 

@@ -12,7 +12,8 @@ from torch import Tensor
 def sum_tensor(tensor: Tensor) -> int:
     """Return a number that depends on every bit, on the shape and on the dtype of a dense tensor on the CPU."""
     head = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
-    data: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    whole = tensor.detach().contiguous()
+    data: Any = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy()  # a single element has any stride
     return zlib.crc32(data, zlib.crc32(head))
 
 

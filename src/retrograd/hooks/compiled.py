@@ -20,8 +20,8 @@ import inspect
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
@@ -68,8 +68,17 @@ class _OutermostCall(threading.local):
     """Identity of the frame of the outermost compiled call in this thread; 0 outside of all."""
 
 
-_here = _OutermostCall()
-"""A new one whenever the switch is replaced: what was replaced may have been taken back within a call."""
+class _Export(threading.local):
+    runs = False
+    """This thread is in a strict export."""
+
+
+_export = _Export()
+
+
+def is_exporting() -> bool:
+    """Tell whether this thread is in a strict export: modules that are made are torch's, and none of the program."""
+    return _export.runs
 
 
 def watch_exports() -> Undo:
@@ -87,19 +96,18 @@ def _wrap_export(room: ModuleType) -> Undo:
     @functools.wraps(original)
     @uncompiled_itself
     def export(*args: Any, **kwargs: Any) -> Any:
-        here = _here
-        if here.frame:
+        if _export.runs:
             return original(*args, **kwargs)
         frame = sys._getframe()
-        here.frame = id(frame)
+        _export.runs = True
         told = compiled_call_listeners.all
         try:
             for listener in told:
                 listener.compiled_call_begins(None, frame)
-            with hidden(args[0]) if isinstance(args[0], nn.Module) else nullcontext():
+            with _global_hooks_hidden(), hidden(args[0]) if isinstance(args[0], nn.Module) else nullcontext():
                 return original(*args, **kwargs)
         finally:
-            here.frame = 0
+            _export.runs = False
             for listener in told:
                 if listener in compiled_call_listeners:
                     listener.compiled_call_ends()
@@ -108,9 +116,8 @@ def _wrap_export(room: ModuleType) -> Undo:
 
 
 def _wrap_switch(room: ModuleType) -> Undo:
-    global _here
     original = getattr(room, _NAME)
-    here = _here = _OutermostCall()
+    here = _OutermostCall()
     told: dict[int, tuple[CompiledCallListener, ...]] = {}
 
     @functools.wraps(original)
@@ -122,7 +129,7 @@ def _wrap_switch(room: ModuleType) -> Undo:
             for listener in told.pop(id(frame), ()):
                 if listener in compiled_call_listeners:
                     listener.compiled_call_ends()
-        elif callback is not None and not here.frame and frame.f_code.co_name != "__enter__":
+        elif callback is not None and not (here.frame or _export.runs) and frame.f_code.co_name != "__enter__":
             here.frame = id(frame)
             told[id(frame)] = compiled_call_listeners.all
             function = frame.f_locals.get("fn")
@@ -295,6 +302,18 @@ def _wrap_question() -> list[Undo]:
 
 
 _question = Patch(_wrap_question)
+
+
+@contextmanager
+def _global_hooks_hidden() -> Iterator[None]:
+    """Our hooks on all modules are out of torch's tables meanwhile; then those that nobody has removed are back."""
+    tables: list[dict[int, Any]] = [getattr(torch.nn.modules.module, name) for name in _HOOK_TABLES]
+    taken = [{number: table.pop(number) for number in list(table) if number in _quiet} for table in tables]
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, taken, strict=True):
+            table.update({number: hook for number, hook in hooks.items() if number in _quiet})
 
 
 _HOOKS_ARE_COMPILED = TORCH >= (2, 14)

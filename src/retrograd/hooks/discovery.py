@@ -18,7 +18,7 @@ from torch.nn.modules import module as modules
 from torch.optim.optimizer import Optimizer
 
 from retrograd.frames import read_locals
-from retrograd.hooks.compiled import compiled_call_listeners
+from retrograd.hooks.compiled import compiled_call_listeners, is_exporting
 from retrograd.hooks.engine import grad_enabled, is_compiling, is_tracing, uncompiled, uncompiled_itself
 from retrograd.hooks.listeners import Entry, Patch, Undo, wrap_method
 from retrograd.hooks.module import ModuleHooks
@@ -147,7 +147,7 @@ class ModelDiscovery:
             self._tell(self._listener.parameter_made, module)
 
     def _tell(self, tell: Callable[..., None], *about: Any) -> None:
-        if self._is_stopped:
+        if self._is_stopped or is_exporting():
             return
         try:
             tell(*about)

@@ -133,7 +133,7 @@ def first_bytes(tensor: Tensor, most: int = _BYTES) -> bytes | Tensor:
     if tensor.is_cpu:
         return ctypes.string_at(tensor.data_ptr(), size)
     with torch.no_grad():
-        return tensor.detach().view(-1)[: size // tensor.element_size()].view(torch.uint8).clone()
+        return tensor.detach().as_strided((size // tensor.element_size(),), (1,)).view(torch.uint8).clone()
 
 
 def count_same_rows(tensor: Tensor, rows: int = 4096, columns: int = 64) -> int:

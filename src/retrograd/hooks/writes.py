@@ -258,7 +258,8 @@ def _held_by(node: Any) -> Iterator[tuple[str, Tensor, bool]]:
 def digest_of(tensor: Tensor) -> int:
     """The same for the same bytes in the same order, but for moves of eight within 2,048. It waits for the device."""
     with plain_torch():
-        values = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        values = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        values = values.as_strided((values.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
         whole = values.numel() // _ROW * _ROW if values.storage_offset() % _WORD == 0 else 0
         rows = values[:whole].view(torch.int64).view(-1, _ROW // _WORD).sum(1)  # twenty times as fast as to sum bytes
         return zlib.crc32(values[whole:].cpu().numpy().data, zlib.crc32(rows.cpu().numpy().data))

@@ -333,7 +333,7 @@ def encode_tensor(name: str, tensor: torch.Tensor) -> tuple[dict[str, torch.Tens
     if data.dtype in _PLAIN:
         return {name: data}, {}
     note = {"kind": "bytes", "dtype": str(data.dtype).removeprefix("torch."), "shape": list(data.shape)}
-    return {name: data.reshape(-1).view(torch.uint8)}, note
+    return {name: data.as_strided((data.numel(),), (1,)).view(torch.uint8)}, note
 
 
 def decode_tensor(entries: dict[str, torch.Tensor], name: str, note: dict[str, Any]) -> torch.Tensor:
