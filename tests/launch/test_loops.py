@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from retrograd.findings.explain import explain
 from retrograd.runs.listing import list_runs
 from retrograd.runs.reader import open_run
@@ -122,7 +124,23 @@ def test_what_runs_behind_the_last_update_makes_no_step(outcome: Outcome) -> Non
     assert explain(outcome.run).about.startswith("3 steps at ")
     [line] = list_runs(outcome.run.parent)
     assert line.last_step == 2
-    assert "steps 0 to 2" in format_table(outcome.run)
+    assert line.loss == pytest.approx(sum(map(float, outcome.output.split()[8:12])) / 4)
+    table = format_table(outcome.run)
+    assert "steps 0 to 2" in table
+    assert f"loss {line.loss:.3g}" in table
+
+
+@recorded("behind_two.py critic", "behind_two.py heads")
+def test_an_optimizer_that_updates_less_often_makes_no_step_behind_the_last(outcome: Outcome) -> None:
+    """It runs behind the last update of the other, and with it another forward."""
+    assert outcome.words[-1].startswith("retrograd: recorded 12 steps at ")
+    history = open_run(outcome.run).history
+    assert history.made_steps.tolist() == list(range(12))
+    [line] = list_runs(outcome.run.parent)
+    assert line.last_step == 11
+    assert repr(line.loss) == outcome.output.split()[-1]
+    assert "steps 0 to 11" in format_table(outcome.run)
+    assert len(outcome.events("update")) == 16
 
 
 @recorded(*(f"successive.py {kind}" for kind in ("plain", "closure", "quiet", "inside")))

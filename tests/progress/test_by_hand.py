@@ -55,6 +55,8 @@ def test_whether_parameters_were_touched(act: Callable[[nn.Linear], None], keeps
     act(net)
     unseen = not keeps_gradients and act in (zero, drop)
     assert manual.touched() == (act not in (touch_nothing, clip) and not unseen)
+    manual.forget()
+    assert not manual.touched()
     manual.remember()
     assert not manual.touched()
 

@@ -64,6 +64,87 @@ def test_updates_by_hand_with_accumulation(write: Callable[[torch.Tensor, torch.
     assert steps_of(seen, "0:output.grad") == [(0, 0), (0, 1), (2, 0), (2, 1)]
 
 
+def try_out(net: nn.Sequential) -> None:
+    net(torch.randn(4, 3)).sum().backward()
+    net.zero_grad()
+
+
+def attack(net: nn.Sequential) -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    for _ in range(6):
+        net(x).sum().backward()
+        net.zero_grad()
+
+
+def climb(net: nn.Sequential) -> None:
+    """As SAM does; what it adds to the weights is taken back when the gradient has come."""
+    net(torch.randn(4, 3)).square().sum().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 1.0
+    net.zero_grad()
+
+
+def do_nothing(net: nn.Sequential) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [(try_out, do_nothing), (attack, do_nothing), (climb, lambda net: write_ones(net, -1.0))],
+    ids=["trial", "attack", "SAM"],
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_comes_before_the_first_update_of_an_optimizer_is_no_update_by_hand(
+    before: Callable[[nn.Sequential], None], behind: Callable[[nn.Sequential], None], is_late: bool
+) -> None:
+    net = make_net()
+    optimizer = None if is_late else torch.optim.SGD(net.parameters(), lr=0.1)
+    with collect(net) as seen:
+        optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            before(net)
+            net(torch.randn(4, 3)).square().sum().backward()
+            behind(net)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert {row.step for row in seen.all("0:output.grad")} == {0, 1, 2, 3}
+    assert [event.moment.step for event in seen.events_of("update")] == [0, 1, 2, 3]
+    micros = {step: {row.micro for row in seen.all("0:weight.grad", step=step)} for step in range(4)}
+    assert micros[0] == micros[1] == micros[2] == micros[3]
+
+
+def write_ones(net: nn.Sequential, factor: float) -> None:
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += factor
+
+
+def test_updates_by_hand_beside_an_optimizer_of_something_else() -> None:
+    net, other = make_net(), make_net()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with collect(net) as seen:
+        for _ in range(3):
+            net(torch.randn(4, 3)).square().sum().backward()
+            write_ones(net, 0.01)
+            net.zero_grad()
+    assert steps_of(seen, "0:output.grad") == [(0, 0), (1, 0), (2, 0)]
+    assert optimizer.param_groups
+
+
+def test_updates_by_hand_beside_an_optimizer_that_never_updates() -> None:
+    """The first few writes may be moves that are taken back; behind them each makes a step."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with collect(net) as seen:
+        for _ in range(20):
+            net(torch.randn(4, 3)).square().sum().backward()
+            write_ones(net, 0.01)
+            optimizer.zero_grad()
+    steps = [step for step, _ in steps_of(seen, "0:output.grad")]
+    assert steps == [0] * 5 + list(range(1, 16))
+
+
 @pytest.mark.parametrize("write", [write_past_autograd, write_without_grad])
 def test_a_loop_of_autograd_grad(write: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
     net = make_net()

@@ -98,3 +98,29 @@ def test_the_last_loss_is_that_of_the_last_step_over_micro_batches_and_ranks(
     assert line.loss == open_run(tmp_path / "run").history.loss.values[-1]
     shutil.rmtree(tmp_path / "run" / "rank00001")
     assert list_runs(tmp_path)[0].loss == 5.5
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("updates", [0, 1, 3])
+def test_the_last_loss_is_not_that_of_passes_behind_the_last_update(
+    tmp_path: Path, updates: int, in_parts: bool
+) -> None:
+    """Losses of two micro-batches a step, and then of an evaluation; without an update nothing tells them apart."""
+    writer = open_writer(tmp_path / "run")
+    for step in range(max(updates, 1)):
+        for micro in range(2):
+            writer.add_event(Event(Moment(step, micro, 0), "loss", value=10.0 * step + micro, time=1.0))
+            if in_parts:
+                writer.flush()
+        if updates:
+            writer.add_event(Event(Moment(step, 1), "update", "SGD", step + 1.0, time=1.0))
+    for micro in range(5):
+        writer.add_event(Event(Moment(max(updates, 1), micro, 0), "loss", value=-100.0, time=1.0))
+        if in_parts:
+            writer.flush()
+    writer.close()
+    [line] = list_runs(tmp_path)
+    expected = 10.0 * (updates - 1) + 0.5 if updates else -100.0
+    assert line.loss == expected
+    assert open_run(tmp_path / "run").history.made_loss.values[-1] == expected
+    assert line.last_step == (updates - 1 if updates else 1)

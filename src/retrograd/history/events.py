@@ -106,6 +106,11 @@ class Losses(NamedTuple):
     values: FloatArray
     weights: FloatArray | None
 
+    def last(self, end: int | None = None) -> int | None:
+        """The last step that has one, of those up to ``end``."""
+        steps = self.steps if end is None else self.steps[self.steps <= end]
+        return int(steps.max()) if len(steps) else None
+
     def since(self, step: int) -> Losses:
         """Those of this step and later ones."""
         mask = self.steps >= step

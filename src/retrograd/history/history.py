@@ -14,7 +14,6 @@ import pyarrow as pa
 from retrograd.amounts import count_of
 from retrograd.drawings import drawn_by
 from retrograd.errors import NoSuchSiteError
-from retrograd.history.arrays import read_numbers
 from retrograd.history.copies import Copies, Disagreement
 from retrograd.history.events import Events
 from retrograd.history.kept import Kept, TensorRing, read_kept
@@ -34,7 +33,7 @@ from retrograd.history.rows import (
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import UPDATES, Event, KeptTensor, RowBatch
 from retrograd.history.steps import number_steps
-from retrograd.history.table import build_event_table, build_ranked_table, leave_losses_out, read_events
+from retrograd.history.table import build_event_table, build_ranked_table, find_made, leave_losses_out, read_events
 from retrograd.history.windows import CELLS_AT_ONCE, LongRows, choose_rows, compare_copies, find_outline
 from retrograd.libraries import load_library
 from retrograd.sites.pattern import Pattern
@@ -327,15 +326,23 @@ class History:
 
     @property
     def made_steps(self) -> npt.NDArray[np.int64]:
-        """The recorded steps that were made, rising: those with an update; where nothing tells of one, with a pass.
+        """The recorded steps that were made, rising: those ended by an update; where nothing tells of one, with a pass.
 
         What runs behind the last update (an evaluation, micro-batches that none follows) is of a step that was not.
         """
-        updates = [read_numbers(piece["step"]) for piece in self.all_events.pieces(["step"], UPDATES)]
-        if any(map(len, updates)):
-            return number_steps(np.concatenate(updates))[0]
+        updates = list(self.all_events.pieces(["kind", "step", "text"], UPDATES))
+        if any(piece.num_rows for piece in updates):
+            return number_steps(np.concatenate(list(map(find_made, updates))))[0]
         trained = self.outline.steps.get(encode_phase("train"), np.empty(0, np.int64))
         return number_steps(np.concatenate((self.loss.steps, trained)))[0]
+
+    @property
+    def made_loss(self) -> Curve:
+        """The loss of each step up to the last that was made: without passes behind it, as of an evaluation."""
+        steps, values = self.loss
+        made = self.made_steps
+        end = int(np.searchsorted(steps, made[-1], side="right")) if len(made) else 0
+        return Curve(steps[:end], values[:end])
 
     def losses_at(self, steps: Collection[int]) -> list[Event]:
         """The losses of some steps, in the order recorded."""

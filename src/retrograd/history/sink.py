@@ -33,6 +33,9 @@ EventKind = Literal[
 UPDATES: tuple[EventKind, ...] = ("update", "skipped")
 """What ends a step."""
 
+ENDS_NONE = "it ends no step"
+"""How the text ends of an update that is within a step which another optimizer's ends."""
+
 NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass reached it"
 """Why the gradient of a site is not in a recording, where it is for no other reason."""
 
@@ -99,7 +102,8 @@ class Event:
     Attributes:
         moment: when.
         kind: ``loss`` (value: the scalar that backward started from, unscaled; text: of how many ranks it is the mean,
-            if of several), ``update`` (name: the optimizer, value: how many updates it has made), ``skipped`` (an
+            if of several), ``update`` (name: the optimizer, value: how many updates it has made, text:
+            :data:`ENDS_NONE` or nothing), ``skipped`` (an
             update that loss scaling skipped), ``scale`` (value: the loss scale), ``fault`` and ``dropped`` (name: the
             site, text: why), ``overwritten``
             (name: the site whose kept tensor was changed in place), ``rewrite`` (name: the site, text: the rule that

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from retrograd.history.arrays import read_codes, read_numbers, to_coded_texts, to_numbers, to_texts
 from retrograd.history.rows import Columns, Part
-from retrograd.history.sink import PHASES, UPDATES, Event, Moment
+from retrograd.history.sink import ENDS_NONE, PHASES, UPDATES, Event, Moment
 from retrograd.history.steps import number_steps
 from retrograd.statistics.row import derive
 
@@ -87,7 +87,12 @@ EVENT_COLUMNS: tuple[Column, ...] = (
     ),
     Column("name", _TEXT, "what it is about: a site, an optimizer, …"),
     Column("value", pa.float64(), "its number; NaN where there is none; for rewrite, ‖after − before‖ / ‖before‖"),
-    Column("text", pa.string(), "its words; for rewrite, the rule; for a loss that is the mean of ranks, how many"),
+    Column(
+        "text",
+        pa.string(),
+        "its words; for rewrite, the rule; for a loss that is the mean of ranks, how many; for an update, if it ends "
+        "no step",
+    ),
     Column("time", pa.float64(), "seconds since the epoch"),
 )
 """Each row is something that happened once."""
@@ -182,6 +187,15 @@ def find_last_micro_batches(table: pa.Table) -> tuple[IntArray, IntArray]:
     lasts = np.zeros(len(steps), np.int64)
     np.maximum.at(lasts, groups, read_numbers(updates["micro"]))
     return steps, lasts
+
+
+def find_made(table: pa.Table) -> IntArray:
+    """Steps of the updates that have ended one, of columns ``kind``, ``step`` and ``text``."""
+    updates = filter_rows(table, find_kinds(table, UPDATES))
+    steps, code_of = read_numbers(updates["step"]), dict[str, int]()
+    codes = read_codes(updates["text"].dictionary_encode(null_encoding="encode"), code_of)
+    ends = np.array([not str(text).endswith(ENDS_NONE) for text in code_of], np.bool_)
+    return steps[ends[codes]]
 
 
 def leave_losses_out(table: pa.Table) -> pa.Table:

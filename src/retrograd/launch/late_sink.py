@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Protocol
 
 from retrograd.errors import RunError
-from retrograd.history.sink import UPDATES, Event, KeptTensor, RowBatch, Sink
+from retrograd.history.sink import ENDS_NONE, UPDATES, Event, KeptTensor, RowBatch, Sink
 from retrograd.runs.queue import Unwritten
 
 HELD = 64
@@ -119,7 +119,8 @@ class LateSink:
 
     def add_event(self, event: Event) -> None:
         trained = event.kind in ("loss", *UPDATES)
-        if event.kind in UPDATES and event.moment.step > self._last_update:
+        ends_step = event.kind in UPDATES and not event.text.endswith(ENDS_NONE)
+        if ends_step and event.moment.step > self._last_update:
             self._last_update = event.moment.step
             self._updates += 1
         self._pass_on(lambda sink: sink.add_event(event), event.moment.step if trained else None)

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from retrograd.hooks.backward import runs_in_another_thread
 from retrograd.hooks.distributed import local_part
-from retrograd.hooks.optimizer import held_by
+from retrograd.hooks.optimizer import held_by, list_optimizers
 from retrograd.hooks.parts import gradient_of, parameters_of
 from retrograd.identities import IdentityDict, IdentitySet
 
@@ -85,6 +85,8 @@ class Steps:
         self._ran: IdentitySet[nn.Module] = IdentitySet()
         self._has_passed = False
         self._led: tuple[WeakIdRef, WeakIdRef, int] | None = None
+        self._awaited: list[weakref.ref[Optimizer]] | None = None
+        self._passed_over = 0
 
     @property
     def has_leader(self) -> bool:
@@ -126,10 +128,30 @@ class Steps:
     def were_updated_by_hand(self, *, by_gradients: bool = True) -> bool:
         """Tell of an update that was made without an optimizer of torch since the last pass; once of each.
 
+        Where an optimizer of the parameters is yet to make its first update, gradients that are cleared were of a
+        trial, and a parameter that is written is one that is moved for a moment (SAM). Only where that has gone on for
+        :data:`_MOST_MOVES` times is the optimizer taken for one that never updates.
+
         Args:
             by_gradients: a gradient that was cleared or replaced tells of one, too.
         """
-        return not self.has_leader and self._by_hand.touched(by_gradients=by_gradients)
+        if self.has_leader or not self._by_hand.touched(by_gradients=by_gradients):
+            return False
+        if self._is_optimizer_awaited():
+            self._passed_over += self._by_hand.touched(by_gradients=False)
+            was_update = self._passed_over > _MOST_MOVES
+        else:
+            was_update = True
+        self._by_hand.forget()
+        return was_update
+
+    def _is_optimizer_awaited(self) -> bool:
+        """True if there is an optimizer of what is trained; which ones there are is looked up once."""
+        if self._awaited is None:
+            ours = {id(each) for each in self._by_hand.parameters()}
+            holding = (each for each in list_optimizers() if any(id(held) in ours for held in held_by(each)))
+            self._awaited = list(map(weakref.ref, holding))
+        return any(find() is not None for find in self._awaited)
 
     def counts(self, optimizer: Optimizer, *, otherwise: bool) -> bool:
         """Tell whether an update counts: that of an optimizer which holds parameters of the models does.
@@ -256,6 +278,9 @@ class LossScales:
         self._scaled.clear()
 
 
+_MOST_MOVES = 4
+"""Writes to parameters before the first update of an optimizer that are taken for no updates by hand."""
+
 _PROBES = 8
 _SAMPLED = 1
 _SAMPLE = 64
@@ -290,21 +315,23 @@ class UpdatesByHand:
         self._before.clear()
         if runs_in_another_thread():
             return
-        trained = (p for p in self._alive() if p.requires_grad and not is_lazy(p))
-        reached = list(islice((p for p in self._alive() if gradient_of(p) is not None), _PROBES))
+        trained = (p for p in self.parameters() if p.requires_grad and not is_lazy(p))
+        reached = list(islice((p for p in self.parameters() if gradient_of(p) is not None), _PROBES))
         probed = reached or islice(trained, _PROBES)
         self._before = [_ParameterState(p, sampled=number < _SAMPLED) for number, p in enumerate(probed)]
 
     def touched(self, *, by_gradients: bool = True) -> bool:
-        """Tell of an update that was made since then; once of each."""
-        if runs_in_another_thread():
+        """Tell of an update that was made since then."""
+        if runs_in_another_thread() or not self._before:
             return False
-        if not self._before or not (self._are_others or any(each.has_changed(by_gradients) for each in self._before)):
-            return False
-        self._before.clear()
-        return True
+        return self._are_others or any(each.has_changed(by_gradients) for each in self._before)
 
-    def _alive(self) -> Iterator[torch.Tensor]:
+    def forget(self) -> None:
+        """Forget parameters as they were: of each update is told once."""
+        self._before.clear()
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Those that are watched and still there."""
         return (parameter for find in self._parameters if (parameter := find()) is not None)
 
 

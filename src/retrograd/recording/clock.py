@@ -68,6 +68,7 @@ class Clock:
         entered: the running backward pass has reached a tap.
         is_piped: a stage of a pipeline runs, whose forwards and passes of a step come in any order: as one micro-batch.
         is_second_half: such a stage runs the half of a pass that is for the parameters alone: only these are recorded.
+        is_led: somebody says which step begins.
         is_over: the step has had its update, and waits for what begins the next.
         is_free: no model has run so far, so nothing tells where a forward begins: each pass is a micro-batch.
         was_reached: a backward pass that concerned us has ended in this step.
@@ -78,7 +79,6 @@ class Clock:
         "_aside",
         "_emitted_at",
         "_hand_over",
-        "_is_led",
         "_paused",
         "_resting",
         "_roots",
@@ -92,6 +92,7 @@ class Clock:
         "buffers",
         "entered",
         "is_free",
+        "is_led",
         "is_over",
         "is_piped",
         "is_second_half",
@@ -116,7 +117,7 @@ class Clock:
         self._steps = steps
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
-        self.is_over = self._stopped = self._saw_forward = self._is_led = False
+        self.is_over = self._stopped = self._saw_forward = self.is_led = False
         self._aside: list[bool] = []
         self._paused: tuple[int, bool, bool] | None = None
         self._resting = RestingTaps()
@@ -222,7 +223,7 @@ class Clock:
         """Begin a backward pass where no model has run so far."""
         if self.stale:
             self._turn(Mode.GRAD)
-        elif not self._is_led and self._steps.were_updated_by_hand():  # which shows only by what the pass goes to
+        elif not self.is_led and self._steps.were_updated_by_hand():  # which shows only by what the pass goes to
             self.step += 1
             self.micro = 0
             self.on = self.awake = self._schedule(self.step)
@@ -234,7 +235,7 @@ class Clock:
         """
         if self._aside or self.is_second_half:
             return False
-        if self.is_over and not self._saw_forward and not self._is_led:  # the forwards are run by a compiled function
+        if self.is_over and not self._saw_forward and not self.is_led:  # the forwards are run by a compiled function
             self._advance()
             if not self.on:
                 return False
@@ -271,7 +272,7 @@ class Clock:
 
     def begin_step(self, step: int) -> None:
         """Begin this step, or go on with it; from now on no step begins otherwise."""
-        self._is_led = True
+        self.is_led = True
         if step != self.step:
             self._advance(step)
 
@@ -282,7 +283,7 @@ class Clock:
 
     def settle(self) -> None:
         """Begin the next step at once if this one is over, so that all of it can be read."""
-        if self.is_over and self._is_led:
+        if self.is_over and self.is_led:
             self.close_all()
         elif self.is_over:
             self._advance()
@@ -342,7 +343,7 @@ class Clock:
     def _turn(self, mode: Mode) -> None:
         """Begin a step or a micro-batch with the first forward after a backward or an update."""
         by_gradients = not self.is_piped
-        if not self._is_led and (self.is_over or self._steps.were_updated_by_hand(by_gradients=by_gradients)):
+        if not self.is_led and (self.is_over or self._steps.were_updated_by_hand(by_gradients=by_gradients)):
             self._advance()
         elif mode is Mode.GRAD:
             if not self.is_piped:

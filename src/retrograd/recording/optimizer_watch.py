@@ -5,6 +5,7 @@ An update is measured by a copy of the weights, which stands while ``step`` runs
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, compress
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.history.sink import Moment
+from retrograd.history.sink import ENDS_NONE, Moment
 from retrograd.hooks.distributed import local_part
 from retrograd.hooks.engine import count_function_modes, without_functions
 from retrograd.hooks.listeners import never_raise
@@ -271,6 +272,10 @@ def _values_of(parameter: torch.Tensor) -> torch.Tensor:
 _SKIPPED = "loss scaling found a gradient that is not finite"
 
 
+def _explain_skip(ending: str) -> str:
+    return f"{_SKIPPED}; {ending}" if ending else _SKIPPED
+
+
 class OptimizerWatch:
     """Listens to every optimizer of the process and heeds those of the recorded models.
 
@@ -306,7 +311,7 @@ class OptimizerWatch:
         self.updates = UpdateRecorder(buffer, self.fault)
         self.scales = LossScales()
         self._counts: IdentityDict[Optimizer, int] = IdentityDict()
-        self._undecided: list[tuple[Moment, str, int, torch.Tensor]] = []
+        self._undecided: list[tuple[Moment, str, int, str, torch.Tensor]] = []
 
     def pass_begins(self) -> None:
         """Look for loose parameters before a backward pass."""
@@ -334,23 +339,23 @@ class OptimizerWatch:
         self.updates.end(optimizer)
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         name = type(optimizer).__name__
-        if self._clock.on:
-            self._tell(name, count, found_inf)
-        self._end_update(optimizer)
+        with self._ending(optimizer) as ending:
+            if self._clock.on:
+                self._tell(name, count, ending, found_inf)
 
-    def _tell(self, name: str, count: int, found_inf: torch.Tensor | None) -> None:
+    def _tell(self, name: str, count: int, ending: str, found_inf: torch.Tensor | None) -> None:
         if found_inf is None:
-            self._events.note("update", name, value=count)
+            self._events.note("update", name, value=count, text=ending)
         else:
-            self._undecided.append((self._clock.moment, name, count, found_inf))
+            self._undecided.append((self._clock.moment, name, count, ending, found_inf))
 
     @never_raise()
     def update_skipped(self, optimizer: Optimizer) -> None:
         """Note an update that loss scaling has left out; the step counts all the same, so that it can be seen."""
         if self._is_heeded(optimizer):
             self.updates.abandon(optimizer)
-            self._events.note("skipped", type(optimizer).__name__, text=_SKIPPED)
-            self._end_update(optimizer)
+            with self._ending(optimizer) as ending:
+                self._events.note("skipped", type(optimizer).__name__, text=_explain_skip(ending))
 
     @never_raise()
     def loss_scaled(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
@@ -361,19 +366,23 @@ class OptimizerWatch:
     def decide(self) -> None:
         """Find out whether optimizers that heed loss scaling by themselves did update; this waits for their device."""
         undecided, self._undecided = self._undecided, []
-        for moment, name, count, found_inf in undecided:
+        for moment, name, count, ending, found_inf in undecided:
             if float(found_inf):
-                self._events.note("skipped", name, text=_SKIPPED, moment=moment)
+                self._events.note("skipped", name, text=_explain_skip(ending), moment=moment)
             else:
-                self._events.note("update", name, value=count, moment=moment)
+                self._events.note("update", name, value=count, text=ending, moment=moment)
 
     def forget_losses(self) -> None:
         """Forget the losses when all passes over their graph are done."""
         self.decide()
         self.scales.forget()
 
-    def _end_update(self, optimizer: Optimizer) -> None:
-        if self._steps.ends_step(optimizer):
+    @contextlib.contextmanager
+    def _ending(self, optimizer: Optimizer) -> Iterator[str]:
+        """Ends the step behind what is told of an update, where that ends it; else says that it does not."""
+        ends_step = self._steps.ends_step(optimizer)
+        yield "" if ends_step or self._clock.is_led else ENDS_NONE
+        if ends_step:
             self._clock.end_step()
 
     def _is_heeded(self, optimizer: Optimizer) -> bool:

@@ -54,7 +54,8 @@ class RunLine:
             rows; None where there is none yet.
         status: ``running``, ``finished``, ``failed``, ``stopped``, ``damaged`` where a file of it is torn, or ``newer
             format`` where a later version of retrograd has written it.
-        loss: that of the last step, over its micro-batches and ranks, which may be NaN; None where none was seen.
+        loss: that of the last step that was made, over its micro-batches and ranks, which may be NaN; None where none
+            was seen.
         findings: how many are kept, by severity; None where nobody has asked yet.
         lost: how many rows were recorded and could not be written.
     """
@@ -160,7 +161,7 @@ def _status_of(folder: Path, facts: Mapping[str, Any]) -> str:
 
 
 class _Ends(NamedTuple):
-    """The last update of a run, the last step with a loss, and that loss, as the history tells it."""
+    """The step of a run's last update, the last step up to it that has a loss, and that loss, as in the history."""
 
     update: int | None
     step: int | None
@@ -176,41 +177,53 @@ def _find_ends(folders: Sequence[Path]) -> _Ends:
     from retrograd.history.events import LossSums, read_losses
 
     tables = [table for folder in folders for table in _read_last_events(folder)]
-    found = [losses for losses in map(read_losses, tables) if len(losses.steps)]
-    last = max((int(losses.steps.max()) for losses in found), default=None)
+    update = max((step for step in map(_find_last_update, tables) if step is not None), default=None)
+    found = [read_losses(table) for table in tables]
+    last = max((step for losses in found if (step := losses.last(update)) is not None), default=None)
+    if last is None:
+        return _Ends(update, None, None)
     sums = LossSums()
     for losses in found:
-        sums.add(losses.since(last or 0))
-    update = max((step for step in map(_find_last_update, tables) if step is not None), default=None)
-    return _Ends(update, last, next(map(float, reversed(sums.curve.values)), None))
+        sums.add(losses.since(last))
+    return _Ends(update, last, float(sums.curve.values[0]))
 
 
 def _find_last_update(table: pa.Table) -> int | None:
-    from retrograd.history.arrays import read_numbers
-    from retrograd.history.table import filter_rows, find_kinds
+    from retrograd.history.table import find_made
 
-    steps = read_numbers(filter_rows(table, find_kinds(table, UPDATES))["step"])
+    steps = find_made(table)
     return int(steps.max()) if len(steps) else None
 
 
 def _read_last_events(folder: Path) -> Iterator[pa.Table]:
-    """Events of a rank, the last part first, until all losses of its last step are among them."""
-    from retrograd.history.arrays import read_numbers
-    from retrograd.history.table import OF_LOSSES, pick_losses
+    """Events of a rank, the last part first, until its last update and all losses of that step are among them.
+
+    Where no part has an update, it is the step of the last loss.
+    """
+    from retrograd.history.events import read_losses
+    from retrograd.history.table import OF_LOSSES, find_kinds
+
+    paths = [path for _, path in list_parts(folder / EVENTS)]
+    update, last, has_updates = None, None, None
+    for table in _read_events(paths[::-1], OF_LOSSES):
+        yield table
+        update = _find_last_update(table) if update is None else update
+        if update is None and has_updates is None:
+            has_updates = any(find_kinds(kinds, UPDATES).any() for kinds in _read_events(paths, ["kind"]))
+        if update is None and has_updates:
+            continue
+        losses = read_losses(table)
+        last = losses.last(update) if last is None else last
+        if last is not None and (losses.steps < last).any():
+            return
+
+
+def _read_events(paths: Iterable[Path], columns: Sequence[str]) -> Iterator[pa.Table]:
     from retrograd.runs.parts import read_part
 
-    last: int | None = None
-    for _, path in reversed(list_parts(folder / EVENTS)):
-        try:
-            table = read_part(path, list(OF_LOSSES))
-        except (FileNotFoundError, DamagedRunError):  # merged into a larger one meanwhile, or torn
-            continue
-        yield table
-        steps = read_numbers(pick_losses(table)["step"])
-        if len(steps):
-            last = int(steps.max()) if last is None else last
-            if steps.min() < last:
-                return
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError, DamagedRunError):  # merged into a larger one meanwhile, or torn
+            yield read_part(path, list(columns))
 
 
 def _count_findings(path: Path) -> dict[str, int] | None:

@@ -103,8 +103,8 @@ format_table = giving_text(print_table)
 
 
 def _tell_loss(history: History) -> str:
-    """The last loss; where it is not finite, since which step."""
-    steps, values = history.loss
+    """The loss of the last step that was made; where it is not finite, since which step."""
+    steps, values = history.made_loss
     if not len(values):
         return ""
     finite = np.flatnonzero(np.isfinite(values))

@@ -21,7 +21,8 @@ from retrograd.views.report.scope import Scope
 
 def describe_run(run: Run | History, name: str, letter: str, scope: Scope, findings: Findings) -> dict[str, Any]:
     """A line of the table of runs."""
-    manifest, steps, losses = scope.history.manifest, scope.columns.steps, scope.history.loss.values
+    manifest, losses = scope.history.manifest, scope.history.made_loss.values
+    steps = scope.history.made_steps if scope.phase == "train" else scope.columns.steps
     loss = float(losses[-1]) if len(losses) else None
     return {
         "letter": letter,

@@ -48,7 +48,7 @@ def draw_run(run: Run) -> str:
 
 def add_history(page: NotebookPage, history: History) -> None:
     """Print a history, with no more sites than are shown."""
-    loss = history.loss.values
+    loss = history.made_loss.values
     if len(loss):
         last = "NaN" if np.isnan(loss[-1]) else print_number(float(loss[-1]))
         page.console.print(f"loss {last}  {draw_sparkline(loss, 40)}")
