@@ -159,3 +159,22 @@ def test_a_branch_that_is_switched_off_gets_no_gradient_and_one_that_is_on_learn
     found = rg.explain(recording)
     assert bool(found.of("symmetric-init")) == (gate == 1)
     assert bool(found.of("missing-gradient")) == (gate == 0)
+
+
+@pytest.mark.parametrize(("rate", "is_found"), [(0.0, False), (0.01, True)])
+def test_rows_that_no_update_has_changed_do_not_learn_as_one(rate: float, *, is_found: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    nn.init.constant_(net[2].weight, 0.1)
+    nn.init.constant_(net[2].bias, 0.0)
+    nn.init.constant_(net[4].weight, 0.1)
+    groups = [{"params": net[2].parameters(), "lr": rate}, {"params": net[0].parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=0.01)
+    with rg.record(net) as recording:
+        for _ in range(10):
+            optimizer.zero_grad()
+            net(torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+    assert bool((net[2].weight == net[2].weight[0]).all())
+    assert torch.equal(net[2].weight, torch.full((8, 8), 0.1)) == (rate == 0)
+    assert bool(rg.explain(recording).of("symmetric-init")) == is_found

@@ -2,7 +2,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import retrograd as rg
 from retrograd.findings.births import Births
 from retrograd.findings.detectors.learning_rate import LearningRateTooHigh, LearningRateTooLow, NotUpdated
 from retrograd.findings.record import CannotTell, Record
@@ -208,3 +211,56 @@ def test_weights_that_are_put_back() -> None:
     assert not ask(NotUpdated, staged)  # another rank trains its own copy of it
     staged.facts.append(OptimizerMade(name="SGD#1", groups=({"parameters": ["0:weight"]},)))
     assert ask(NotUpdated, staged)
+
+
+def _thaw_at_8(step: int) -> dict[str, np.ndarray]:
+    head = {"2:weight.grad": spread(1.0), "2:weight.update": spread(0.1)}
+    return head | ({"0:weight.grad": spread(1.0), "0:weight.update": spread(0.1)} if step >= 8 else {})
+
+
+@pytest.mark.parametrize("late", [[], [12]])
+def test_weights_that_were_frozen_until_the_last_look_are_not_put_back(late: list[int]) -> None:
+    record = make_record(
+        range(16),
+        _thaw_at_8,
+        weights=lambda step: {"0:weight": 1.0, "2:weight": 1.0},
+        facts=[
+            Parameter(name="0:weight", value=1.0, shape=(16,), digest="a", moment=Moment(step))
+            for step in [0, 1, 2, 4, 8, *late]
+        ],
+    )
+    assert not ask(NotUpdated, record)
+
+
+def test_weights_that_are_put_back_once_they_are_thawed() -> None:
+    record = make_record(
+        range(16),
+        _thaw_at_8,
+        weights=lambda step: {"0:weight": 1.0, "2:weight": 1.0},
+        facts=[
+            Parameter(
+                name="0:weight", value=1.0, shape=(16,), digest="a" if step >= 8 else "as made", moment=Moment(step)
+            )
+            for step in [0, 4, 8, 10, 12, 16]
+        ],
+    )
+    [found] = ask(NotUpdated, record)
+    assert "writes old values back" in found.message
+
+
+def test_a_layer_that_is_thawed_is_not_put_back_while_this_is_recorded() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
+    model[0].requires_grad_(False)
+    before = model[0].weight.detach().clone()
+    with rg.record(model) as recording:
+        for step in range(16):
+            if step == 8:
+                assert torch.equal(before, model[0].weight)
+                model[0].requires_grad_(True)
+            optimizer.zero_grad()
+            model(torch.randn(32, 6)).square().mean().backward()
+            optimizer.step()
+        assert not torch.equal(before, model[0].weight)
+        assert "not-updated" not in {found.detector for found in rg.explain(recording)}

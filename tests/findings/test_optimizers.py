@@ -1,3 +1,4 @@
+import copy
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ from torch import nn
 import retrograd as rg
 from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.findings.explain import make_record as make_record_of
-from retrograd.findings.record import Record
+from retrograd.findings.finding import Finding
+from retrograd.findings.record import CannotTell, Record
 from tests.findings.by_hand import ask, make_record, spread
 from tests.findings.programs import make_calls, make_optimizer, make_program
 
@@ -38,6 +40,57 @@ def test_more_optimizers_than_are_noted_one_by_one(every: int) -> None:
     [found] = ask(MadeAnew, make_record_of(recording))
     often = "at every update" if every == 1 else "every 3 updates"
     assert f"Adam is made anew at least 50 times for the same parameters, {often}" in found.message
+
+
+def _train_folds(set_back: str, updates: int, *, width: int = 12, is_closed: bool = True) -> list[Finding]:
+    """Four optimizers, one after the other, and what is found."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
+    initial = copy.deepcopy(net.state_dict())
+    x = torch.randn(64, 4)
+    with rg.record(net) as recording:
+        for _ in range(4):
+            if set_back == "the same":
+                net.load_state_dict(initial)
+            elif set_back == "others":
+                net.apply(lambda layer: layer.reset_parameters() if isinstance(layer, nn.Linear) else None)
+            optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+            for _ in range(updates):
+                optimizer.zero_grad()
+                (net(x) - x.sum(1, True).sin()).square().mean().backward()
+                optimizer.step()
+        found = ask(MadeAnew, make_record_of(recording))
+    return ask(MadeAnew, make_record_of(recording)) if is_closed else found
+
+
+@pytest.mark.parametrize("updates", [5, 20])
+@pytest.mark.parametrize("set_back", ["the same", "others"])
+@pytest.mark.parametrize("width", [12, 2000])
+def test_an_optimizer_for_each_fold_of_a_model_that_is_set_back_is_meant(
+    set_back: str, updates: int, width: int
+) -> None:
+    assert not _train_folds(set_back, updates, width=width)
+
+
+def test_an_optimizer_made_anew_where_the_weights_are_known_at_some_updates_alone() -> None:
+    net = nn.Linear(4, 1)
+    with rg.record(net, schedule=4) as recording:
+        for _ in range(6):
+            optimizer = torch.optim.Adam(net.parameters())
+            for _ in range(4):
+                optimizer.zero_grad()
+                net(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+    with pytest.raises(CannotTell, match="the weights were not recorded"):
+        ask(MadeAnew, make_record_of(recording))
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("updates", [2, 5, 6, 20])
+def test_an_optimizer_made_anew_has_as_many_updates_while_it_is_recorded(updates: int, *, is_closed: bool) -> None:
+    [found] = _train_folds("", updates, is_closed=is_closed)
+    assert "Adam is made anew 4 times" in found.message
+    assert f"every {updates} updates" in found.message
 
 
 def test_an_optimizer_that_remembers_nothing() -> None:

@@ -80,7 +80,7 @@ class UpdateNorms:
                 self.elements = norms.elements[:, 0].copy()
             head = norms.weight[:, : FIRST - self.first_weights.shape[1]]
             self.first_weights = np.concatenate((self.first_weights, head), axis=1)
-            self.told += (np.nan_to_num(norms.delta) > TOLD * np.nan_to_num(norms.weight)).sum(axis=1)
+            self.told += _tell(norms.delta, norms.weight).sum(axis=1)
             steps.add(norms.steps)
             ratio[n : n + len(norms.steps)] = divide(add_up(norms.delta), add_up(norms.weight))
             n += len(norms.steps)
@@ -100,6 +100,17 @@ class UpdateNorms:
         """The ‖g‖₂ of some gradients, and the changes, for some steps after the other: of each those that it has."""
         for rows, codes, norms in self._read(gradients):
             yield build_matrix(rows, codes, list(gradients), "l2", "train"), norms
+
+    def tell_spans(self, line: int, bounds: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Whether updates changed a parameter, by its place among the sites, between each bound and the next one.
+
+        An update at the step of a bound is behind it.
+        """
+        counted = np.zeros(len(bounds) + 1, np.int64)
+        for norms in self.norms():
+            changed = norms.steps[_tell(norms.delta[line], norms.weight[line])]
+            counted += np.bincount(np.searchsorted(bounds, changed, "right"), minlength=len(counted))
+        return counted[1:-1] > 0
 
     def _read(self, others: Sequence[str]) -> Iterator[tuple[Rows, list[dict[int, int]], Norms]]:
         """Rows of the updates and of other sites, the codes of these, and the changes."""
@@ -138,6 +149,11 @@ def _lay_out(rows: Rows, line_of: IntArray, lines: int) -> Norms:
         squares = np.where(finite == part["count"], part["m2"] + part["sum"] ** 2 / np.maximum(finite, 1), np.inf)
         delta, weight = np.sqrt(lay_out(squares)), np.sqrt(lay_out(rows["reference"][index]))
     return Norms(steps, delta, weight, lay_out(part["count"]))
+
+
+def _tell(delta: FloatArray, weight: FloatArray) -> npt.NDArray[np.bool_]:
+    """Tell which changes are more than rounding."""
+    return np.asarray(np.nan_to_num(delta) > TOLD * np.nan_to_num(weight))
 
 
 def add_up(norms: FloatArray) -> FloatArray:

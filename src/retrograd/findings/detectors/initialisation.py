@@ -249,7 +249,7 @@ class SymmetricInit(Detector):
         "weights of two layers, one after the other, are zero and stay so, and a gradient comes to the second.",
         source="Glorot and Bengio 2010 on breaking symmetry; the bounds are exact.",
         guard="A single layer of zeros (a zero-initialised head, LoRA, residual branches) leaves zero at once; what "
-        "gets no gradient, or nothing but zeros, does not learn at all.",
+        "gets no gradient, or nothing but zeros, or was not changed by an update between two looks, does not learn.",
         repair="Initialise the weights at random: leave torch's own initialisation, or nn.init.kaiming_normal_.",
     )
     explains = (
@@ -285,9 +285,18 @@ class SymmetricInit(Detector):
             listed = [each for each in looks if len(each.shape) >= 2 and each.shape[0] > 2 and each.requires_grad]
             if len(listed) > 1 and all(each.same_rows >= each.shape[0] for each in listed):
                 gradient = _largest(record, f"{name}.grad", listed[-1].step)
-                if gradient > 0:
+                if gradient > 0 and self._is_updated(record, name, listed[0].step, listed[-1].step):
                     found[name] = listed, gradient
         return found
+
+    @staticmethod
+    def _is_updated(record: Record, name: str, first: int, last: int) -> bool:
+        """Tell whether an update changed a parameter between two looks at it; yes where no update of it is known."""
+        if not record.of_kind("parameter", "update"):
+            return True
+        updates = record.once(Training).updates
+        lines = [line for line, site in enumerate(updates.sites) if str(site.value) == name]
+        return not lines or bool(updates.tell_spans(lines[0], [first, last])[0])
 
     def _find_zero(self, record: Record) -> list[str]:
         updates = record.once(Training).updates

@@ -37,6 +37,9 @@ SMALL = {False: 1e-4, True: 5e-6}
 FEWEST = 5
 """Updates that it takes to say that they leave a parameter as it is."""
 
+PUT_BACK = 3
+"""Looks at a parameter, each behind an update that changed it, that it takes to say that it is put back."""
+
 
 class LearningRateTooHigh(Detector):
     """Steps so large that they throw the weights about."""
@@ -227,7 +230,7 @@ class NotUpdated(Detector):
         says="An optimizer steps and a parameter has a gradient, but the parameter stays as it is.",
         example="blocks.2:weight has a gradient and an update at each of 80 steps, and has not changed.",
         threshold=f"Δw = 0 at all of at least {FEWEST} updates at which the gradient is not zero; or Δw is not, and "
-        "the values are bit for bit the same at 4 looks.",
+        f"the values are bit for bit the same at {PUT_BACK} looks, each behind an update, as they were before.",
         source="SageMaker Debugger's UnchangedTensor; TrainCheck (MPS addcmul_, Accelerate #2665).",
         guard="Rates of zero, updates that were skipped, and runs in which nothing is updated are left to others.",
         repair="Look for what writes old values back (a copy, load_state_dict); where updates are 0, for what takes "
@@ -268,20 +271,26 @@ class NotUpdated(Detector):
 
     @staticmethod
     def _find_put_back(record: Record) -> list[str]:
-        """Parameters that updates change, and that are bit for bit the same at all looks."""
-        looks = {
-            name: {look.step: look.digest for look in listed if look.digest and look.rank == 0}
-            for name, listed in record.looks.items()
-        }
+        """Parameters that updates change, and that are bit for bit the same at all looks from the first update on.
+
+        A look is taken before the update of its step, and counts if an update came between it and the look before.
+        """
         updates = record.once(Training).updates
-        changed = {
-            str(site.value) for site, told in zip(updates.sites, updates.told.tolist(), strict=True) if told >= FEWEST
-        }
+        told = {str(site.value): line for line, site in enumerate(updates.sites) if updates.told[line] >= FEWEST}
         if record.is_staged:  # a whole model beside the stages has parameters that only other ranks train
-            changed &= {name for made in record.of(OptimizerMade) if made.rank == 0 for name in made.parameters}
-        return [
-            name for name, seen in looks.items() if len(seen) >= 4 and len(set(seen.values())) == 1 and name in changed
-        ]
+            trained = {name for made in record.of(OptimizerMade) if made.rank == 0 for name in made.parameters}
+            told = {name: line for name, line in told.items() if name in trained}
+        found = []
+        for name, listed in record.looks.items():
+            looks = {look.step: look.digest for look in listed if look.digest and look.rank == 0}
+            steps = sorted(looks)
+            last = {looks[step] for step in steps[-PUT_BACK - 1 :]}
+            if name not in told or len(steps) <= PUT_BACK or len(last) > 1:
+                continue
+            behind = np.flatnonzero(updates.tell_spans(told[name], steps)) + 1
+            if len(behind) >= PUT_BACK and len({looks[step] for step in steps[behind[0] - 1 :]}) == 1:
+                found.append(name)
+        return found
 
     def _tell_put_back(self, record: Record, names: list[str]) -> Finding:
         return self.find(
@@ -292,7 +301,11 @@ class NotUpdated(Detector):
             step=int(record.once(Training).updates.steps[0]),
             last_step=record.last_step,
             line=record.line_of(names[0]),
-            evidence=[Evidence("parameters that are the same at all looks", len(names), "bit for bit, at ≥ 4 looks")],
+            evidence=[
+                Evidence(
+                    "parameters that are the same behind updates", len(names), f"bit for bit, at ≥ {PUT_BACK} looks"
+                )
+            ],
             precondition=["their updates are not zero"],
             refute="their values differ between two steps",
             repair="Look for what writes old values back behind the update: a copy, load_state_dict, an average.",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from retrograd.amounts import count_of, list_names
 from retrograd.findings.births import GREW
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import Record
+from retrograd.findings.record import CannotTell, FloatArray, Record
 from retrograd.findings.training import Training, as_list
-from retrograd.findings.update_norms import Stillness
+from retrograd.findings.update_norms import TOLD, Stillness, UpdateNorms
 from retrograd.findings.updates import by_optimizer
 from retrograd.history.facts import MOST_OPTIMIZERS, OptimizerMade
 
@@ -31,8 +33,9 @@ class MadeAnew(Detector):
         example="Adam is made anew 60 times for the same parameters, every 1 updates: its averages never last.",
         threshold=f"at least {FEWEST} optimizers from one line that hold the same recorded parameters",
         source="our own choice",
-        guard="optimizers of models that are trained one after the other hold other parameters; one without a state "
-        "(SGD without momentum) is a note",
+        guard="Optimizers of models that are trained one after the other hold other parameters. Where the weights are "
+        "set back for each, as in the folds of a cross-validation, by their norms or by the loss, it is meant. One "
+        "without a state (SGD without momentum) is a note.",
         repair="construct the optimizer once, before the loop.",
     )
     explains = ("loss-noisy", "loss-flat", "loss-spike", "learning-rate-too-high", "learning-rate-too-low")
@@ -42,28 +45,36 @@ class MadeAnew(Detector):
         record.need_optimizers()
         counted = {name: len(updates) for name, updates in by_optimizer(record.updates).items()}
         for same in _group_same(record).values():
-            if len(same) >= FEWEST:
-                yield self._describe(same, [counted.get(each.name, 0) for each in same if not _is_last(each)])
+            if len(same) < FEWEST:
+                continue
+            often = _count_updates([counted.get(each.name, 0) for each in same])
+            is_set_back = _is_set_back(record, same)
+            if is_set_back is None and often > 1:
+                raise CannotTell("the weights were not recorded at the updates around those at which it was made anew")
+            if not is_set_back:
+                yield self._describe(same, often)
 
-    def _describe(self, same: Sequence[OptimizerMade], updates: Sequence[int]) -> Finding:
+    def _describe(self, same: Sequence[OptimizerMade], often: int) -> Finding:
         kind = same[0].name.split("#")[0]
-        often = round(sum(updates) / len(updates)) or 1
         least = "at least " if any(map(_is_last, same)) else ""
-        every = "at every update" if often == 1 else f"every {often} updates"
+        every = {0: "", 1: ", at every update"}.get(often, f", every {often} updates")
         has_state = kind != "SGD" or any(group.get("momentum") for group in same[0].groups)
         lost = "so its momentum and averages never last" if has_state else "which is harmless, for it remembers nothing"
         return self.find(
             "warning" if has_state else "note",
-            f"{kind} is made anew {least}{len(same)} times for the same parameters, {every}, {lost}",
+            f"{kind} is made anew {least}{len(same)} times for the same parameters{every}, {lost}",
             site=same[0].name,
             step=same[1].step,
             last_step=same[-1].step,
             line=same[0].line,
             evidence=[
                 Evidence("optimizers for the same parameters", len(same), f"≥ {FEWEST}"),
-                Evidence("updates of each", often),
+                *([Evidence("updates of each", often)] if often else []),
             ],
-            precondition=["all are from one line and hold the same parameters of one model"],
+            precondition=[
+                "all are from one line and hold the same parameters of one model",
+                "neither the loss nor the norms of the weights show that these were set back",
+            ],
             refute="the optimizer's state is to be forgotten there (restarts, rounds of federated learning)",
         )
 
@@ -71,6 +82,55 @@ class MadeAnew(Detector):
 def _is_last(made: OptimizerMade) -> bool:
     """Tell whether it is the last that was noted of its class: all later ones have its name."""
     return made.name.endswith(f"#{MOST_OPTIMIZERS}")
+
+
+def _count_updates(counted: Sequence[int]) -> int:
+    """Updates of each of some optimizers, as most have; 0 where none is known to have ended.
+
+    Of the last one that has updated more may follow, or not be written yet.
+    """
+    last = max((place for place, count in enumerate(counted) if count), default=0)
+    return round(sum(counted[:last]) / last) or 1 if last else 0
+
+
+def _is_set_back(record: Record, same: Sequence[OptimizerMade]) -> bool | None:
+    """Tell whether the weights were set to others before these optimizers, as for each fold of a cross-validation.
+
+    None where no norms of the weights at two updates in a row are known.
+    """
+    steps = [made.step for made in same]
+    losses = dict(zip(*(each.tolist() for each in record.loss), strict=True))
+    moves = [
+        (losses[step] - losses[step - 1], losses[step] - losses[steps[0]])
+        for step in steps[1:]
+        if {step, step - 1, steps[0]} <= losses.keys()
+    ]
+    if len(moves) > 1 and all(abs(since_first) < abs(since_last) for since_last, since_first in moves):
+        return True
+    if not record.of_kind("parameter", "update"):
+        return None
+    return _has_jumped(record.once(Training).updates, same[0].parameters, steps)
+
+
+def _has_jumped(updates: UpdateNorms, names: Sequence[str], steps: Sequence[int]) -> bool | None:
+    """Tell by norms whether something other than updates changed the weights before one of these steps.
+
+    Either all weights are what they were at the first of them, or one has moved by more than the update before could.
+    """
+    held = np.array([str(site.value) in names for site in updates.sites], np.bool_) & (updates.told > 0)
+    wanted = [step - back for step in steps for back in (0, 1)]
+    found: dict[int, tuple[FloatArray, FloatArray]] = {}
+    for norms in updates.norms():
+        for k in np.flatnonzero(np.isin(norms.steps, wanted)):
+            found[int(norms.steps[k])] = norms.weight[held, k], norms.delta[held, k]
+    known = [(*found[step - 1], found[step][0]) for step in steps[1:] if {step - 1, step} <= found.keys()]
+    if not known or steps[0] not in found:
+        return None
+    first, _ = found[steps[0]]
+    return any(
+        bool(len(now) and (now == first).all()) or bool((abs(now - before) > delta + TOLD * (now + before)).any())
+        for before, delta, now in known
+    )
 
 
 def _group_same(record: Record) -> dict[tuple[str, ...], list[OptimizerMade]]:
