@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +107,50 @@ def test_a_weight_that_a_hook_computes(fault: str) -> None:
     check = check_adjoint(layer, BATCH)
     assert {str(row.site) for row in check} == {"self:input.x", "self:bias", "self:weight_g", "self:weight_v"}
     assert {str(row.site) for row in check.faults} == ({"self:weight_g", "self:weight_v"} if fault else set())
+
+
+def unsteady(factors: Callable[[int], float], hooks: str) -> nn.Module:
+    """Twice its input. Its n-th backward gives that many times the gradient: 2 is right."""
+    ran = 0
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            nonlocal ran
+            ran += 1
+            return factors(ran) * gradient
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if hooks == "of a tensor" and x.requires_grad:
+                x.register_hook(lambda gradient: None)
+            return Twice.apply(x)
+
+    module = Module()
+    if hooks == "of the module":
+        module.register_forward_hook(lambda module, args, output: None)
+    return module
+
+
+@pytest.mark.parametrize("hooks", ["", "of the module", "of a tensor"])
+@pytest.mark.parametrize(
+    "factors",
+    [lambda n: 3 if n == 1 else 2, lambda n: 2 if n == 1 else 3, lambda n: 2 + n % 2],
+    ids=["the first is wrong", "the first is right", "each second one"],
+)
+def test_a_backward_that_changes_from_run_to_run_is_no_hooks_doing(factors: Callable[[int], float], hooks: str) -> None:
+    check = check_adjoint(unsteady(factors, hooks), BATCH)
+    assert not check
+    assert [row.verdict for row in check] == [Verdict.RANDOM]
+
+
+def test_one_that_is_right_from_the_third_run_on_is_not_rewritten() -> None:
+    (row,) = check_adjoint(unsteady(lambda n: 3 if n < 3 else 2, ""), BATCH)
+    assert row.verdict is Verdict.RANDOM
 
 
 class Rules:

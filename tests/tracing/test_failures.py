@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.tracing.trace import Trace
+from retrograd.views.trace_text import format_trace
 
 
 def fail(*_: object) -> Any:
@@ -154,6 +155,9 @@ KINDS: dict[str, tuple[Make, str]] = {
 }
 
 
+TENSOR_HOOKS = [kind for kind in KINDS if "tensor" in kind or "leaf" in kind or "several" in kind]
+
+
 def run(make: Make, w: Tensor, *, keeps_graph: bool = False) -> list[str]:
     with pytest.raises(Exception) as caught:  # noqa: PT011  # whatever torch makes of it
         make(w).backward(retain_graph=keeps_graph)
@@ -193,13 +197,20 @@ def test_what_failed_and_what_ran(kind: str, keeps_graph: bool, options: Any, tm
     failure = trace.failure
     assert failure is not None
     if failure.had_run is None:  # as where the graph is kept: not more is said than can be known
-        assert keeps_graph or failure.event.name in ("AccumulateGrad", "BackwardHookFunctionBackward")
-        assert not options
-        assert head.endswith("or in a hook that ran after it")
+        assert "hook" in kind
+        assert keeps_graph or failure.event.name in ("AccumulateGrad", "BackwardHookFunctionBackward") or "node" in kind
+        assert not options or kind not in TENSOR_HOOKS
+        assert head.endswith("or in a hook that ran before or after it")
+        assert failure.bundle is None
+        assert not list(tmp_path.iterdir())
     else:
         assert [event.name for event in trace.events if not event.raised] == ran
         assert expected in head
+    assert (failure.bundle is not None) == ("hook" not in kind and kind != "a backward gives text")
     assert "an earlier pass" not in note
+    summary = format_trace(trace)
+    assert head.removeprefix("retrograd: backward ") in " ".join(summary.split())
+    assert ("retrograd replay" in summary) == ("retrograd replay" in note) == (failure.bundle is not None)
     read = Trace.load(trace.save(tmp_path / "trace.json.gz")).failure
     assert read is not None
     assert (read.had_run, read.hook_on) == (failure.had_run, failure.hook_on)

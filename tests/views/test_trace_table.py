@@ -17,7 +17,7 @@ from tests.views.invented_trace import backward, event, invent_nested, invent_tr
 
 BY_NODE = """\
 2 passes, 6 nodes, 0.2 ms
-pass 1 raised in blocks.1:SoftmaxBackward0, /home/me/model.py:30 in forward
+pass 1 raised; the node that began last is blocks.1:SoftmaxBackward0, /home/me/model.py:30 in forward
 node                         runs     ms  share  mean µs  memory  norm in  norm out  gradients                                 line
 ! blocks.1:SoftmaxBackward0     2  0.120  70.6%     60.0   +2 MB      0.5       nan  float32[4, 8] → float32[4, 8]       model.py:30
 self:MeanBackward0              2  0.020  11.8%     10.0     0 B        -         -  float32[4, 8] → float32[4, 8]

@@ -18,7 +18,7 @@ class Verdict(Enum):
         WRONG: the backward is not an adjoint of the forward.
         NOT_FINITE: what the forward returns is not finite, or its derivative is infinite.
         RANDOM: what the forward returns is drawn at random, and not a function of what is asked for; or the backward
-            gives another gradient each time that it is run.
+            gives another gradient when it is run again.
         NO_GRAPH: what the forward returns has no graph, so that no gradient arrives.
         REWRITTEN: it is one, and a hook or a rule changes what it gives, as it is meant to.
         NOT_CHECKED: it could not be compared; the reason says why.

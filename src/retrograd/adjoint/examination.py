@@ -32,6 +32,8 @@ _OTHER_SEED = 0x5EED
 _ROUNDINGS = 64
 """By how many of these two runs may differ that add up in another order; our own choice."""
 
+_UNSTEADY = "its backward gives another gradient when it is run again"
+
 _MOST_LETTERS = 160
 """Of a message of torch that is quoted in a row."""
 
@@ -145,11 +147,13 @@ class Examination:
         if apart and self._options.adjoint is None:
             bare = self._open(bare=True)
             bare.move_to(call)
-            alone = _compare_runs(bare, probe, bare.pull_back(probe.cotangents))
-            apart = apart if alone else {}
-        words = "its backward gives another gradient each time that it is run: apart by {:.1e} of its size".format
+            if bare.has_left_out_hooks and not _compare_runs(bare, probe, bare.pull_back(probe.cotangents)):
+                again = _compare_runs(call, probe, call.pull_back(probe.cotangents))
+                apart = {} if again else apart  # steady by now with its hooks too: it was no hook
         return {
-            index: self._row(self._site(call.variables[index]), Verdict.RANDOM, words(size))
+            index: self._row(
+                self._site(call.variables[index]), Verdict.RANDOM, f"{_UNSTEADY}: apart by {size:.1e} of its size"
+            )
             for index, size in apart.items()
         }
 
@@ -250,7 +254,11 @@ class Examination:
     def _explain_difference(
         self, call: DifferentiableCall, index: int, probe: RandomProbe, comparison: AdjointComparison
     ) -> tuple[Verdict, str]:
-        if self._options.adjoint is None and self._is_right_without_hooks(call, index, probe, comparison):
+        hooked = self._options.adjoint is None and self._is_right_without_hooks(call, index, probe, comparison)
+        again = self._compare(call, index, probe, call.pull_back(probe.cotangents)[index])
+        if again.outcome is Agreement.AGREES:
+            return Verdict.RANDOM, f"{_UNSTEADY}: that one agrees"
+        if hooked:
             return Verdict.REWRITTEN, "a hook changes the gradient; without it, they agree"
         return Verdict.WRONG, Suspect(call, index, probe, comparison, self._generator).describe()
 
@@ -261,6 +269,8 @@ class Examination:
         site = self._site(call.variables[index])
         try:
             bare = self._open(bare=True)
+            if not bare.has_left_out_hooks:
+                return False
             bare.move_to(call)
             match = next(place for place, variable in enumerate(bare.variables) if self._site(variable) == site)
             gradient = bare.pull_back(probe.cotangents)[match]

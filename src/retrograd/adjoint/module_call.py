@@ -82,9 +82,8 @@ class DifferentiableCall:
     ) -> None:
         self._adjoint = adjoint
         self._module = copy_module(module, wide=wide)
-        if bare:
-            strip_hooks(self._module)
-        self._is_bare = bare
+        self._no_hooks = NoTensorHooks() if bare else None
+        self._is_stripped = bare and strip_hooks(self._module)
         self._seed: int | None = None
         self._randomness = randomness
         named = [
@@ -226,6 +225,11 @@ class DifferentiableCall:
 
     # ---- values ----
 
+    @property
+    def has_left_out_hooks(self) -> bool:
+        """True if it is bare, and would have hooks otherwise."""
+        return self._is_stripped or (self._no_hooks is not None and self._no_hooks.left_out)
+
     def is_function(self) -> bool:
         """Tell whether another run returns the same."""
         again = [output.detach() for output in self._counting(self._evaluate({}))]
@@ -314,7 +318,7 @@ class DifferentiableCall:
         return [(keys, tensor) for keys, tensor in flatten(output, ("output",)) if is_differentiable(tensor)]
 
     def _without_hooks(self) -> AbstractContextManager[Any]:
-        return NoTensorHooks() if self._is_bare else nullcontext()
+        return self._no_hooks or nullcontext()
 
 
 class _Visitor:

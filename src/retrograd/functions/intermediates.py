@@ -1,8 +1,9 @@
 """What a Function saves that is neither an argument nor an output: to a second derivative it is a constant.
 
 Autograd records nothing within ``forward``, so the derivative of what is computed there and saved is lost where the
-backward is differentiated. Whether a class does so is found at its first call with gradients; from then on a call costs
-what it did. Nothing is raised before such a gradient is differentiated.
+backward is differentiated. Whether a class does so is found at its first call with gradients; from then on a call of
+one that does not costs what it did, and a call of one that does has a mark, which leads to its arguments and from which
+its gradients hang. Nothing is raised before such a gradient is differentiated.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from retrograd.errors import FunctionError
 from retrograd.hooks.derived import DerivedTensors
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled
 from retrograd.hooks.functions import transforms_active
+from retrograd.hooks.nested import flatten
 
 Method = Callable[..., Any]
 
@@ -46,22 +48,34 @@ class IntermediateCheck:
         @functools.wraps(method)
         @uncompiled
         def forward(function: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_known or is_compiling() or transforms_active is None or transforms_active():
+            is_fine = self._is_known and not self._found
+            if is_fine or is_compiling() or transforms_active is None or transforms_active():
                 return method(function, ctx, *args, **kwargs)
             given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
             sources = [each for each in given if each.requires_grad]
             if not sources:
                 return method(function, ctx, *args, **kwargs)
-            with DerivedTensors(sources) as derived:
+            if self._is_known:
                 output = method(function, ctx, *args, **kwargs)
-            outputs = output if isinstance(output, tuple) else (output,)
-            known = set(map(id, (*given, *outputs)))
-            kept = _list_kept(ctx)
-            self._found = next((name for name, each in kept if id(each) not in known and derived.holds(each)), "")
-            self._settle(method)
+            else:
+                output = self._watch(functools.partial(method, function, ctx, *args, **kwargs), ctx, given, sources)
+                self._settle(method)
+            if self._found:
+                with torch.enable_grad():
+                    ctx.retrograd_mark = _Mark.apply(self, *sources)  # type: ignore[no-untyped-call]
             return output
 
         return forward
+
+    def _watch(self, run: Callable[[], Any], ctx: Any, given: list[Tensor], sources: list[Tensor]) -> Any:
+        """Run ``forward``, and find what it saves that it has computed of the sources and does not return."""
+        with DerivedTensors(sources) as derived:
+            output = run()
+        outputs = output if isinstance(output, tuple) else (output,)
+        known = set(map(id, (*given, *outputs)))
+        kept = _list_kept(ctx)
+        self._found = next((name for name, each in kept if id(each) not in known and derived.holds(each)), "")
+        return output
 
     def guard(self, method: Method) -> Method:
         """The user's ``backward``, whose gradients cannot be differentiated where that would lose a part."""
@@ -70,33 +84,18 @@ class IntermediateCheck:
         @uncompiled
         def backward(function: Any, ctx: Any, *gradients: Any) -> Any:
             returned = method(function, ctx, *gradients)
-            return self._refuse(returned) if self._found and grad_enabled() else returned
+            mark = getattr(ctx, "retrograd_mark", None)
+            return _hang_on(mark, returned) if mark is not None and grad_enabled() else returned
 
         return backward
 
     def _settle(self, method: Method) -> None:
         self._is_known = True
-        if self.forward_code is not None:
+        if self.forward_code is not None and not self._found:
             self.forward_code.__globals__["method"] = method
         if self._found and self.backward_code is not None:
             of_code = self.backward_code.__globals__
             of_code["method"] = self.guard(of_code["method"])
-
-    def _refuse(self, returned: Any) -> Any:
-        values = list(returned.values()) if isinstance(returned, dict) else returned
-        several = list(values) if isinstance(values, list | tuple) else [values]
-        places = [place for place, each in enumerate(several) if isinstance(each, Tensor) and each.is_floating_point()]
-        if not places:
-            return returned
-        given = [
-            each if each.requires_grad else each.detach().requires_grad_() for each in map(several.__getitem__, places)
-        ]
-        refused = _Refused.apply(self, *given)  # type: ignore[no-untyped-call]
-        for place, each in zip(places, refused, strict=True):
-            several[place] = each
-        if isinstance(returned, dict):
-            return dict(zip(returned, several, strict=True))
-        return tuple(several) if isinstance(returned, tuple) else several[0]
 
     def make_error(self) -> FunctionError:
         """What is raised where such a gradient is differentiated."""
@@ -109,23 +108,51 @@ class IntermediateCheck:
 
 
 def _list_kept(ctx: Any) -> Iterator[tuple[str, Tensor]]:
-    """What ``forward`` has saved, and what it has set as an attribute."""
+    """What ``forward`` has saved, and what it has set as an attribute, or put into a list or dictionary there."""
     for place, each in enumerate(getattr(ctx, "to_save", None) or ()):
         if isinstance(each, Tensor):
             yield f"ctx.saved_tensors[{place}]", each
-    for name, each in list(vars(ctx).items()):
-        if isinstance(each, Tensor):
-            yield f"ctx.{name}", each
+    for name, value in list(vars(ctx).items()):
+        if not name.startswith("retrograd_"):
+            for (_, *keys), each in flatten(value, (name,)):
+                yield f"ctx.{name}{''.join(f'[{key}]' for key in keys)}", each
 
 
-class _Refused(torch.autograd.Function):
-    """Hands gradients on; they cannot be differentiated."""
+def _hang_on(mark: Tensor, returned: Any) -> Any:
+    """The same gradients, from which the mark is reached too."""
+    values = list(returned.values()) if isinstance(returned, dict) else returned
+    several = list(values) if isinstance(values, list | tuple) else [values]
+    places = [place for place, each in enumerate(several) if isinstance(each, Tensor)]
+    if not places:
+        return returned
+    hung = _Hung.apply(mark, *map(several.__getitem__, places))  # type: ignore[no-untyped-call]
+    for place, each in zip(places, hung, strict=True):
+        several[place] = each
+    if isinstance(returned, dict):
+        return dict(zip(returned, several, strict=True))
+    return tuple(several) if isinstance(returned, list | tuple) else several[0]
+
+
+class _Mark(torch.autograd.Function):
+    """An empty tensor of a call, which leads to its arguments: the engine comes by where it goes on to one of them."""
 
     @staticmethod
-    def forward(ctx: Any, check: IntermediateCheck, *gradients: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, check: IntermediateCheck, *sources: Tensor) -> Tensor:
         ctx.check = check
+        return torch.empty(0, device=sources[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        raise ctx.check.make_error()
+
+
+class _Hung(torch.autograd.Function):
+    """Hands gradients on."""
+
+    @staticmethod
+    def forward(ctx: Any, mark: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
         return tuple(each.view_as(each) for each in gradients)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise ctx.check.make_error()
+        return None, *gradients

@@ -164,22 +164,38 @@ def copy_module(module: nn.Module, *, wide: bool) -> nn.Module:
 _TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def strip_hooks(module: nn.Module) -> None:
-    """Take all hooks off a module and the modules in it. Only for copies: they do not come back."""
+def strip_hooks(module: nn.Module) -> bool:
+    """Take all hooks off a module and the modules in it. Only for copies: they do not come back.
+
+    Returns:
+        Whether there were any.
+    """
+    had_any = False
     for each in module.modules():
         for name in _TABLES:
             table: dict[int, Any] | None = vars(each).get(name)
             if table:
                 table.clear()
+                had_any = True
+    return had_any
 
 
 class NoTensorHooks(TorchFunctionMode):
-    """Within it, ``tensor.register_hook`` does nothing: not for the module's own code either."""
+    """Within it, ``tensor.register_hook`` does nothing: not for the module's own code either.
+
+    Attributes:
+        left_out: whether it was called.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is torch.Tensor.register_hook:
+            self.left_out = True
             return RemovableHandle(OrderedDict())
         return func(*args, **(kwargs or {}))
 

@@ -97,7 +97,7 @@ class Failure:
         no_bundle: why there is none.
         overwritten: what the node had saved and something wrote to in place, if that is why it failed.
         had_run: whether the node had run to its end before the pass failed, in a hook of a tensor for one; None where
-            that cannot be told.
+            that cannot be told: Python code raised that may be a hook, and the node alone does not raise the same.
         hook_on: the gradient whose hook failed then, as in ``"that comes to 0:AddmmBackward0, made at net.py:5"`` or
             ``"of fc.weight"``; empty where it cannot be told, or it was no hook.
     """
@@ -113,6 +113,14 @@ class Failure:
     overwritten: Overwritten | None = None
     had_run: bool | None = False
     hook_on: str = ""
+
+    def where(self) -> str:
+        """Where it failed, with a hedge where that is not known, as in ``"in fc:AddmmBackward0, node 3 of 11"``."""
+        number, count = self.place
+        here = f"{self.event.place}, node {number} of {count}"
+        if self.had_run:
+            return f"{f'in a hook on the gradient {self.hook_on}, ' if self.hook_on else ''}after {here}, had run"
+        return f"in {here}{', or in a hook that ran before or after it' if self.had_run is None else ''}"
 
     def note(self) -> str:
         """The text that is added to the exception."""
@@ -263,17 +271,9 @@ def nothing_new() -> None:
     """Do nothing: the trace is complete."""
 
 
-def _tell_where(failure: Failure) -> str:
-    number, count = failure.place
-    here = f"{failure.event.place}, node {number} of {count}"
-    if failure.had_run:
-        return f"{f'in a hook on the gradient {failure.hook_on}, ' if failure.hook_on else ''}after {here}, had run"
-    return f"in {here}{', or in a hook that ran after it' if failure.had_run is None else ''}"
-
-
 def _tell_failure(failure: Failure) -> Iterator[str]:
     event = failure.event
-    yield f"retrograd: backward failed {_tell_where(failure)}"
+    yield f"retrograd: backward failed {failure.where()}"
     if failure.overwritten is not None:
         yield f"  {failure.overwritten.sentence()}"
         yield f"  repair: {failure.overwritten.repair()}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Container, Sequence
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retrograd.bundles.bundle import read_bundle
+from retrograd.bundles.program import describe_error
 from retrograd.bundles.writer import write_bundle
 from retrograd.engine.one_node import InputBuffer, check_number
 from retrograd.engine.replayer import Gradients, run_from
@@ -130,6 +133,11 @@ class TracedPass:
             reason = "the node that ran last is not what failed" if hook_on else "the node had run"
             return replace(failure, no_bundle=reason, had_run=True, hook_on=hook_on)
         bundle, reason = bundle_node(node, incoming, self._options.make_folder, failure.event)
+        if may_be_hook(node, error):
+            had_run = False if bundle is not None and _raises_again(bundle, error) else None
+            if bundle is not None and had_run is None:
+                shutil.rmtree(bundle)
+                bundle, reason = None, "run again by itself, the node does not raise that"
         failure = replace(failure, had_run=had_run)
         overwritten = explain_overwritten([node], origins, self._name_leaf)
         return replace(failure, bundle=bundle, no_bundle=reason, overwritten=overwritten)
@@ -259,15 +267,19 @@ def find_whether_it_ran(node: Any, error: BaseException, *, keeps_graph: bool) -
     Returns:
         None where it cannot be told.
     """
-    inner = _find_inner_frames(error)
-    may_be_hook = bool(inner) or is_said_of_hook(error)
     if str(error).startswith(_AGAIN):
         return False
     if is_freed(node):
         return True
     is_whole = not keeps_graph and any(holds(raw) is not None for _, raw in saved_tensors_of(node))
+    return None if may_be_hook(node, error) and not is_whole else False
+
+
+def may_be_hook(node: Any, error: BaseException) -> bool:
+    """Tell whether an error may be of a hook: of Python code that is not the backward of the node, or said of one."""
+    inner = _find_inner_frames(error)
     is_own = is_python(node) and inner and inner[0].filename.endswith(_FUNCTION)
-    return None if may_be_hook and not is_whole and not is_own else False
+    return (bool(inner) or is_said_of_hook(error)) and not is_own
 
 
 def find_next(nodes: Sequence[Any], begun: Container[int]) -> Any:
@@ -330,6 +342,12 @@ def bundle_node(
         return write_bundle(node, incoming, make_folder() / name, about=about), ""
     except (GraphError, OSError) as problem:
         return None, problem.problem if isinstance(problem, GraphError) else str(problem)
+
+
+def _raises_again(bundle: Path, error: Exception) -> bool:
+    """Tell whether the node raised the same when it was run again for its bundle."""
+    failure = read_bundle(bundle).node.failure
+    return failure is not None and failure.error.kind == describe_error(error).kind
 
 
 def complete_incoming(node: Any, seen: Any) -> tuple[Tensor | None, ...]:

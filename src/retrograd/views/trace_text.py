@@ -162,11 +162,17 @@ def _describe(trace: Trace, chosen: int) -> str:
 
 
 def _tell_failures(trace: Trace) -> Iterator[str]:
+    failure = trace.failure
     for event in trace.events:
-        if event.raised:
-            yield f"pass {event.run} raised in {event.place}{f', {event.line}' if event.line else ''}"
-    if trace.failure is not None and trace.failure.bundle is not None:
-        yield f"run that node again: retrograd replay {trace.failure.bundle}"
+        if event.raised and (failure is None or event.run != failure.event.run):
+            line = f", {event.line}" if event.line else ""
+            yield f"pass {event.run} raised; the node that began last is {event.place}{line}"
+    if failure is not None:
+        yield f"pass {failure.event.run} failed {failure.where()}"
+        if failure.source:
+            yield f"raised by Python code: {failure.source}"
+        if failure.bundle is not None:
+            yield f"run that node again: retrograd replay {failure.bundle}"
 
 
 def _outermost_time(trace: Trace) -> int:
