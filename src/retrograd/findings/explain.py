@@ -46,7 +46,7 @@ def make_record(what: Given) -> Record:
     run = find_run(what)
     if isinstance(run, Run):
         errors = [rank.facts.get("error") for rank in run.ranks if rank.facts.get("error")]
-        events = run.events_by_rank if len(run.ranks) > 1 else None
+        events = run.events_by_rank if any(rank.rank for rank in run.ranks) else None
         error = errors[0] if errors else None
         return Record(run.history, status=run.status, error=error, events=events, missing=run.missing)
     if run is None:
