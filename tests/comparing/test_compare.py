@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.cli import main
-from retrograd.comparing.differences import knows_inputs
+from retrograd.comparing.differences import find_differences, knows_inputs
 from retrograd.errors import CompareError
 from retrograd.findings.record import Record
 from retrograd.history import windows
-from retrograd.history.facts import Input
+from retrograd.history.fact import Fact
+from retrograd.history.facts import Buffer, Call, Input, Modes, OptimizerMade, Parameter
 from retrograd.history.history import History
-from retrograd.history.sink import Event, Moment
+from retrograd.history.sink import Event, EventKind, Moment
 
 
 @dataclass
@@ -315,6 +316,58 @@ def test_inputs_of_a_merged_run_are_known_where_those_of_all_its_ranks_are() -> 
     assert knows_inputs(make(0, 1), make(0, 1))
     assert not knows_inputs(make(0, 1), make(0))
     assert not knows_inputs(make(), make(0, 1))
+
+
+def make_ranks(events: dict[int, list[Event]]) -> Record:
+    history = History()
+    history.manifest = {"processes": 2}
+    return Record(history, events=events)
+
+
+def make_event(kind: EventKind, fact: Fact, step: int) -> Event:
+    return Event(Moment(step), kind, fact.name, text=fact.text)
+
+
+def make_inputs(digests: dict[int, str]) -> list[Event]:
+    """What a model was called with, at some steps."""
+    return [
+        make_event("input", Input(name="self:input.x", digest=digest), step)  # each rank samples its own steps
+        for step, digest in digests.items()
+    ]
+
+
+def test_a_batch_is_compared_with_that_of_the_same_rank() -> None:
+    """One run was killed so that a rank of it lacks its last batches: that of the other rank is no substitute."""
+    whole = make_ranks({0: make_inputs({0: "a0", 5: "a5"}), 1: make_inputs({0: "b0", 5: "b5"})})
+    killed = make_ranks({0: make_inputs({0: "a0"}), 1: make_inputs({0: "b0", 5: "b5"})})
+    other = make_ranks({0: make_inputs({0: "a0"}), 1: make_inputs({0: "b0", 5: "c5"})})
+    assert not find_differences(whole, killed, "B")
+    assert not find_differences(killed, whole, "B")
+    [found] = find_differences(whole, other, "B")
+    assert (found.detector, found.step) == ("inputs", 5)
+
+
+def test_what_ranks_have_of_their_own_is_compared_with_the_same_rank() -> None:
+    """Each rank has parameters, buffers, an optimizer, modes and calls of its own; one run lacks those of rank 0."""
+
+    def make(rank: int) -> list[Event]:
+        made = OptimizerMade(name="SGD#1", groups=({"lr": 0.1 * (rank + 1), "parameters": ["w"]},))
+        return [
+            make_event("parameter", Parameter(name="0:weight", digest=f"w{rank}"), 0),
+            make_event("buffer", Buffer(name="0:mean", digest=f"m{rank}"), 0),
+            make_event("modes", Modes(name="self", training=(f"part{rank}",)), 0),
+            make_event("optimizer", made, 0),
+            make_event("call", Call(name="forward", about=f"part{rank}"), 0),
+            *([make_event("call", Call(name="backward"), 0)] * rank),
+        ]
+
+    both = make_ranks({0: make(0), 1: make(1)})
+    assert not find_differences(both, make_ranks({0: make(0), 1: make(1)}), "B")
+    assert not find_differences(both, make_ranks({0: [], 1: make(1)}), "B")
+    assert not find_differences(make_ranks({0: [], 1: make(1)}), both, "B")
+    assert {each.detector for each in find_differences(both, make_ranks({0: make(1), 1: make(1)}), "B")} == {
+        "initial-parameters", "initial-buffers", "modes", "learning-rate", "calls",
+    }  # fmt: skip
 
 
 def test_a_compiled_model_has_the_same_sites(first: History) -> None:

@@ -114,3 +114,24 @@ def test_names_of_compiled_models_and_of_first_calls() -> None:
         "fc:output",
     ]
     assert plain_names(["_orig_mod.fc:output", "_orig_mod.a:output"]) == ["fc:output", "a:output"]
+
+
+def test_a_rank_is_paired_with_itself_where_the_other_run_has_it() -> None:
+    """A run with two ranks against one of which only the second has left rows."""
+    one, other = record(0), record(1)
+
+    def make(*ranks: History) -> History:
+        joined = History(rank=1)
+        parts = [
+            {**{name: each.rows[name] for name in each.rows}, "rank": each.rows["rank"] * 0 + (each is other)}
+            for each in ranks
+        ]
+        joined.load(one._names, parts, one.all_events, lambda site: [])
+        return joined
+
+    for pairs in (pair_rows(make(one, other), make(other)), pair_rows(make(other), make(one, other))):
+        assert len(pairs) == other.rows.count
+        assert measure(pairs).is_same.all()
+    pairs = pair_rows(make(one), make(other))  # two of a single rank each, whatever these are
+    assert len(pairs) == one.rows.count
+    assert not measure(pairs).is_same.all()

@@ -81,6 +81,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "report": rg.write_report,
     "compare": lambda run: rg.compare(run, run),
     "export": lambda run: rg.export(run, "csv"),
+    "compare with a whole one": lambda run: rg.compare(write_run(run.parent / "whole", range(4)), run),
     "view": lambda run: main(["view", str(run)]),
     "resume": lambda run: RunWriter(run, resume=True, step=2).close(),
 }

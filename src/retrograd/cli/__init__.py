@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 
-from retrograd.errors import RetrogradError
+from retrograd.errors import RetrogradError, RetrogradWarning
 from retrograd.launch.options import Command
 from retrograd.launch.parser import parse
 from retrograd.notices import print_text
@@ -43,6 +44,8 @@ def main(words: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 for a replay that differs or a pass that hangs, or 2 for what cannot be carried out.
         ``run``, ``trace``, ``inventory`` and ``debug`` do not return: the process becomes the command.
     """
+    if words is None:
+        _print_warnings_plainly()
     try:
         asked = parse(sys.argv[1:] if words is None else words, load_commands, _ABOUT, _EXAMPLES)
         if not asked.runs or asked.reads:
@@ -53,6 +56,9 @@ def main(words: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except RetrogradError as error:
         _tell(error)
+        return 2
+    except MemoryError as error:
+        _tell(f"there is too little memory for it{f': {error}' if str(error) else ''}.")
         return 2
     except BrokenPipeError:  # the reader has seen enough, as in `retrograd view RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
@@ -77,7 +83,25 @@ def _load_lean_arrow() -> None:
     load_lean_arrow()
 
 
-def _tell(error: RetrogradError) -> None:
+def _print_warnings_plainly() -> None:
+    """Print our warnings as lines of a command: no line of a program has caused them."""
+    usual = warnings.formatwarning
+
+    def format_warning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if issubclass(category, RetrogradWarning):
+            return _make_line(message)
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_warning
+
+
+def _tell(error: RetrogradError | str) -> None:
+    print_text(_make_line(error), file=sys.stderr, end="")
+
+
+def _make_line(told: object) -> str:
     from retrograd.foreign.text import show_plainly
 
-    print_text(f"retrograd: {show_plainly(str(error))}", file=sys.stderr)
+    return f"retrograd: {show_plainly(str(told))}\n"

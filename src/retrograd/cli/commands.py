@@ -172,7 +172,7 @@ class View(Command):
     def check(self) -> None:
         check_run(self._tell_apart()[0])
 
-    def carry_out(self) -> None:
+    def carry_out(self) -> int:
         from retrograd.views.findings_text import list_findings
         from retrograd.views.shown import check_choice
 
@@ -181,7 +181,7 @@ class View(Command):
             from retrograd.views.followed import follow_run
 
             follow_run(rg.open_run(choose_run(path)))
-            return
+            return 0
         with reading(path) as run:
             check_choice(run.history, sites, self.statistic)
             findings = rg.explain(run)
@@ -192,6 +192,7 @@ class View(Command):
                 rg.print_heatmap(run, sites, statistic=self.statistic)
             else:
                 rg.print_table(run, sites, statistic=self.statistic, sort=self.sort)
+        return 2 if findings.unread else 0
 
     def _tell_apart(self) -> tuple[Path | None, tuple[str, ...] | None]:
         """The run and the patterns, also where the run follows the patterns."""

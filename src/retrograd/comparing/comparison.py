@@ -131,6 +131,13 @@ def compare(a: Recorded, b: Recorded, *, noise: Sequence[Recorded] = (), letter:
     records = [make_record(each) for each in (a, b)]
     repeats = [make_record(each).history for each in noise]
     pairs = pair_rows(records[0].history, records[1].history)
+    unread = [each for each in records if each.history.rows.left_out and not each.history.rows.count]
+    if unread:
+        which = list_names([name for name, each in zip(("A", letter), records, strict=True) if each in unread])
+        raise CompareError(
+            f"No row of {which} could be read: {unread[0].missing()} left out.",
+            repair="copy the damaged files anew from where the run was recorded.",
+        )
     if not len(pairs):
         raise CompareError(
             "The two have nothing in common: no site was recorded in both at the same step.",
@@ -266,4 +273,10 @@ class _Comparing:
         steps = len(number_steps(self._pairs.of_a("step"))[0])
         differing = int((~self._distances.is_same).sum())
         sizes = f"{count_of(len(self._pairs), 'row')} at {count_of(len(self._pairs.names), 'site')}"
-        return f"{sizes} over {count_of(steps, 'step')}, {differing:,} {'differs' if differing == 1 else 'differ'}"
+        told = [
+            f"; without {missing} of {run}"
+            for run, each in (("A", self._a), (self._letter, self._b))
+            if (missing := each.missing())
+        ]
+        found = f"{differing:,} {'differs' if differing == 1 else 'differ'}"
+        return f"{sizes} over {count_of(steps, 'step')}, {found}{''.join(told)}"

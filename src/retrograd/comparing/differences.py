@@ -12,7 +12,7 @@ from retrograd.comparing.pairs import plain_name
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import Record
 from retrograd.history.fact import Fact
-from retrograd.history.facts import Buffer, Call, Input, Modes, Operation, OptimizerMade, Parameter
+from retrograd.history.facts import Buffer, Call, Input, Modes, Operation, Operations, OptimizerMade, Parameter
 
 _NO_HYPER_PARAMETERS = {"parameters", "unknown", "initial_lr"}
 """The last is what a scheduler notes of the rate that it begins with."""
@@ -20,7 +20,7 @@ _SHOWN = 3
 _COMPILED = "CompiledFunction"
 """The operation that stands for everything in compiled code."""
 
-F = TypeVar("F", Input, Parameter, Buffer)
+F = TypeVar("F", bound=Fact)
 
 
 def find_differences(a: Record, b: Record, letter: str) -> list[Finding]:
@@ -57,17 +57,15 @@ def _compare_ranks(a: Record, b: Record, letter: str) -> Iterator[Finding]:
 
 def _compare_parameters(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     """Compare parameters at the first look, before any update."""
-    first = _first_looks(a.of(Parameter)), _first_looks(b.of(Parameter))
-    differing = [
-        name for name, one in first[0].items() if name in first[1] and _is_other(one, first[1][name]) and one.step == 0
-    ]
+    differing = _differ_at_first(a, b, Parameter)
     if differing:
         which = list_names(differing)
         yield _make("initial-parameters", f"Initial parameters differ: {which}.", 0, differing[0])
 
 
 def _compare_inputs(a: Record, b: Record, letter: str) -> Iterator[Finding]:
-    pair = next((each for each in _match(a.of(Input), b.of(Input)) if _is_other(*each)), None)
+    matched = (pair for of_rank in _by_rank(a, b, Input) for pair in _match(*of_rank) if _is_other(*pair))
+    pair = min(matched, key=lambda each: each[0].step, default=None)
     if pair is None:
         return
     one, other = pair
@@ -82,28 +80,33 @@ def _compare_inputs(a: Record, b: Record, letter: str) -> Iterator[Finding]:
 
 
 def _compare_buffers(a: Record, b: Record, letter: str) -> Iterator[Finding]:
-    first = _first_looks(a.of(Buffer)), _first_looks(b.of(Buffer))
-    differing = [
-        name for name, one in first[0].items() if name in first[1] and one.step == 0 and _is_other(one, first[1][name])
-    ]
+    differing = _differ_at_first(a, b, Buffer)
     if differing:
         yield _make("initial-buffers", f"Initial buffers differ: {list_names(differing)}.", 0, differing[0])
 
 
 def _compare_optimizers(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     """Compare optimizers as made and as changed later."""
-    last: tuple[OptimizerMade | None, OptimizerMade | None] = (None, None)
-    for pair in zip_longest(a.of(OptimizerMade), b.of(OptimizerMade)):
-        one, other = last = pair[0] or last[0], pair[1] or last[1]
-        if one is None or other is None:
-            run, known = (letter, other) if one is None else ("A", one)
-            if known is not None:
-                yield _make("hyper-parameters", f"Only {run} has an optimizer.", known.step, known.name, known.line)
-            return
-        found = _compare_made(one, other, letter, max(each.step for each in pair if each is not None))
+    made = a.of(OptimizerMade), b.of(OptimizerMade)
+    if bool(made[0]) != bool(made[1]):
+        run, known = ("A", made[0][0]) if made[0] else (letter, made[1][0])
+        yield _make("hyper-parameters", f"Only {run} has an optimizer.", known.step, known.name, known.line)
+        return
+    for mine, theirs in _by_rank(a, b, OptimizerMade):
+        found = next(_compare_all_made(mine, theirs, letter), None) if mine and theirs else None
         if found is not None:
             yield found
             return
+
+
+def _compare_all_made(mine: Sequence[OptimizerMade], theirs: Sequence[OptimizerMade], letter: str) -> Iterator[Finding]:
+    """Compare the optimizers of a process; where one of them has fewer, the rest with its last."""
+    one, other = mine[0], theirs[0]
+    for pair in zip_longest(mine, theirs):
+        one, other = pair[0] or one, pair[1] or other
+        found = _compare_made(one, other, letter, max(each.step for each in pair if each is not None))
+        if found is not None:
+            yield found
 
 
 def _compare_made(one: OptimizerMade, other: OptimizerMade, letter: str, step: int) -> Finding | None:
@@ -141,6 +144,8 @@ def _changed_options(one: OptimizerMade, other: OptimizerMade) -> Iterator[tuple
 
 def _compare_calls(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     """Find the first step with different calls, with a different rate, and with a forward in a different mode."""
+    if (_first_rank(a), _first_rank(b)) not in _pair_ranks(a, b):
+        return  # calls are those of the first process, and these are two different ones
     rates = modes = False
     both = min(each.last_step or 0 for each in (a, b))  # that one was recorded for longer is said besides
     for (step, mine), (_, theirs) in zip(a.calls_by_step(), b.calls_by_step(), strict=False):
@@ -186,7 +191,7 @@ def _tell_calls(step: int, mine: Sequence[Call], theirs: Sequence[Call], letter:
 
 
 def _compare_modes(a: Record, b: Record, letter: str) -> Iterator[Finding]:
-    for one, other in zip(a.of(Modes), b.of(Modes), strict=False):
+    for one, other in _zip_by_rank(a, b, Modes):
         paths = sorted(set(one.training) ^ set(other.training)) or sorted(set(one.evaluating) ^ set(other.evaluating))
         if paths or one.step != other.step:
             step = min(one.step, other.step)
@@ -221,7 +226,7 @@ def _modules(record: Record) -> dict[str, Mapping[str, Any]]:
 
 def _compare_operations(a: Record, b: Record, letter: str) -> Iterator[Finding]:
     """Find the first operation that differs, in kind or in its arguments."""
-    for one, other in zip(a.operations, b.operations, strict=False):
+    for one, other in _zip_by_rank(a, b, Operations):
         pairs = enumerate(zip_longest(one.operations(), other.operations()))
         found = next(
             ((place, *pair) for place, pair in pairs if _tell_operation(pair[0]) != _tell_operation(pair[1])), None
@@ -303,11 +308,49 @@ def _make(
     )
 
 
+def _differ_at_first(a: Record, b: Record, kind: type[F]) -> list[str]:
+    """Names of what was not the same when it was first looked at, before any update, in the same process."""
+    looks = ((_first_looks(mine), _first_looks(theirs)) for mine, theirs in _by_rank(a, b, kind))
+    return list(
+        dict.fromkeys(
+            name
+            for mine, theirs in looks
+            for name, one in mine.items()
+            if name in theirs and one.step == 0 and _is_other(one, theirs[name])
+        )
+    )
+
+
 def _first_looks(facts: Iterable[F]) -> dict[str, F]:
     found: dict[str, F] = {}
     for each in facts:
         found.setdefault(plain_name(each.name), each)
     return found
+
+
+def _by_rank(a: Record, b: Record, kind: type[F]) -> Iterator[tuple[list[F], list[F]]]:
+    """Facts of one kind of each pair of processes that are the same one: each has a batch and a part of its own."""
+    mine, theirs = a.of(kind), b.of(kind)
+    for one, other in _pair_ranks(a, b):
+        yield [each for each in mine if each.rank == one], [each for each in theirs if each.rank == other]
+
+
+def _zip_by_rank(a: Record, b: Record, kind: type[F]) -> Iterator[tuple[F, F]]:
+    """The n-th facts of a kind of the same process, by rising step."""
+    pairs = (pair for of_rank in _by_rank(a, b, kind) for pair in zip(*of_rank, strict=False))
+    return iter(sorted(pairs, key=lambda pair: min(each.step for each in pair)))
+
+
+def _pair_ranks(a: Record, b: Record) -> list[tuple[int, int]]:
+    """Ranks that both have; two records of a single rank each are compared whatever that is."""
+    one, other = ({each.rank for each in record.facts} for record in (a, b))
+    if len(one) == len(other) == 1:
+        return [(min(one), min(other))]
+    return [(rank, rank) for rank in sorted(one & other)]
+
+
+def _first_rank(record: Record) -> int:
+    return min((each.rank for each in record.facts), default=0)
 
 
 def _match(one: Sequence[F], other: Sequence[F]) -> Iterator[tuple[F, F]]:

@@ -71,7 +71,7 @@ def plain_names(names: Sequence[str]) -> list[str]:
 
 
 def pair_rows(a: History, b: History) -> Pairs:
-    """Pair the rows of two records. The rank of a record that has only one rank is ignored.
+    """Pair the rows of two records, of the same rank; of two that have a single rank each, whatever these are.
 
     Where the ranks of one are merged, as in a compacted run, those of the other are merged as well.
     """
@@ -84,7 +84,9 @@ def pair_rows(a: History, b: History) -> Pairs:
     picked_a, codes_a = _pick(rows_a, names_a, shared, last)
     picked_b, codes_b = _pick(rows_b, names_b, shared, last)
     both = (_Digits(rows_a, picked_a, codes_a), _Digits(rows_b, picked_b, codes_b))
-    key_a, key_b = _make_keys([each.read(name) for each in both] for name in ("site", *_MOMENT, "rank"))
+    are_single = max(len(rows_a.ranks), len(rows_b.ranks)) < 2
+    told = ("site", *_MOMENT, *(() if are_single else ("rank",)))
+    key_a, key_b = _make_keys([each.read(name) for each in both] for name in told)
     if np.array_equal(key_a, key_b):
         at_a = at_b = np.arange(len(key_a))
     else:
@@ -145,8 +147,6 @@ class _Digits(NamedTuple):
         values = self.rows.read(name)[self.picked]
         if name == "site":
             return self.codes[values] if len(values) else np.empty(0, np.int64)
-        if name == "rank":  # that of a record with a single rank is ignored
-            return values if len(values) and values.min() != values.max() else np.zeros(len(values), np.int64)
         return values.astype(np.int64) + 1
 
 

@@ -46,9 +46,9 @@ def make_record(what: Given) -> Record:
     run = find_run(what)
     if isinstance(run, Run):
         errors = [rank.facts.get("error") for rank in run.ranks if rank.facts.get("error")]
-        events = run.events_by_rank if len(run.ranks) > 1 else None
+        events = run.events_by_rank if any(rank.rank for rank in run.ranks) else None
         error = errors[0] if errors else None
-        return Record(run.history, status=run.status, error=error, events=events, missing=run.missing)
+        return Record(run.history, status=run.status, error=error, events=events, missing=lambda: run.missing)
     if run is None:
         raise ExplainError(
             f"{type(what).__name__} is not a run, a recording or a history.",
@@ -72,9 +72,12 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
         except Exception as error:  # a fault of ours must not hide what the others say
             not_checked.append(NotChecked(detector.slug, f"it failed: {type(error).__name__}: {error}"))
     said = rank_findings(found, {each.slug: each.explains for each in asked})
-    steps = len(record.history.made_steps)
-    about = f"{count_of(steps, 'step')} at {count_of(len(record.sites), 'site')}" if steps or record.sites else ""
-    return Findings(said, not_checked, about, [each.slug for each in asked], record.missing)
+    steps, rows = count_of(len(record.history.made_steps), "step"), record.history.rows
+    about = (
+        f"{steps} at {count_of(len(record.sites), 'site')}" if len(record.history.made_steps) or record.sites else ""
+    )
+    unread = steps if rows.left_out and not rows.count else ""
+    return Findings(said, not_checked, about, [each.slug for each in asked], record.missing(), unread)
 
 
 def _check_losses(detector: Detector, record: Record) -> list[Finding]:

@@ -158,6 +158,7 @@ class Findings(Sequence[Finding]):
         about: what was looked at, in words: ``460 steps at 190 sites``.
         asked: slugs of all detectors that looked, or tried to.
         missing: what is missing in what was looked at, in words: ``9,280 of 9,600 rows``; empty for nothing.
+        unread: where all rows are damaged, of how many steps they are, in words; else empty.
     """
 
     def __init__(
@@ -167,18 +168,21 @@ class Findings(Sequence[Finding]):
         about: str = "",
         asked: Iterable[str] = (),
         missing: str = "",
+        unread: str = "",
     ) -> None:
         self._found = tuple(found)
         self.not_checked = tuple(not_checked)
         self.about = about
         self.asked = tuple(asked)
         self.missing = missing
+        self.unread = unread
 
     @property
     def headline(self) -> str:
         """The number of findings, in what, after how many checks; one whose subject was not recorded does not apply."""
         count = count_of(len(self), "finding") if len(self) else "no findings"
-        about = f" in {self.about}" if self.about else ""
+        about = f" in {self.about}" if self.about and not self.unread else ""
+        count = f"0 of {self.unread} could be read: {count}" if self.unread else count
         about += f", without {self.missing}" if self.missing else ""
         if self.asked and not about and not len(self):
             return "no step was recorded, so there is nothing to check"
@@ -208,7 +212,7 @@ class Findings(Sequence[Finding]):
         return False
 
     def _only(self, found: Iterable[Finding]) -> Findings:
-        return Findings(found, self.not_checked, self.about, self.asked, self.missing)
+        return Findings(found, self.not_checked, self.about, self.asked, self.missing, self.unread)
 
     @overload
     def __getitem__(self, index: int) -> Finding: ...

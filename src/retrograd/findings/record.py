@@ -142,7 +142,7 @@ class Record:
         status: how the run fares: ``finished``, ``failed``, ``running``, ``stopped``; empty where it is not known.
         error: the exception that ended it, as in ``rank.json``.
         events: those of each process; left out where there is one.
-        missing: what was not recorded, or is lost, in words; empty for nothing.
+        missing: finds what was not recorded, or is lost, in words: some turns out when it is read; empty for nothing.
 
     Attributes:
         is_mixed: parameters that no step updates together are trained in turn: a loss is of one or of another.
@@ -155,7 +155,7 @@ class Record:
         status: str = "",
         error: Mapping[str, Any] | None = None,
         events: Mapping[int, Sequence[Event]] | None = None,
-        missing: str = "",
+        missing: Callable[[], str] = str,
     ) -> None:
         self._events = events
         self.history = history

@@ -47,7 +47,8 @@ def read_json(path: Path) -> dict[str, Any]:
             text = fetch(path, 0, LARGEST + 1)
         return expect_object(parse_json(text))
     with expect_file(path).open("rb") as file:
-        return expect_object(parse_json(file.read(LARGEST + 1)))
+        size = os.fstat(file.fileno()).st_size  # as much memory is reserved as is asked for
+        return expect_object(parse_json(file.read(min(size, LARGEST) + 1)))
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:

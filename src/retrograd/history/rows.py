@@ -177,9 +177,11 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
         step_runs: for each phase, by its code, the steps that have rows, as runs of even gaps: first, last and gap.
         ends: the last step of each piece.
         is_far: reading it is mostly waiting, as for a store.
+        left_out: number of rows that turned out to be damaged when they were read.
     """
 
     is_far = False
+    left_out = 0
     rank: int
     count: int
     codes: npt.NDArray[np.int32]
@@ -301,6 +303,11 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         """Number of rows."""
         return sum(part.count if isinstance(part, StoredPart) else len(part["step"]) for part in self.parts)
 
+    @property
+    def left_out(self) -> int:
+        """Number of rows that cannot be read, as far as that was found out."""
+        return sum(part.left_out for part in self.parts if isinstance(part, StoredPart))
+
     def in_pieces(self) -> Iterator[Part]:
         """All rows, piece by piece where they are too many to be held at once."""
         yield self
@@ -329,8 +336,9 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def step_limits(self) -> tuple[int, int] | None:
-        """The first and the last step; None where there are no rows."""
-        return (int(self["step"].min()), int(self["step"].max())) if self.count else None
+        """The first and the last step; None where there are no rows, or none can be read."""
+        steps = self["step"]
+        return (int(steps.min()), int(steps.max())) if len(steps) else None
 
     def only(self, codes: Iterable[int]) -> Rows:
         """Rows among which are those of some sites, in their order."""

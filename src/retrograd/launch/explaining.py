@@ -44,7 +44,7 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
         arguments: with a ``run`` or a ``command``; by default the newest run.
 
     Returns:
-        1 if ``--fail-on`` says so, else that of the command, else 0.
+        2 if no row can be read, 1 if ``--fail-on`` says so, else that of the command, else 0.
 
     Raises:
         RetrogradError: for a folder that holds no run, or anything that can be found wrong before a command runs.
@@ -63,6 +63,8 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
     with reading(run) as opened:
         findings = find_and_store(opened)
     _print(f"{shown}, {_tell_end(opened)}", findings, arguments)
+    if findings.unread:
+        return 2
     return 1 if arguments.fail_on and findings.reach(arguments.fail_on) else code
 
 
@@ -152,7 +154,8 @@ def find_and_store(run: Run) -> Findings:
     """Explain a run, and keep the findings in its folder."""
     findings = explain(run)
     with contextlib.suppress(OSError):  # the folder is somebody else's, and what is asked for is the answer
-        store_findings(run.path, findings)
+        if not findings.unread:  # a list of runs would show it as one without findings
+            store_findings(run.path, findings)
     return findings
 
 

@@ -304,7 +304,7 @@ def explain_damage(path: Path) -> Iterator[None]:
     try:
         with reaching(path):
             yield
-    except (FileNotFoundError, RunError):
+    except (FileNotFoundError, RunError, MemoryError):  # too little memory says nothing of the file
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, UnicodeDecodeError) as error:
         raise DamagedRunError(

@@ -183,6 +183,7 @@ class Run:
         for rank in self.ranks:
             told = rank.facts.get("lost", {}) if not rank.is_extra else {}
             lost.update({name: int(n) for name, n in told.items() if 0 < n < _MOST_LOST})
+        lost["rows"] += self.history.rows.left_out
         there = {"row": self.history.rows.count, "event": self.history.all_events.count}
         found = [
             f"{n:,} of {count_of(n + there[one], one)}" if one in there else count_of(n, one)

@@ -195,7 +195,12 @@ class StoredRows(StoredPart):
     @property
     def count(self) -> int:  # type: ignore[override]  # fewer once some turn out to be damaged
         """Number of rows."""
-        return self.written - sum(self._groups[number].count for number in self._torn)
+        return self.written - self.left_out
+
+    @property
+    def left_out(self) -> int:  # type: ignore[override]  # more once some turn out to be damaged
+        """Number of rows that are damaged, as far as they were read."""
+        return sum(self._groups[number].count for number in self._torn)
 
     def hold(self, file: PartFile) -> None:
         """Keep this part's file open as long as the part itself is used."""
