@@ -97,6 +97,7 @@ def test_statistics_that_move_under_frozen_weights() -> None:
     [found] = ask(BatchNorm, _finetune(trains=True))
     assert found.site == "backbone.1"
     assert "move in training, though all weights of backbone are frozen" in found.message
+    assert "differ" not in found.refute  # that they do is what was found
     assert not ask(BatchNorm, _finetune(trains=False))
     assert not ask(BatchNorm, _finetune(trains=True, follows=True))
 
@@ -176,6 +177,29 @@ def test_gradients_that_ranks_average_are_not_judged() -> None:
     merged.manifest["processes"] = 2  # their rows were merged while they trained, so all are rank 0's
     with pytest.raises(CannotTell):
         list(HooksScale().check(merged))
+
+
+@pytest.mark.parametrize("with_backward", [False, True])
+def test_a_gradient_penalty_multiplies_nothing(with_backward: bool) -> None:
+    """Its first pass leaves a gradient at the output, and none at the bias."""
+    torch.manual_seed(0)
+    critic = nn.Sequential(nn.Linear(2, 16), nn.SiLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(critic.parameters(), 1e-3)
+    with rg.record(critic) as recording:
+        for _ in range(12):
+            x = torch.randn(16, 2, requires_grad=True)
+            output = critic(x)
+            optimizer.zero_grad()
+            if with_backward:
+                output.sum().backward(inputs=[x], retain_graph=True)
+                loss = output.mean()
+            else:
+                (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+                loss = output.mean() + 10 * (slope.norm(2, 1) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+    with pytest.raises(CannotTell, match="chosen inputs"):
+        list(HooksScale().check(explain.make_record(recording)))
 
 
 def make_replicas(digests: dict[str, tuple[str, str]], later: dict[str, tuple[str, str]]) -> Record:

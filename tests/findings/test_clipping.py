@@ -1,5 +1,8 @@
+import pytest
+
 from retrograd.findings.detectors.clipping import (
     ClipAfterStep,
+    ClipAlwaysOn,
     ClipBeforeBackward,
     ClipBeforeUnscale,
     ClipOtherParameters,
@@ -69,3 +72,21 @@ def test_clipping_of_something() -> None:
     nothing_learned = make_calls(CLIPPED, clip_grad_norm_={"value": 0.0})
     assert not ask(ClipOtherParameters, _updated(list(nothing_learned), gradient=0.0))  # weight decay changes them
     assert not ask(ClipOtherParameters, make_program(nothing_learned))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "falls", "severity"),
+    [("SGD", False, "warning"), ("SGD", True, "note"), ("Adam", False, "note"), ("Adam", True, "note")],
+)
+def test_clipping_at_each_step_is_told_by_optimizer_and_loss(optimizer: str, falls: bool, severity: str) -> None:
+    calls = make_calls(
+        [("forward", "backward", "clip_grad_norm_", "step")] * 30,
+        clip_grad_norm_={"value": 900.0},
+        step={"about": f"{optimizer}#1"},
+    )
+    losses = [0.7 * 0.9**step if falls else 0.7 for step in range(30)]
+    sites = {"0:weight.grad": spread(1.0), "0:weight.update": spread(0.1)}
+    [found] = ask(ClipAlwaysOn, make_record(range(30), lambda step: sites, losses, facts=calls, optimizer=optimizer))
+    assert found.severity == severity
+    assert ("learning rate" in found.message) == (optimizer == "SGD")  # Adam's update knows no size of the gradient
+    assert found.precondition[0] == ("the loss falls" if falls else "the loss has not fallen")

@@ -85,6 +85,16 @@ def test_a_layer_below_zero_that_gets_no_gradient() -> None:
     assert not ask(DeadUnits, make_record(range(20), lambda step: alive, FLAT, modules={"self": "M", "0": "Linear"}))
 
 
+def test_a_layer_before_a_dead_relu_is_no_second_one() -> None:
+    below = {"0:output": -np.arange(1.0, 65), "0:output.grad": np.zeros(64), "0:weight.grad": np.zeros(8)}
+    sites = below | {"1:output": np.zeros(64), "2:output": spread(4.0)}
+    [found] = ask(DeadUnits, make_record(range(20), lambda step: sites, FLAT))
+    assert (found.severity, found.site) == ("critical", "1")
+    assert "more" not in found.message
+    [share, _] = found.evidence
+    assert (share.name, share.value, share.threshold) == ("share of its units that are dead", 1, "> 0.5")
+
+
 def make_bounded(kind: str, values: np.ndarray, losses: list[float] = FLAT, last: str = "Linear") -> Record:
     modules = {"self": "Sequential", "0": "Linear", "1": kind, "2": last}
     sites = {"0:output": spread(4.0), "1:output": values, "2:output": spread(4.0)}

@@ -95,6 +95,7 @@ class BatchNorm(Detector):
             f"The running statistics of {layer.path} ({layer.type}) are {'as good as ' if is_small else ''}the same at "
             f"step {looks[0].step} and at step {looks[-1].step}{why}, and eval mode will use them.",
             Evidence("looks", len(looks), f"≥ 3, all with one digest, or momentum × steps < {HARDLY:g}"),
+            "its momentum is larger" if is_small else "its buffers differ between two steps of training",
             "give it a larger momentum, as torch's 0.1."
             if is_small
             else "see that its momentum is above 0, and that nothing writes the old statistics back (a copy of the "
@@ -109,6 +110,7 @@ class BatchNorm(Detector):
             f"The running statistics of {layer.path} ({layer.type}) move in training, though all weights of {part} are "
             "frozen: in eval mode they will not be those that these weights were trained with.",
             Evidence("weights around it that changed, or require a gradient", 0, "none"),
+            f"{part} is meant to take on the statistics of this data",
             f"call {part}.eval() behind each train() of the model, for as long as {part} is frozen.",
         )
 
@@ -119,6 +121,7 @@ class BatchNorm(Detector):
             f"The running statistics of {layer.path} ({layer.type}) are those of the last batch alone: a momentum of "
             f"{momentum:.2g} forgets all others.",
             Evidence("momentum, by two looks and the batch between", momentum, f"> {LAST:g}"),
+            f"its momentum is below {LAST:g}",
             "give it a smaller momentum, as torch's 0.1: it is the part of the new batch.",
         )
 
@@ -128,10 +131,11 @@ class BatchNorm(Detector):
             layer,
             f"{layer.path} ({layer.type}) computes its statistics from {few:g} values of each channel.",
             Evidence("values of a channel", few, f"< {FEW}"),
+            f"a batch holds at least {FEW} values of each channel",
             "train with larger batches, or use GroupNorm or LayerNorm, which take no statistics over the batch.",
         )
 
-    def _tell(self, record: Record, layer: Layer, text: str, evidence: Evidence, repair: str) -> Finding:
+    def _tell(self, record: Record, layer: Layer, text: str, evidence: Evidence, refute: str, repair: str) -> Finding:
         return self.find(
             "warning",
             text,
@@ -140,7 +144,7 @@ class BatchNorm(Detector):
             line=layer.line,
             evidence=[evidence],
             precondition=["it is in training mode"],
-            refute="its buffers differ between two steps of training",
+            refute=refute,
             repair=repair,
         )
 

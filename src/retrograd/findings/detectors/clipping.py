@@ -211,7 +211,7 @@ class ClipAlwaysOn(Detector):
 
     slug = "clip-always-on"
     words = Words(
-        says="The gradient is clipped to a small part of itself at nearly every step, which divides the learning rate.",
+        says="The gradient is clipped to a small part of itself at nearly every step, which slows SGD down.",
         example="clip_grad_norm_(max_norm=0.0001) leaves 0.0003 of the gradient at 100 of 100 steps: the learning "
         "rate is in truth that much smaller.",
         threshold=f"max_norm below {LEFT:g} of the median norm, at 80 % of at least 20 steps.",
@@ -233,11 +233,14 @@ class ClipAlwaysOn(Detector):
         usual = median(left)
         if not usual < LEFT or (left < LEFT).mean() < 0.8:
             return
-        costs = not record.once(Training).fell and not is_adaptive(record.once(Training).optimizer)
+        training = record.once(Training)
+        scales = not is_adaptive(training.optimizer)
+        costs = not training.fell and scales
+        tail = ": the learning rate is in truth that much smaller" if scales else ""
         yield self.find(
             "warning" if costs else "note",
             f"clip_grad_norm_(max_norm={bounds[0]:g}) leaves {usual:.2g} of the gradient at {(left < LEFT).sum()} of "
-            f"{len(calls)} steps: the learning rate is in truth that much smaller.",
+            f"{len(calls)} steps{tail}.",
             span=calls,
             line=calls[0].line,
             evidence=[
@@ -245,7 +248,8 @@ class ClipAlwaysOn(Detector):
                 Evidence("share of steps", float((left < LEFT).mean()), "≥ 0.8"),
             ],
             precondition=[
-                "the loss has not fallen, and updates are in proportion to gradients" if costs else "it falls"
+                "the loss falls" if training.fell else "the loss has not fallen",
+                f"updates are {'' if scales else 'not '}in proportion to gradients",
             ],
-            refute="without clipping the loss does not fall either",
+            refute="with a larger max_norm the loss falls no faster",
         )

@@ -251,7 +251,8 @@ class HooksScale(Detector):
         "‖∂L/∂b‖·rms(x)·√fan_in at all of 10 steps.",
         source="The derivative of a layer by its bias is 1; over 34 healthy runs the factor is 1.000, in bfloat16 "
         "within 3 %.",
-        guard="Sums that cancel are left out, and so are several ranks, whose gradients are averaged.",
+        guard="Sums that cancel are left out, and so are several ranks, whose gradients are averaged, and programs "
+        "that call torch.autograd.grad, which gives outputs a gradient that never reaches parameters.",
         repair="Look at register_hook and at the backward of your own Functions behind this layer; leave the "
         "gradient as it is.",
     )
@@ -271,6 +272,8 @@ class HooksScale(Detector):
         layers = record.once(Layers).listed
         if record.processes > 1 or len(record.history.rows.ranks) > 1:
             raise CannotTell("gradients of several ranks were averaged")
+        if any(call.name == "grad" or call.details.get("inputs") for call in record.called("grad", "backward")):
+            raise CannotTell("a pass for chosen inputs gives outputs a gradient that never reaches the parameters")
         first = next((layer for layer in layers if layer.type not in PASSING), None)
         weighing = [layer for layer in layers if layer.weighs]
         for layer, factors in zip(weighing, compare_sums(record, weighing), strict=True):

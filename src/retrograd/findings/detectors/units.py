@@ -92,9 +92,9 @@ class DeadUnits(Detector):
         bound = MOST if record.once(Training).fell else DEAD
         most = [dead for dead in found if dead.share > bound]
         if most:
-            yield self._tell(record, most)
+            yield self._tell(record, most, bound)
 
-    def _tell(self, record: Record, found: list[Dead]) -> Finding:
+    def _tell(self, record: Record, found: list[Dead], bound: float) -> Finding:
         worst = max(found, key=lambda dead: dead.share)
         more = f", and so have those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
         whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
@@ -110,7 +110,7 @@ class DeadUnits(Detector):
             last_step=record.last_step,
             line=worst.layer.line,
             evidence=[
-                Evidence("dead units", worst.dead, f"> {DEAD:g} of {worst.units}"),
+                Evidence("share of its units that are dead", worst.share, f"> {bound:g}"),
                 Evidence("looks, or steps, at which they were", worst.seen, f"≥ {LOOKS}"),
             ],
             precondition=[
@@ -127,7 +127,7 @@ class DeadUnits(Detector):
 
 
 def list_dead(record: Record) -> list[Dead]:
-    """Layers with dead units, in the order of the forward."""
+    """Layers with dead units, in the order of the forward; what has no gradient since a later one is dead is none."""
     layers = record.once(Layers)
     asked = [str(layer.site if _is_relu(layer) else layer.site.grad) for layer in layers.listed]
     found = []
@@ -140,7 +140,8 @@ def list_dead(record: Record) -> list[Dead]:
         elif layer.weighs:
             dead = _from_looks(record, layer) or (_from_gradients(record, layer) if is_still else None)
         found += [dead] if dead else []
-    return found
+    last = max((place for place, dead in enumerate(found) if dead.share == 1), default=-1)
+    return [dead for place, dead in enumerate(found) if dead.state == "zero" or place >= last]
 
 
 def _is_relu(layer: Layer) -> bool:
