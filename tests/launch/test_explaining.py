@@ -270,6 +270,10 @@ def test_processes_beside_the_history_are_explained_too(
     shutil.copytree(runs / "runs/well/rank00000", both / "rank00000.p77")
     monkeypatch.undo()
     assert find_verdict(both, "run") == f"; {HEALTHY}"
+    facts = both / "rank00000.p77" / "rank.json"
+    error = {"kind": "ValueError", "message": "of the other", "in_backward": False, "lines": ["other.py:1"]}
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "status": "failed", "error": error}))
+    assert find_verdict(both, "run").startswith("; no findings in rank00000; ")  # it has not failed
 
 
 def test_last_words_tell_of_a_process_that_was_killed(tmp_path: Path) -> None:
