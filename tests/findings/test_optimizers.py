@@ -82,7 +82,7 @@ def test_an_optimizer_made_anew_where_the_weights_are_known_at_some_updates_alon
                 net(torch.randn(8, 4)).square().mean().backward()
                 optimizer.step()
     with pytest.raises(CannotTell, match="the weights were not recorded"):
-        ask(MadeAnew, make_record_of(recording))
+        list(MadeAnew().check(make_record_of(recording)))
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

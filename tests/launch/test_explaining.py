@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -245,6 +246,34 @@ def test_the_verdict(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert lines[-1] == "  more: retrograd explain run"
     monkeypatch.setattr("retrograd.launch.explaining.MOST_ROWS_AT_END", 3)
     assert "retrograd explain run" in find_verdict(runs / "runs/well", "run")
+
+
+def test_processes_beside_the_history_are_explained_too(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = tmp_path / "both"
+    shutil.copytree(runs / "runs/well", both)
+    shutil.copytree(runs / "runs/ill/rank00000", both / "rank00000.p77")
+    alone = find_verdict(both / "rank00000.p77", "run/rank00000.p77").split("\n")
+    assert alone[0].startswith(". ")  # not that its record was not closed
+    first, *lines = find_verdict(both, "run").split("\n")
+    assert first == "; no findings in rank00000; see it with: retrograd report run"
+    assert lines[0].endswith(" in rank00000.p77, a process by itself:")
+    assert lines[1:] == alone[1:]
+    assert main(["explain", "--fail-on", "critical", str(both)]) == 1
+    assert " in rank00000.p77, a process by itself:\ncritical  " in capsys.readouterr().out
+    monkeypatch.setattr("retrograd.launch.explaining.MOST_OTHERS", 0)
+    first, left = find_verdict(both, "run").split("\n")
+    assert first == "; no findings in rank00000; see it with: retrograd report run"
+    assert left == "  1 more process is not explained here: retrograd explain run/rank00000.p77"
+    shutil.rmtree(both / "rank00000.p77")
+    shutil.copytree(runs / "runs/well/rank00000", both / "rank00000.p77")
+    monkeypatch.undo()
+    assert find_verdict(both, "run") == f"; {HEALTHY}"
+    facts = both / "rank00000.p77" / "rank.json"
+    error = {"kind": "ValueError", "message": "of the other", "in_backward": False, "lines": ["other.py:1"]}
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "status": "failed", "error": error}))
+    assert find_verdict(both, "run").startswith("; no findings in rank00000; ")  # it has not failed
 
 
 def test_last_words_tell_of_a_process_that_was_killed(tmp_path: Path) -> None:

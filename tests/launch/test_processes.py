@@ -49,7 +49,21 @@ def test_forked_children_that_train_on(outcome: Outcome) -> None:
     assert sorted(len(outcome.moments(rank=child)) for child in children) == [3, 4]
     assert all(outcome.sites(rank) == NET for rank in outcome.ranks())
     assert {outcome.status(rank) for rank in outcome.ranks()} == {"finished"}
-    assert outcome.warnings == 2  # that each child writes beside its parent
+    assert outcome.warnings == 0  # the last line tells of the children
+    assert ", and 2 more processes; no findings; " in outcome.words[-1]
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_a_child_is_said_and_its_standard_error_is_as_it_is(tmp_path: Path) -> None:
+    script = str(SCRIPTS / "ill_child.py")
+    bare = run([sys.executable, script], tmp_path)
+    code, output, errors = run([sys.executable, "-m", "retrograd.cli", "run", "-o", "run", script], tmp_path)
+    assert (code, output) == bare[:2]
+    _, child = sorted(path.name for path in (tmp_path / "run").glob("rank*"))
+    assert open_run(tmp_path / "run" / child).status == "finished"
+    assert ", and 1 more process; no findings in rank00000; " in errors
+    assert f"\n  1 finding in {child}, a process by itself:\n  critical  Gradients are never cleared: " in errors
+    assert f"\n  more: retrograd explain run/{child}\n" in errors
 
 
 @pytest.mark.slow

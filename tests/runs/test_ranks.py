@@ -91,6 +91,7 @@ def test_a_second_writer_of_the_same_rank(tmp_path: Path) -> None:
     assert run.history["a:output"].count.tolist() == [8]
     assert "second" not in run.manifest
     assert "1 by itself" in repr(run)
+    assert open_run(tmp_path / name).status == "finished"
     alone = open_run(tmp_path / name).history
     assert alone["a:output"].mean.tolist() != run.history["a:output"].mean.tolist()
 
@@ -129,9 +130,8 @@ def test_another_rank_joins_a_run_that_lives(tmp_path: Path, monkeypatch: pytest
 def test_joining_what_was_made_for_this_launch(tmp_path: Path) -> None:
     write_run(tmp_path)
     writer = open_writer(tmp_path, join=True)
-    with pytest.warns(RetrogradWarning, match="not part of the run's history"):
-        writer.add_rows(make_steps([0])[0])
-        writer.close()
+    writer.add_rows(make_steps([0])[0])
+    writer.close()  # without a warning: of a launch the last line tells
     assert len(open_run(tmp_path).ranks) == 2
 
 

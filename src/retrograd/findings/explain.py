@@ -45,7 +45,8 @@ def make_record(what: Given) -> Record:
     """
     run = find_run(what)
     if isinstance(run, Run):
-        errors = [rank.facts.get("error") for rank in run.ranks if rank.facts.get("error")]
+        own = [rank for rank in run.ranks if not rank.is_extra]
+        errors = [error for rank in own if (error := rank.facts.get("error"))]
         events = run.events_by_rank if any(rank.rank for rank in run.ranks) else None
         error = errors[0] if errors else None
         return Record(run.history, status=run.status, error=error, events=events, missing=lambda: run.missing)

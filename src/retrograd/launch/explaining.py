@@ -11,14 +11,14 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
 from types import FrameType
 
 from retrograd.addresses import open_folder
 from retrograd.amounts import count_of, list_names
-from retrograd.errors import LaunchError
+from retrograd.errors import LaunchError, RunError
 from retrograd.files import to_utf8
 from retrograd.findings.explain import explain
 from retrograd.findings.finding import Findings, store_findings
@@ -35,6 +35,9 @@ from retrograd.views.findings_text import format_findings, list_findings
 
 MOST_ROWS_AT_END = 16_000_000
 """Rows of a run that is explained when its program has ended: about ten seconds of work."""
+
+MOST_OTHERS = 8
+"""Processes beside the history of a run that are explained with it."""
 
 
 def explain_as_asked(arguments: ExplainOptions) -> int:
@@ -61,11 +64,14 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
         run = arguments.run or find_latest()
         shown = str(run)
     with reading(run) as opened:
-        findings = find_and_store(opened)
+        findings, others = find_and_store(opened), find_in_others(opened, MOST_ROWS_AT_END)
     _print(f"{shown}, {_tell_end(opened)}", findings, arguments)
+    if told := list_others(others, shown):
+        (say if arguments.json else print_text)("\n".join(told))
     if findings.unread:
         return 2
-    return 1 if arguments.fail_on and findings.reach(arguments.fail_on) else code
+    asked = [findings, *(each for each in others.values() if each is not None)]
+    return 1 if arguments.fail_on and any(each.reach(arguments.fail_on) for each in asked) else code
 
 
 def _tell_end(run: Run) -> str:
@@ -159,6 +165,40 @@ def find_and_store(run: Run) -> Findings:
     return findings
 
 
+def find_in_others(run: Run, most_rows: int) -> dict[str, Findings | None]:
+    """Explain the processes beside a run's history, which had found their rank taken: those of so many rows in all.
+
+    Returns:
+        What is found in each, by the name of its folder; None for those that were not explained.
+    """
+    found: dict[str, Findings | None] = {}
+    for rank in run.ranks:
+        if not rank.is_extra:
+            continue
+        found[rank.folder.name] = None
+        with contextlib.suppress(RunError):  # whoever asks about it is told which
+            opened = open_run(rank.folder)
+            most_rows -= opened.history.rows.count
+            if most_rows >= 0 and len(found) <= MOST_OTHERS:
+                found[rank.folder.name] = find_and_store(opened)
+    return found
+
+
+def list_others(others: Mapping[str, Findings | None], shown: str) -> list[str]:
+    """What to say of processes beside a run's history, line by line; nothing of those of which all is well."""
+    lines = []
+    for name, findings in others.items():
+        if findings is not None and len(findings):
+            lines.append(f"{count_of(len(findings), 'finding')} in {name}, a process by itself:")
+            lines += [*list_findings(findings), f"more: retrograd explain {shown}/{name}"]
+    left = [name for name, findings in others.items() if findings is None]
+    if left:
+        verb = "is" if len(left) == 1 else "are"
+        processes = count_of(len(left), "more process", "more processes")
+        lines.append(f"{processes} {verb} not explained here: retrograd explain {shown}/{left[0]}")
+    return lines
+
+
 def _print(about: str, findings: Findings, arguments: ExplainOptions) -> None:
     if arguments.json:
         print_text(findings.as_json_lines(), end="", is_json=True)
@@ -186,8 +226,12 @@ def find_verdict(run: Path, shown: str) -> str:
         shown: the same as the user wrote it.
     """
     opened = open_run(run)
-    findings = find_and_store(opened) if opened.history.rows.count <= MOST_ROWS_AT_END else None
-    return _tell_stopped(opened) + tell_verdict(findings, shown)
+    rows = opened.history.rows.count
+    findings = find_and_store(opened) if rows <= MOST_ROWS_AT_END else None
+    others = find_in_others(opened, MOST_ROWS_AT_END - rows)
+    told = list_others(others, shown)
+    whose = list_names([rank.folder.name for rank in opened.ranks if not rank.is_extra], 2) if told else ""
+    return "\n  ".join([_tell_stopped(opened) + tell_verdict(findings, shown, whose), *told])
 
 
 def _tell_stopped(run: Run) -> str:
@@ -201,13 +245,13 @@ def _tell_stopped(run: Run) -> str:
     return f"; {processes} ended without closing {whose} record, as when killed" if stopped else ""
 
 
-def tell_verdict(findings: Findings | None, shown: str) -> str:
-    """Say what was found in the same words; None where nobody has looked."""
+def tell_verdict(findings: Findings | None, shown: str, whose: str = "") -> str:
+    """Say what was found in the same words; None where nobody has looked. ``whose``: where other processes differ."""
     report = f"see it with: retrograd report {shown}"
     if findings is None:
         return f"; what is wrong, if anything, tells: retrograd explain {shown}; {report}"
     if not len(findings):
-        return f"; no findings; {report}"
+        return f"; no findings{f' in {whose}' if whose else ''}; {report}"
     lines = [*list_findings(findings), f"more: retrograd explain {shown}"]
     return "\n  ".join([f". {count_of(len(findings), 'finding')}:", *lines])
 

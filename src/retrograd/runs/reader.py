@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,7 +64,8 @@ class Rank:
         status: ``running``, ``finished``, ``failed``, or ``stopped`` when it died without a word.
         facts: all of its ``rank.json``.
         placements: what it holds at each site, and which ranks hold the same; empty where that is not known.
-        is_extra: it found its rank taken; what it recorded is not part of the run's history.
+        is_extra: it found its rank taken; what it recorded is not part of the run's history. False where its folder is
+            opened by itself.
     """
 
     rank: int
@@ -150,7 +151,7 @@ class Run:
         folders = find_rank_folders(self.path)
         self.manifest = _load_manifest(self.path)
         loaded = read_each((partial(_load_rank, folder) for folder in folders), is_far=is_remote(self.path))
-        self.ranks = list(loaded)
+        self.ranks = list(loaded) if len(folders) > 1 else [replace(rank, is_extra=False) for rank in loaded]
         of_history = folders if len(folders) == 1 else [folder for folder in folders if not is_extra(folder.name)]
         ranks = {parse_rank(folder.name) or 0: folder for folder in of_history}
         ranks = dict(sorted(ranks.items()))

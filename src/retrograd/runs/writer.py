@@ -86,6 +86,7 @@ class RunWriter:
         self._queue = WriteQueue(queue_bytes, max(queue_bytes, tensor_budget))
         self._lost = Unwritten()
         self._notices = Notices()
+        self._is_joined = join
         self._claim = RankClaim(self.path, resume=resume, join=join, step=step)
         try:
             self._folder = RankFolder(
@@ -350,7 +351,7 @@ class RunWriter:
         return True
 
     def _complain_of(self, load: Load) -> None:
-        if load.batches and self._claim.is_extra:
+        if load.batches and self._claim.is_extra and not self._is_joined:  # of a launch the last line tells
             self._notices.warn_once(
                 "second",
                 f"Another process is rank {self._claim.rank} of the run {self.path}. What this one records goes to "
