@@ -93,6 +93,18 @@ def say(words: str) -> None:
             print_text(f"retrograd: {words}", file=sys.__stderr__, flush=True)
 
 
+_apart = threading.Event()
+_shown: set[tuple[str, str, int]] = set()
+
+
+def warn_apart() -> None:
+    """From now on warn on stderr, once a line, whatever the program does with its warnings, which are left alone.
+
+    A filter of the program's that is for our warnings alone is followed as ever.
+    """
+    _apart.set()
+
+
 def warn(text: str) -> None:
     """Warn, in the middle of a training step.
 
@@ -100,12 +112,17 @@ def warn(text: str) -> None:
     have to say must not end a step.
     """
     level, frame = _find_program(sys._getframe(1))
-    try:
-        warnings.warn(text, RetrogradWarning, stacklevel=level)
-    except Exception:
-        file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("sys", 1)
-        with suppress(Exception):  # there may be no stderr
-            print_text(warnings.formatwarning(text, RetrogradWarning, file, line), file=sys.stderr, end="")
+    file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("sys", 1)
+    if _apart.is_set() and not any(each[2] is RetrogradWarning for each in warnings.filters):
+        if (text, file, line) in _shown:
+            return
+        _shown.add((text, file, line))
+    else:
+        with suppress(Exception):
+            warnings.warn(text, RetrogradWarning, stacklevel=level)
+            return
+    with suppress(Exception):  # there may be no stderr
+        print_text(warnings.formatwarning(text, RetrogradWarning, file, line), file=sys.stderr, end="")
 
 
 # ---- what takes long ----
@@ -217,8 +234,9 @@ def _find_program(frame: FrameType | None) -> tuple[int, FrameType | None]:
     inner = (_OURS, contextlib.__file__, *((f"{Path(torch.__file__).parent}/",) if torch is not None else ()))
     level = 2
     while frame is not None and frame.f_code.co_filename.startswith(inner):
+        is_counted = not ("importlib" in frame.f_code.co_filename and "_bootstrap" in frame.f_code.co_filename)
         frame = frame.f_back
-        level += 1
+        level += is_counted  # Python passes over frames of the import system, and of files that are named like them
     return level, frame
 
 
