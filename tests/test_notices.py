@@ -67,6 +67,40 @@ def test_what_we_say_points_at_the_line_of_the_program(failing: list[Callable[[]
         assert [(each.filename, each.lineno) for each in caught] == [(__file__, step.__code__.co_firstlineno + 1)]
 
 
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our warnings are kept apart from the program's, as under ``retrograd run``."""
+    monkeypatch.setattr(notices, "_apart", threading.Event())
+    monkeypatch.setattr(notices, "_shown", set())
+    notices.warn_apart()
+
+
+def say_twice() -> None:
+    for _ in range(2):
+        notices.warn("something of ours")
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_command_says_it_whatever_the_program_does_with_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        filters = list(warnings.filters)
+        say_twice()
+        assert list(warnings.filters) == filters
+    assert caught == []
+    assert capsys.readouterr().err.count("RetrogradWarning: something of ours") == 1
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize(("action", "times"), [("ignore", 0), ("always", 2)])
+def test_a_filter_for_our_warnings_is_followed(action: Any, times: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(action, rg.RetrogradWarning)
+        say_twice()
+    assert len(caught) == times
+    assert capsys.readouterr().err == ""
+
+
 def test_without_stderr_nothing_is_said(failing: list[Callable[[], Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

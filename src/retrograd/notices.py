@@ -93,6 +93,18 @@ def say(words: str) -> None:
             print_text(f"retrograd: {words}", file=sys.__stderr__, flush=True)
 
 
+_apart = threading.Event()
+_shown: set[tuple[str, str, int]] = set()
+
+
+def warn_apart() -> None:
+    """From now on warn on stderr, once a line, whatever the program does with its warnings, which are left alone.
+
+    A filter of the program's that is for our warnings alone is followed as ever.
+    """
+    _apart.set()
+
+
 def warn(text: str) -> None:
     """Warn, in the middle of a training step.
 
@@ -102,12 +114,17 @@ def warn(text: str) -> None:
     frame = _find_program(sys._getframe(1))
     names = sys.__dict__ if frame is None else frame.f_globals
     file, line = ("sys", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    module, registry = names.get("__name__", "<string>"), names.setdefault("__warningregistry__", {})
-    try:
-        warnings.warn_explicit(text, RetrogradWarning, file, line, module, registry)
-    except Exception:
-        with suppress(Exception):  # there may be no stderr
-            print_text(warnings.formatwarning(text, RetrogradWarning, file, line), file=sys.stderr, end="")
+    if _apart.is_set() and not any(each[2] is RetrogradWarning for each in warnings.filters):
+        if (text, file, line) in _shown:
+            return
+        _shown.add((text, file, line))
+    else:
+        module, registry = names.get("__name__", "<string>"), names.setdefault("__warningregistry__", {})
+        with suppress(Exception):
+            warnings.warn_explicit(text, RetrogradWarning, file, line, module, registry)
+            return
+    with suppress(Exception):  # there may be no stderr
+        print_text(warnings.formatwarning(text, RetrogradWarning, file, line), file=sys.stderr, end="")
 
 
 # ---- what takes long ----

@@ -9,7 +9,6 @@ import multiprocessing.util
 import os
 import sys
 import threading
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TextIO
@@ -17,11 +16,11 @@ from typing import TextIO
 from torch import Tensor
 
 from retrograd.amounts import count_of
-from retrograd.errors import RetrogradError, RetrogradWarning
+from retrograd.errors import RetrogradError
 from retrograd.hooks.backward import backward_listeners
 from retrograd.launch.closing import say_end
 from retrograd.launch.tracebacks import hide_our_frames
-from retrograd.notices import say, warnings_kept
+from retrograd.notices import say, warn_apart, warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.runs.ranks import RankClaim, is_loader_worker
 
@@ -41,7 +40,7 @@ class PassSession(ABC):
 
     def follow_process(self) -> None:
         """Begin, begin again in forked children, and end when the process does."""
-        warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
+        warn_apart()
         hide_our_frames()
         atexit.register(self.close)
         if hasattr(os, "register_at_fork"):

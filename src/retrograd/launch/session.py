@@ -14,7 +14,6 @@ import multiprocessing.util
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from retrograd.addresses import call_at_end, open_folder
 from retrograd.amounts import count_of
-from retrograd.errors import RetrogradError, RetrogradWarning
+from retrograd.errors import RetrogradError
 from retrograd.facts.facts import SOURCES
 from retrograd.facts.source import FactHost, FactSource, MakeSource
 from retrograd.files import SpareFiles
@@ -41,7 +40,7 @@ from retrograd.launch.live_findings import LiveFindings, say_critical
 from retrograd.launch.models import Search, name_models
 from retrograd.launch.requests import RunRequest
 from retrograd.launch.tracebacks import hide_our_frames
-from retrograd.notices import say, warnings_kept
+from retrograd.notices import say, warn_apart, warnings_kept
 from retrograd.randomness import random_kept
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
@@ -63,7 +62,7 @@ def start_session() -> None:
     call_before_exec(session.leave)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=session.start_over)
-    warnings.simplefilter("default", RetrogradWarning)  # whatever the script does with its own
+    warn_apart()
     hide_our_frames()
     session.take_inventory()
 

@@ -1,4 +1,4 @@
-"""A warning of torch's that stands at a line of this module is an error."""
+"""A warning of torch's that stands at a line of this module is an error; the filters are the program's alone."""
 
 import sys
 import warnings
@@ -14,3 +14,4 @@ for _ in range(3):
         model(torch.ones(1, 2)).sum().backward()
     except UserWarning as error:
         print(str(error).split(".")[0], sys.exc_info()[2].tb_lineno)  # type: ignore[union-attr]
+print([each for each in warnings.filters if each[2].__name__ == "RetrogradWarning"])
