@@ -43,6 +43,7 @@ def test_a_program_that_becomes_itself(tmp_path: Path, saved_at: int) -> None:
     record(tmp_path / "whole", script, "whole", "9")
     words = record(tmp_path / "twice", script, "exec", str(saved_at))
     assert "Another process" not in words
+    assert "retrograd: recorded 6 steps at " in words
     assert [path.name for path in (tmp_path / "twice" / "run").glob("rank*")] == ["rank00000"]
     assert_same(tmp_path / "twice", tmp_path / "whole")
 

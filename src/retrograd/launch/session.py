@@ -155,8 +155,12 @@ class Session:
         faults = 0 if self._recorder is None else self._recorder.events.faults.total()
         missing = [f"{sink.lost} were lost"] if sink.lost else []
         missing += [f"{count_of(faults, 'fault')} kept something from being recorded"] if faults else []
-        done = f"{count_of(sink.steps, 'step')} at {count_of(sink.sites, 'site')}"
+        done = f"{count_of(self._count_earlier() + sink.steps, 'step')} at {count_of(sink.sites, 'site')}"
         return f"{done}, but {' and '.join(missing)}" if missing else done
+
+    def _count_earlier(self) -> int:
+        """How many steps attempts of the same work have recorded (before ``exec``, say) that this one goes on from."""
+        return sum(map(self._request.make_schedule(), range(self._step or 0)))
 
     def _find_error(self, recorder: Recorder) -> dict[str, Any] | None:
         """The exception that ends the process."""
