@@ -214,3 +214,13 @@ def test_several_gradients_may_be_given_bare() -> None:
     assert torch.equal(rerun(node, *gradients)[0], torch.stack([torch.zeros(4) if g is None else g for g in gradients]))  # type: ignore[arg-type]
     with pytest.raises(ReplayError):
         rerun(node, gradients, None)
+
+
+def test_no_gradient_is_refused_with_what_to_give() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    with pytest.raises(ReplayError, match="takes 1 gradients, not 0"):
+        rerun(y.grad_fn)
+    (given,) = rerun(y.grad_fn, torch.ones_like(y))
+    assert given is not None
+    assert torch.equal(given, torch.autograd.grad(y.sum(), x)[0])

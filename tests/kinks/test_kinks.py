@@ -162,6 +162,21 @@ def test_the_modulus_of_a_complex_zero() -> None:
     assert (kink.operation, kink.points, kink.gives) == ("abs", ((0,),), "0")
 
 
+@pytest.mark.parametrize("operation", ["sgn", "sqrt", "log", "abs"])
+def test_of_a_complex_point_no_rule_of_real_functions_is_said(operation: str) -> None:
+    """What torch gives there is what plain autograd gives; the derivative of z/|z| has no limit at 0."""
+    z = torch.tensor([0j, 1 + 1j], requires_grad=True)
+    result = getattr(z * 1, operation)()
+    (kink,) = rg.find_kinks(result.abs().sum() if operation == "log" else torch.view_as_real(result + 0j).sum())
+    assert (kink.operation, kink.convention) == ("sign" if operation == "sgn" else operation, "no derivative there")
+    bare = torch.zeros(1, dtype=torch.complex64, requires_grad=True)
+    out = getattr(bare, operation)()
+    (given,) = torch.autograd.grad(out, bare, torch.ones_like(out))
+    read = complex(kink.gives)
+    for said, right in ((read.real, given.item().real), (read.imag, given.item().imag)):
+        assert said == pytest.approx(right, nan_ok=True)
+
+
 def test_a_model_that_returns_complex_numbers() -> None:
     net = nn.Linear(2, 2)
 

@@ -70,12 +70,12 @@ def test_from_a_recording_at_the_same_step(tmp_path: Path, stored: bool) -> None
     for step in (1, 3):  # steps may be left out
         for micro in range(2):
             assert torch.equal(act(rule, value, step=step), seen[2 * step + micro])
-    with pytest.warns(rg.RetrogradWarning, match="nothing to put at site:output.grad in step 3"):
+    with pytest.warns(rg.RetrogradWarning, match="step 3, .* call 3 of the kind in this step, and the recording has 2"):
         assert act(rule, value, step=3) is value  # a third call that was not recorded
     assert act(rule, value, step=17) is value  # which is not said again
     several = Substitute(list(history["0:output.grad"].tensors)[:2])
     assert torch.equal(act(several, value, step=0), seen[0])
-    with pytest.warns(rg.RetrogradWarning, match="in step 1, .* has tensors of step 0, 0 of them for this step"):
+    with pytest.warns(rg.RetrogradWarning, match="in step 1, .* has tensors of step 0, none of them for this step"):
         assert act(several, value, step=1) is value
     assert torch.equal(act(rule.without_memory(), value, "another:output.grad", step=3), seen[6])
     assert "Series" in repr(rule)
@@ -123,9 +123,23 @@ def test_an_activation_takes_the_place_of_another(reads: str, training: bool) ->
         if reads == "backward":
             found.sum().backward()
     with rg.rewrite(net, {"1:output": Substitute(recording.history["1:output"])}):
-        assert torch.equal(net(corrupt), found)
-        if not training:
+        for _ in range(3):  # one forward was recorded: it serves each, in both modes
             assert torch.equal(net(corrupt), found)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_of_another_size_is_one_error_with_one_repair(training: bool) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8)).train(training)
+    with rg.record(net, tensors="0:output") as recording, torch.no_grad():
+        net(torch.randn(2, 4))
+    rule = Substitute(recording.history["0:output"])
+    with rg.rewrite(net, {"0:output": rule}), pytest.raises(RuleError) as caught:
+        net(torch.randn(3, 4))
+    said = str(caught.value)
+    assert said.startswith("Substitute has a tensor of shape (2, 8) for one of shape (3, 8), at 0:output.")
+    assert (said.count("Repair:"), said.count("[bad-rule]")) == (1, 1)
+    assert caught.value.__cause__ is None
+    assert "Choice(" not in repr(rule)
 
 
 def test_a_list_that_is_through_is_said() -> None:

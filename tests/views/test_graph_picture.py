@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Page, expect
 
 from retrograd.errors import GraphError
@@ -556,3 +557,12 @@ def test_contrast(theme: str, front: str, back: str) -> None:
     colors = read_colors(theme)
     light, dark = sorted((luminance(colors[front]), luminance(colors[back])), reverse=True)
     assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+def test_a_path_that_comes_first_is_refused(tmp_path: Path) -> None:
+    loss, path = torch.ones(2, requires_grad=True).sum(), tmp_path / "g.html"
+    for first in (path, str(path)):
+        with pytest.raises(GraphError, match=r"rg\.draw_graph\(loss, "):
+            draw_graph(first, loss)  # type: ignore[arg-type]
+    assert not path.exists()
+    assert draw_graph(loss, path) == path

@@ -34,7 +34,7 @@ Incoming = Tensor | None | Sequence[Tensor | None]
 
 
 def rerun(
-    node: Any, incoming: Incoming, *more: Tensor | None, raw: bool = False, create_graph: bool = False
+    node: Any, incoming: Incoming = (), *more: Tensor | None, raw: bool = False, create_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
     """Run one node with these gradients, without the rest of the graph, as often as you like until it is freed.
 

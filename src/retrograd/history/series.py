@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
@@ -142,7 +142,8 @@ class Series:
     def __repr__(self) -> str:
         merged = f"{len(self.calls)} calls merged, " if len(self.calls) > 1 else ""
         if not len(self):
-            return f"Series({self.site!r}: {merged}no steps of {self._choice})"
+            chosen = ", ".join(f"{name}={value!r}" for name, value in asdict(self._choice).items() if value is not None)
+            return f"Series({self.site!r}: {merged}no steps with {chosen})"
         last = ", ".join(f"{value:.3g}" for value in self.rms[-3:])
         steps = f"{count_of(len(self), 'step')} {self.steps[0]}…{self.steps[-1]}"
         return f"Series({self.site!r}: {merged}{steps}, rms … {last})"

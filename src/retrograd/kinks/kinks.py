@@ -83,6 +83,9 @@ _PLACES = 5
 
 _VALUES = 3
 
+_OF_COMPLEX = "no derivative there"
+"""All that is said of a complex point: the conventions are those of real functions."""
+
 Loss = Callable[[Any], Tensor]
 
 
@@ -187,6 +190,8 @@ def _count_born(node: Any, incoming: tuple[Tensor | None, ...] | None) -> int:
 
 def _make(sighting: Sighting, node: Node, live: Any, nonfinite: int) -> Kink:
     point, mask = sighting.point, sighting.lie_there
+    given = _run_with_ones(live, mask)
+    is_complex = given is not None and given.is_complex()
     return Kink(
         name=node.module or "",
         value=float(mask.sum()),
@@ -194,8 +199,8 @@ def _make(sighting: Sighting, node: Node, live: Any, nonfinite: int) -> Kink:
         line=f"{node.line.file}:{node.line.line}" if node.line else "",
         operation=point.operation,
         where=point.where,
-        convention=point.convention.value,
-        gives=_measure(live, mask) or point.gives,
+        convention=_OF_COMPLEX if is_complex else point.convention.value,
+        gives=point.gives if given is None else _print_values(given),
         total=mask.numel(),
         points=tuple(tuple(each) for each in mask.nonzero()[:_PLACES].tolist()),
         nonfinite=nonfinite,
@@ -204,8 +209,8 @@ def _make(sighting: Sighting, node: Node, live: Any, nonfinite: int) -> Kink:
     )
 
 
-def _measure(node: Any, mask: Tensor) -> str:
-    """Values that the node gives at these points for an incoming gradient of one; empty where no element tells."""
+def _run_with_ones(node: Any, mask: Tensor) -> Tensor | None:
+    """What the node gives at these points for an incoming gradient of one; None where no element tells."""
     with torch.no_grad():
         ones = [
             torch.ones(each.shape, dtype=each.dtype, device=each.device) if _is_continuous(each.dtype) else None
@@ -213,13 +218,15 @@ def _measure(node: Any, mask: Tensor) -> str:
         ]
         given = next((each for each in run_node(node, ones) if each is not None), None)
     if given is None or given.shape != mask.shape:
-        return ""
+        return None
+    return given[mask].resolve_conj()
+
+
+def _print_values(given: Tensor) -> str:
     if given.is_complex():
-        values = [
-            _print_complex(*pair) for pair in torch.view_as_real(given[mask].resolve_conj()).unique(dim=0).tolist()
-        ]
+        values = [_print_complex(*pair) for pair in torch.view_as_real(given).unique(dim=0).tolist()]
     else:
-        values = [f"{each:.4g}" for each in given[mask].unique().tolist()]
+        values = [f"{each:.4g}" for each in given.unique().tolist()]
     return ", ".join(values[:_VALUES]) + (", …" if len(values) > _VALUES else "")
 
 

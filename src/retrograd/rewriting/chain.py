@@ -259,6 +259,10 @@ class RuleChain:
         """Raise what an error of a rule is to the program."""
         if isinstance(error, EnoughComputed):
             raise error
+        if isinstance(error, RuleError):  # one mistake, one repair
+            problem = f"{error.problem.removesuffix('.')}, at {self.name}."
+            ours = RuleError(problem, repair=error.repair, reason=error.reason)
+            raise ours.with_traceback(error.__traceback__) from error.__cause__
         raise RuleError(
             f"The rule {rule.name} has raised {type(error).__name__} at {self.name}: {error}",
             repair="fix the rule; the traceback above shows where.",

@@ -29,9 +29,10 @@ class Substitute(Rule):
 
     For another site use one instance on both: there it remembers and changes nothing.
 
-    Of a recording, the k-th call of a step gets what was k-th in that step. Of a module that was recorded at several
+    Of a recording, the k-th call of a step gets what was k-th in that step; where one value alone was recorded of it,
+    each call gets that one, in training and in eval mode. Of a module that was recorded at several
     calls, each call gets what was recorded of it. Values in eval mode are counted apart, and get what was recorded
-    without a backward pass; one tensor of a step then serves each of them. Where nothing was recorded so, they get what
+    without a backward pass. Where nothing was recorded so, they get what
     was recorded in training, unless the module has been called in training mode here, too. A tensor is read when its
     step comes, from the run folder if it lies there.
 
@@ -117,12 +118,16 @@ class Substitute(Rule):
         state.put(f"step/{key}", state.step)
         state.put(f"seen/{key}", number + 1)
         kept = [each for each in by_step.get(state.step, []) if call in (0, each.call)]
-        if len(kept) == 1 and not trains:
+        is_value = parse_site(state.site).quantity != "grad"
+        if len(kept) == 1 and is_value:
             return load(kept[0])
         if number < len(kept):
             return load(kept[number])
+        if kept:
+            self._warn(state, f"This is call {number + 1} of the kind in this step, and the recording has {len(kept)}.")
+            return None
         steps = f"steps {min(by_step)} to {max(by_step)}" if len(by_step) > 1 else f"step {min(by_step)}"
-        self._warn(state, f"The recording has tensors of {steps}, {len(kept)} of them for this step and call.")
+        self._warn(state, f"The recording has tensors of {steps}, none of them for this step and call.")
         return None
 
     def _warn(self, state: SiteState, what: str) -> None:

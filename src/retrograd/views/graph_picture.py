@@ -40,8 +40,14 @@ def draw_graph(graph: Drawable, path: str | os.PathLike[str], *, depth: int | No
         The path of the file.
 
     Raises:
-        GraphError: the file's name ends otherwise, the depth is less than 1, or the file cannot be written.
+        GraphError: the path does not come second, the file's name ends otherwise, the depth is less than 1, or the
+            file cannot be written.
     """
+    if isinstance(graph, (str, os.PathLike)) or not isinstance(path, (str, os.PathLike)):
+        raise GraphError(
+            f"A graph or a loss comes first and a path second, not {type(graph).__name__} and {type(path).__name__}.",
+            repair='give them in this order: rg.draw_graph(loss, "graph.html").',
+        )
     target = Path(path)
     suffix = target.suffix.lower()
     if suffix not in (".svg", ".html"):
