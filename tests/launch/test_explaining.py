@@ -227,6 +227,20 @@ def test_who_wants_quiet_is_told_nothing(outcome: Outcome) -> None:
     assert len(outcome.events("finding")) == 1
 
 
+@pytest.mark.parametrize(
+    ("number", "step", "is_lost"), [(0, None, False), (1, None, True), (1, 0, False), (1, 7, False)]
+)
+def test_an_earlier_attempt_that_left_nothing_is_told(
+    tmp_path: Path, number: int, step: int | None, is_lost: bool
+) -> None:
+    """As torchrun --max-restarts starts a worker anew, whose first attempt has died before any row was written."""
+    path = write_run(tmp_path / "run") / "rank00000/rank.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps({**facts, "attempt": {**facts["attempt"], "number": number, "step": step}}))
+    told = find_verdict(tmp_path / "run", "run")
+    assert ("an earlier attempt left no rows" in told and "counted from 0" in told) == is_lost
+
+
 def test_a_run_that_ends_without_a_word_is_explained_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = str(SCRIPTS / "ends.py")
     code, _, errors = run([sys.executable, "-m", "retrograd.cli", "run", "-o", "run", script, "SIGKILL"], tmp_path)

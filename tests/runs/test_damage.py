@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import errno
 import shutil
+import sys
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +18,17 @@ import pytest
 
 import retrograd as rg
 from retrograd.cli import main
-from retrograd.errors import DamagedRunError, RetrogradWarning
+from retrograd.errors import CompareError, DamagedRunError, RetrogradWarning
 from retrograd.files import write_json
 from retrograd.foreign.text import read_json
 from retrograd.history import windows
+from retrograd.launch import chosen_run
 from retrograd.runs import event_parts, parts
 from retrograd.runs.compaction import compact
 from retrograd.runs.listing import read_line
 from retrograd.runs.reader import Run, open_run
 from retrograd.runs.writer import RunWriter
+from tests import warm
 from tests.history.made import make_steps
 from tests.runs.written import add_step, files, open_writer, write_run
 
@@ -325,3 +329,83 @@ def test_a_run_with_a_bad_page_is_not_compacted(grouped: Path, keep_ranks: bool)
     with pytest.raises(DamagedRunError, match="cannot be read"):
         compact(grouped, keep_ranks=keep_ranks)
     assert {path: path.read_bytes() for path in grouped.rglob("*.parquet")} == before
+
+
+# ---- a run of which no row can be read ----
+
+
+def flip_all(run: Path) -> None:
+    """Damage a page of each part; footers stay whole."""
+    for name in files(run, "statistics"):
+        spoil(run / "rank00000/statistics" / name, 0, "sum", 0.5)
+
+
+@pytest.mark.filterwarnings("ignore::retrograd.errors.RetrogradWarning")
+def test_that_no_row_can_be_read_is_what_is_said_first(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = shutil.copytree(run, tmp_path / "whole")
+    count = open_run(run).history.rows.count
+    flip_all(run)
+    for command in ("explain", "view"):
+        assert main([command, str(run)]) == 2
+        told = capsys.readouterr().out.splitlines()[0]
+        assert f"0 of {len(STEPS)} steps could be read" in told
+        assert f"{count} of {count} rows" in told
+    for pair, which in (((run, whole), "A"), ((whole, run), "B")):
+        with pytest.raises(CompareError, match=f"No row of {which} could be read: {count} of {count} rows"):
+            rg.compare(*pair)
+
+
+@pytest.mark.filterwarnings("ignore::retrograd.errors.RetrogradWarning")
+def test_what_a_comparison_lacks_is_said(run: Path, tmp_path: Path) -> None:
+    whole = shutil.copytree(run, tmp_path / "whole")
+    count = open_run(run).history.rows.count
+    spoil(run / "rank00000/statistics" / files(run, "statistics")[2], 0, "sum", 0.5)
+    lost = count // len(STEPS)
+    told = rg.compare(whole, run)
+    assert told.verdict == "identical"
+    assert told.about.endswith(f"; without {lost} of {count} rows and 1 damaged file of B")
+    assert f"without {lost} of {count} rows" in rg.explain(run).headline
+
+
+def test_commands_print_warnings_as_lines_of_theirs(run: Path) -> None:
+    flip_all(run)
+    told = warm.run([sys.executable, "-m", "retrograd.cli", "explain", str(run)], capture_output=True, text=True)
+    assert told.returncode == 2
+    assert told.stderr.startswith("retrograd: ")
+    assert "RetrogradWarning" not in told.stderr
+    assert "main()" not in told.stderr
+
+
+def test_a_command_without_memory_ends_with_a_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: Path) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(chosen_run, "choose_run", fail)
+    assert main(["explain", str(run)]) == 2
+    assert capsys.readouterr().err == "retrograd: there is too little memory for it.\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pa.lib.ArrowMemoryError("malloc of size 64 failed"),
+        pa.lib.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable"),
+    ],
+)
+def test_too_little_memory_is_not_damage(tmp_path: Path, error: Exception) -> None:
+    with pytest.raises(MemoryError), parts.explain_damage(tmp_path / "part"):
+        raise error
+
+
+def test_json_takes_as_much_memory_as_it_is_long(tmp_path: Path) -> None:
+    write_json(tmp_path / "small.json", {"a": 1})
+    tracemalloc.start()
+    try:
+        assert read_json(tmp_path / "small.json") == {"a": 1}
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()

@@ -53,6 +53,11 @@ FORGED: dict[str, Change] = {
     "a hole in a histogram": put("bins", [None, 1]),
     "a site of no manifest": put("site", "evil:output"),
     "a phase that there is not": put("phase", "evil"),
+    "another phase in all rows": put("phase", "zzz", row=None),
+    "a step below zero": put("step", -7),
+    "a step beyond all": put("step", 2**62),
+    "a count below zero": put("count", -5),
+    "counts below zero": put("count", -5, row=None),
     "an exponent beyond": put("first_bin", 30_000),
     "an exponent below": put("first_bin", -30_000),
     "too many exponents": put("bins", [1] * 5_000),
@@ -149,3 +154,21 @@ def test_other_widths_of_numbers_are_the_same_numbers(tmp_path: Path) -> None:
     assert open_run(run).history["a:output"].rms.tolist() == whole
     compact(run)
     assert open_run(run).history["a:output"].rms.tolist() == whole
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("another phase in all rows", "column 'phase' has 'zzz'; expected train, "),
+        ("a step below zero", "column 'step' has -7; expected 0 to "),
+        ("a step beyond all", f"column 'step' has {2**62}; expected 0 to "),
+        ("counts below zero", "column 'count' has -5; expected 0 or more"),
+    ],
+)
+@pytest.mark.parametrize("keeps_outline", [True, False])
+def test_the_column_and_what_was_expected_are_named(tmp_path: Path, what: str, named: str, keeps_outline: bool) -> None:
+    run = write_run(tmp_path / "run", range(4))
+    whole = open_run(run).history["a:output"].rms.tolist()
+    path = forge(run, FORGED[what], keeps_outline=keeps_outline)
+    with pytest.warns(match=f"{path.name}(.|\n)*{named}"):
+        assert open_run(run).history["a:output"].rms.tolist() == whole[:3]

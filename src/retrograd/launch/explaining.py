@@ -231,7 +231,17 @@ def find_verdict(run: Path, shown: str) -> str:
     others = find_in_others(opened, MOST_ROWS_AT_END - rows)
     told = list_others(others, shown)
     whose = list_names([rank.folder.name for rank in opened.ranks if not rank.is_extra], 2) if told else ""
-    return "\n  ".join([_tell_stopped(opened) + tell_verdict(findings, shown, whose), *told])
+    return "\n  ".join(
+        [_tell_lost_attempt(opened) + _tell_stopped(opened) + tell_verdict(findings, shown, whose), *told]
+    )
+
+
+def _tell_lost_attempt(run: Run) -> str:
+    """Say that a launcher has started the work anew, and that nothing recorded before is gone on with."""
+    told = [rank.facts.get("attempt") for rank in run.ranks if not rank.is_extra]
+    attempts = [each for each in told if isinstance(each, dict) and each.get("number")]
+    is_lost = bool(attempts) and all(each.get("step") is None for each in attempts)
+    return "; an earlier attempt left no rows that this one goes on from: steps are counted from 0" if is_lost else ""
 
 
 def _tell_stopped(run: Run) -> str:

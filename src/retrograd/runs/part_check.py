@@ -15,11 +15,14 @@ from retrograd.history.outline import IntArray
 from retrograd.history.rows import Columns
 from retrograd.history.table import STATISTICS_COLUMNS
 from retrograd.runs.part_outline import PHASE_CODES
-from retrograd.statistics.row import BINS
+from retrograd.statistics.row import BINS, COUNTS
 
 _TYPES = {column.name: column.type for column in STATISTICS_COLUMNS}
 _MAY_LACK = frozenset({"order"})
 """Columns of whole numbers that rows have not always had."""
+_COUNTS = frozenset({"calls", *COUNTS})
+MOST_STEPS = 1 << 53
+"""No step that training comes to has a larger number."""
 
 
 def check_types(schema: pa.Schema) -> None:
@@ -64,12 +67,18 @@ def check_rows(columns: Columns, sites: npt.NDArray[np.integer], runs: Mapping[i
         runs: for each phase the steps that it has, as runs of even gaps.
 
     Raises:
-        ValueError: a row is of another site, phase or step, or its histogram has exponents that no number has.
+        ValueError: a row is of another site, phase or step, counts less than nothing, or its histogram has exponents
+            that no number has.
     """
     if "site" in columns and not np.isin(columns["site"], sites).all():
         raise ValueError("a row is of a site that the file does not name")
+    if "step" in columns:
+        check_steps(columns["step"])
     if "phase" in columns:
         _check_moments(columns, runs)
+    for name in _COUNTS & columns.keys():
+        if len(columns[name]) and columns[name].min() < 0:
+            raise ValueError(f"column {name!r} has {columns[name].min()}; expected 0 or more")
     if "first_bin" in columns:
         first = columns["first_bin"].astype(np.int64)
         last = first + columns.get("bin_count", 0)
@@ -93,7 +102,29 @@ def check_phases(codes: Iterable[int]) -> None:
         ValueError: there is no such phase.
     """
     if max(codes, default=0) >= len(PHASE_CODES):
-        raise ValueError("a row is of a phase that there is not")
+        raise ValueError(f"column 'phase' has a phase that there is not; expected {', '.join(PHASE_CODES)}")
+
+
+def find_phase(name: str) -> int:
+    """The code of a phase.
+
+    Raises:
+        ValueError: there is no such phase.
+    """
+    if name not in PHASE_CODES:
+        raise ValueError(f"column 'phase' has {name!r:.60}; expected {', '.join(PHASE_CODES)}")
+    return PHASE_CODES[name]
+
+
+def check_steps(steps: npt.NDArray[np.integer]) -> None:
+    """Check that steps can be numbers of steps.
+
+    Raises:
+        ValueError: one cannot.
+    """
+    if len(steps) and (steps.min() < 0 or steps.max() > MOST_STEPS):
+        found = steps.min() if steps.min() < 0 else steps.max()
+        raise ValueError(f"column 'step' has {found}; expected 0 to {MOST_STEPS}")
 
 
 def are_in_runs(runs: IntArray | None, steps: IntArray) -> bool:

@@ -307,6 +307,8 @@ def explain_damage(path: Path) -> Iterator[None]:
     except (FileNotFoundError, RunError, MemoryError):  # too little memory says nothing of the file
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, UnicodeDecodeError) as error:
+        if "Failed to launch worker thread" in str(error):  # Arrow's threads take memory too
+            raise MemoryError(str(error)) from error
         raise DamagedRunError(
             f"{str(path)!r} cannot be read: {error}",
             repair="move that file out of the folder to read the rest of the run.",

@@ -29,7 +29,7 @@ from retrograd.history.table import STATISTICS_NAMES
 from retrograd.runs.damage import DamagedPart, Damages, Listed, is_lasting
 from retrograd.runs.layout import list_shards, number_file
 from retrograd.runs.merged import ListedParts
-from retrograd.runs.part_check import check_column, check_phases, check_rows, check_types
+from retrograd.runs.part_check import check_column, check_phases, check_rows, check_steps, check_types, find_phase
 from retrograd.runs.part_outline import (
     OUTLINED,
     PHASE_CODES,
@@ -271,6 +271,7 @@ class StoredRows(StoredPart):
             group = file.read_group(number, columns)
             for name in columns:
                 check_column(name, group[name])
+            check_steps(read_numbers(group["step"]))
             outline.add(group)
         names, runs = [self._rename(name) for name in outline.code_of], outline.list_runs()
         check_phases(runs)
@@ -423,7 +424,7 @@ def _describe_group(group: pq.RowGroupMetaData) -> _RowGroup:
             elif name == _BINS:
                 are_bins_small = low >= 0 and high <= _LARGEST
             elif low == high:
-                constants[name] = PHASE_CODES[low] if name == "phase" else low
+                constants[name] = find_phase(low) if name == "phase" else low
     return _RowGroup(group.num_rows, steps, constants, are_bins_small)
 
 
