@@ -60,3 +60,12 @@ def test_a_jump_of_the_loss_is_a_symptom_of_numbers_that_are_not_finite(slug: st
     explains = {each.slug: each.explains for each in DETECTORS}
     [said] = rank_findings([made("loss-spike", "warning", 40), made(slug, "critical", 40)], explains)
     assert said.detector == slug
+
+
+def test_ranks_that_ddp_has_not_averaged_are_no_fault_of_their_own() -> None:
+    explains = {each.slug: each.explains for each in DETECTORS}
+    found = [made("ranks-disagree", "critical", 0), made("unused-in-ddp", "critical", 0)]
+    [said] = rank_findings(found, explains)
+    assert (said.detector, [each.detector for each in said.causes]) == ("unused-in-ddp", ["ranks-disagree"])
+    found[1] = made("unused-in-ddp", "critical", 1)  # they differed before
+    assert len(rank_findings(found, explains)) == 2

@@ -45,6 +45,23 @@ def main():
 main()
 """
 
+FEATURES = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+table, head = nn.Embedding(5, 8), nn.Linear(8, 8)
+opt = torch.optim.Adam([*table.parameters(), *head.parameters()], 1e-2)
+base = 2 * table.weight
+base = base.tanh()
+before = table.weight.detach().clone()
+for step in range(4):
+    loss = (head(base) - 1).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+assert not torch.equal(before, table.weight)
+"""
+
 CARRIED = """
 import torch
 from torch import nn
@@ -93,6 +110,19 @@ def test_detach_is_not_advised_where_nothing_would_be_trained(tmp_path: Path) ->
     done = run(tmp_path, anew, "anew")  # the remedy
     assert done.returncode == 0, done.stderr
     assert not explain(tmp_path / "anew").of("freed-graph")
+
+
+def test_detach_is_not_advised_where_a_parameter_would_get_nothing(tmp_path: Path) -> None:
+    found = find(tmp_path, FEATURES)
+    assert found.repair == "compute `base` anew in each step: table:weight gets no gradient from it if it is detached."
+    detached = FEATURES.replace("base.tanh()", "base.tanh().detach()")
+    assert "AssertionError" in run(tmp_path, detached, "detached").stderr  # it trains, but for the table
+    (missing,) = explain(tmp_path / "detached").of("missing-gradient")
+    assert "used without a call, compute what is made of them in each step, and do not detach it" in missing.repair
+    anew = FEATURES.replace("    loss =", "    base = (2 * table.weight).tanh()\n    loss =")
+    done = run(tmp_path, anew, "anew")
+    assert done.returncode == 0, done.stderr
+    assert not {"freed-graph", "missing-gradient"} & {each.detector for each in explain(tmp_path / "anew")}
 
 
 def test_a_state_that_is_carried_on_is_detached(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from retrograd.findings.detectors.missing_gradients import MissingGradient, NotO
 from retrograd.findings.explain import explain
 from retrograd.findings.finding import Finding
 from retrograd.findings.record import Record
+from retrograd.gradients.explain import explain_gradients
 from retrograd.recording.record import record
 from retrograd.runs.ending import describe_exception
 from tests import warm
@@ -580,3 +581,48 @@ def test_a_loss_that_is_a_leaf_of_its_own() -> None:
     lines, first = inspect.getsourcelines(test_a_loss_that_is_a_leaf_of_its_own)
     made = next(number for number, line in enumerate(lines, first) if ".item()" in line)
     assert found.line == f"{__file__}:{made}"
+
+
+class Gated(nn.Module):
+    """A branch whose gate begins at zero, and whose weights do so too, or not."""
+
+    def __init__(self, *, is_zero: bool) -> None:
+        super().__init__()
+        self.first, self.branch, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.gate = nn.Parameter(torch.zeros(1))
+        if is_zero:
+            for each in self.branch.parameters():
+                nn.init.zeros_(each)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).tanh()
+        return self.last(hidden + self.gate * self.branch(hidden))
+
+
+def train_gated(*, is_zero: bool) -> tuple[Gated, list[Finding], str]:
+    torch.manual_seed(0)
+    model = Gated(is_zero=is_zero)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with explain_gradients(model) as why:
+        (model(torch.ones(2, 4)) - 1).square().mean().backward()
+    optimizer.zero_grad()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (model(torch.randn(8, 4)) - 1).square().mean().backward()
+        optimizer.step()
+
+    return model, train(model, step), str(why)
+
+
+def test_a_zero_gate_of_a_zero_branch_stays_so_and_is_said_to() -> None:
+    model, said, why = train_gated(is_zero=True)
+    assert not model.gate.any()
+    assert not model.branch.weight.any()
+    [found] = [each for each in said if each.detector == "missing-gradient"]
+    assert "part of the loss" not in found.repair  # it is one
+    assert "two factors that both begin at zero" in found.repair
+    assert "first step only" not in why
+    model, said, why = train_gated(is_zero=False)  # the remedy
+    assert model.gate.any()
+    assert not [each for each in said if each.detector == "missing-gradient"]

@@ -58,6 +58,7 @@ class FreedGraphs(FactSource):
         before = self._made_before.get(threading.get_ident(), 0)
         old = _find_old(found.reach, before)
         if old:
+            kept, left = _list_leaves(found.reach, set(old)), _list_leaves(found.reach, set())
             nodes = [found.reach.nodes[place] for place in old]
             held = find_variable(sys._getframe(1), lambda tensor: _is_made_by(tensor, nodes))
             newest = max(nodes, key=number_of) if held is None else held.tensor.grad_fn
@@ -68,10 +69,15 @@ class FreedGraphs(FactSource):
                     node=name_of(newest),
                     line="" if held is None else held.line,
                     is_made_once=None if held is None else held.is_made_once,
-                    leaves_something=_leaves_something(found.reach, set(old)),
+                    leaves_something=bool(kept),
+                    starves=self._name_leaves([found.reach.nodes[place] for place in left if place not in kept]),
                 )
             )
         found.release()
+
+    def _name_leaves(self, nodes: list[Any]) -> tuple[str, ...]:
+        names = (self.host.name_parameter(leaf) for node in nodes if (leaf := variable_of(node)) is not None)
+        return tuple(sorted(filter(None, names)))
 
 
 def _is_made_by(tensor: Tensor, nodes: list[Any]) -> bool:
@@ -98,15 +104,13 @@ def _is_freed_below(node: Any) -> bool:
     return found
 
 
-def _leaves_something(reach: Reach, cut: set[int]) -> bool:
-    """Tell whether the pass would still come to a leaf that gets a gradient if it ended at these nodes."""
+def _list_leaves(reach: Reach, cut: set[int]) -> list[int]:
+    """Places of the leaves that the pass would come to if it ended at these nodes."""
     edges = list(read_links(reach.links))
     waiting = [0] if 0 not in cut else []
     seen = set(waiting)
     for place in waiting:  # which grows
-        if variable_of(reach.nodes[place]) is not None:
-            return True
         fresh = {edge[0] for edge in edges[place] if edge is not None} - seen - cut
         seen |= fresh
         waiting += fresh
-    return False
+    return [place for place in waiting if variable_of(reach.nodes[place]) is not None]

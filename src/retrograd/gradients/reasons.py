@@ -69,7 +69,7 @@ _ZEROS: dict[Why, tuple[str, str]] = {
     ),
     "zero factor": (
         "{kind} multiplies by zeros: the other factor (an input, a weight, a mask) is zero",
-        "look at the other factor; that of a zero-initialised gate is zero at the first step only",
+        "look at the other factor; a gate that begins at zero leaves it unless what it multiplies is zero, too",
     ),
     "hook": ("a hook behind {kind} made its gradient zero", "take the hook away, or let it return what it was given"),
     "no derivative": ("{kind} gave no gradient for it", "return a gradient for that input in its backward"),

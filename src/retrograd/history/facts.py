@@ -418,6 +418,7 @@ class FreedPart(Fact):
         line: the only one that assigns the variable; empty where there are several.
         is_made_once: that line lies outside of the loop in which backward is called; null where that is not known.
         leaves_something: the pass would come to a leaf without that part, too: detached from it, it would train on.
+        starves: parameters that it comes to through that part alone: detached from it, they would get nothing here.
     """
 
     kind = "freed"
@@ -425,6 +426,7 @@ class FreedPart(Fact):
     line: str = ""
     is_made_once: bool | None = None
     leaves_something: bool = True
+    starves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

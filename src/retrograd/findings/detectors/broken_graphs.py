@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from retrograd.amounts import count_of
+from retrograd.amounts import count_of, list_names
 from retrograd.findings.chain import Chain, name_of, tensor_of
 from retrograd.findings.detector import Detector, Words
 from retrograd.findings.detectors.graphs import tell_carried, tell_taken
@@ -147,7 +147,7 @@ class FreedGraph(Detector):
             is_other = part is None and state is not None and not state[1]
             message = f"Backward ({said}) runs into the graph of an earlier {'pass' if is_other else 'step'}, which is "
             message += f"freed: {_tell_part(part, state)}"
-            repair = _tell_repair(part)
+            repair = _tell_repair(record, part)
         yield self.find(
             "critical",
             message,
@@ -172,14 +172,20 @@ def _tell_part(part: FreedPart | None, state: tuple[str, str] | None) -> str:
     return state[0] if state else f"what {part.node} made in that step is used again"
 
 
-def _tell_repair(part: FreedPart | None) -> str:
-    """Empty for that of the detector: what is carried over is detached, if something is left to be trained then."""
-    if part is None or (part.leaves_something and not part.is_made_once):
+def _tell_repair(record: Record, part: FreedPart | None) -> str:
+    """Empty for that of the detector: what is carried over is detached, if all that is trained is trained then."""
+    if part is None:
         return ""
     what = f"`{part.name}`" if part.name else "it"
-    if part.leaves_something:
+    starved = [name for name in part.starves if name in record.once(ParameterGradients).held]
+    if not part.leaves_something:
+        return f"compute {what} anew in each step: nothing is trained if it is detached."
+    if starved:
+        verb = "get" if len(starved) > 1 else "gets"
+        return f"compute {what} anew in each step: {list_names(starved)} {verb} no gradient from it if it is detached."
+    if part.is_made_once:
         return f"compute {what} anew in each step; detach() it only if what it is made of is not to be trained."
-    return f"compute {what} anew in each step: nothing is trained if it is detached."
+    return ""
 
 
 def _same_graph(calls: list[Call]) -> Call | None:

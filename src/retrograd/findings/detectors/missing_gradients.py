@@ -25,6 +25,16 @@ _LISTS = ("ModuleList", "ModuleDict")
 
 _UNKNOWN = "see that what it makes is a part of the loss, or freeze these parameters."
 
+_NOT_CALLED = (
+    "use it in forward, or leave it out; where its weights are used without a call, compute what is made of them in "
+    "each step, and do not detach it."
+)
+
+_ZERO = (
+    "see where it becomes zero, which rg.explain_gradients names (dead units, or two factors that both begin at zero "
+    "and so stay there), or freeze these parameters."
+)
+
 
 class MissingGradient(Detector):
     """An optimizer holds parameters that never get a gradient."""
@@ -156,7 +166,11 @@ def tell_reasons(record: Record, names: Sequence[str]) -> dict[str, str]:
 def _tell_repair(kind: str, lost: LostGradient | None) -> str:
     if lost is not None:
         return lost.repair
-    return "use it in forward, or leave it out." if kind in ("never called", "never used", "spare") else _UNKNOWN
+    if kind == "never called":
+        return _NOT_CALLED
+    if kind == "zero":
+        return _ZERO
+    return "use it in forward, or leave it out." if kind in ("never used", "spare") else _UNKNOWN
 
 
 def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:

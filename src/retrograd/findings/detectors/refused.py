@@ -162,7 +162,7 @@ class UnusedInDDP(Detector):
         repair="let the gradient through at that line, or freeze these parameters; where they are left out on purpose, "
         "DistributedDataParallel(model, find_unused_parameters=True).",
     )
-    explains = ("missing-gradient",)
+    explains = ("missing-gradient", "ranks-disagree")
 
     def check(self, record: Record) -> Iterator[Finding]:
         """See :class:`Detector`."""
