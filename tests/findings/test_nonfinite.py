@@ -143,6 +143,24 @@ def test_gradients_that_loss_scaling_skips_are_expected() -> None:
     assert not [each for each in found if each.detector.startswith("nan")]
 
 
+def test_the_norm_of_gradients_that_loss_scaling_skips_is_no_loss() -> None:
+    def run(net: nn.Module) -> None:
+        torch.manual_seed(0)
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-60)
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(net(torch.randn(16, 4) * 1e3), torch.rand(16, 3))
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+    found = find(Program(Simple, run, "", "", "", "", None), (*SOURCES, *WATCHES))
+    assert not [each for each in found if each.detector.startswith("nan")]
+
+
 class Neighbours(nn.Module):
     """Means over neighbours, of an input that needs no gradient."""
 

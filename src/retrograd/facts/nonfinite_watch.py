@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.facts.graph_births import find_birth
 from retrograd.facts.nonfinite_look import MOST_TOLD
 from retrograd.facts.nonfinite_reasons import (
+    UNNAMED_LEAF,
     Case,
     describe_values,
     find_gradient_reason,
@@ -70,6 +71,7 @@ class NonFiniteWatch(FactSource):
         """A gradient that is not finite, and no update has been made with it yet: loss scaling may skip that."""
         self._last: NonFinite | None = None
         """Look at the graph of the newest scalar: perhaps the loss of a program that looks at it before it goes on."""
+        self._has_passed = False
         self._updating = NOW
         self._told = 0
         self._is_over = False
@@ -81,7 +83,9 @@ class NonFiniteWatch(FactSource):
     def forward_begins(self, model: torch.nn.Module, arguments: Any) -> None:
         """Look at results from here to the update."""
         self._tell(self._waiting)
-        self._last = self._results.newest or self._last
+        if not self._has_passed:  # what follows a pass computes with gradients: norms, clipping, unscaling
+            self._last = self._results.newest or self._last
+        self._has_passed, self._results.newest = False, None
         if not self._is_over and not is_in_compiled_call():
             self._watch.begin()
             self._watch.see_result = self._look
@@ -89,7 +93,7 @@ class NonFiniteWatch(FactSource):
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """Is the loss finite?"""
-        self._results.newest = None
+        self._results.newest, self._has_passed = None, True
         bad = [root for root in roots if not is_fine(root)]
         self._is_over &= bool(bad) or self._told >= MOST_TOLD  # it may have recovered: loss scaling skips updates
         for root in bad:
@@ -134,7 +138,7 @@ class NonFiniteWatch(FactSource):
     def end(self) -> None:
         """Leave nothing behind."""
         self._tell(self._waiting)
-        self._tell(self._results.newest or self._last)
+        self._tell((None if self._has_passed else self._results.newest) or self._last)
         backward_followers.remove(self)
         self._forget()
         self._watch.end()
@@ -197,16 +201,18 @@ class NonFiniteWatch(FactSource):
             moment=self.host.now,
         )
 
-    def _is_parameter(self, tensor: Tensor) -> bool:
-        return self.host.name_parameter(tensor) is not None
-
     def _find_reason(self, name: str, born: BornOperation, operands: list[Tensor], made: Tensor | None) -> str:
         if born.broken is None:
             return find_reason(_make_case(name, born, operands, made))
         return self._tell_broken(born.broken)
 
+    def _is_parameter(self, tensor: Tensor) -> bool:
+        return self.host.name_parameter(tensor) is not None
+
     def _tell_broken(self, tensor: Tensor) -> str:
         parameter = self.host.name_parameter(tensor)
+        if parameter is None and tensor.is_leaf and tensor.requires_grad:
+            return f"{UNNAMED_LEAF}: {describe_values(tensor)}"
         return f"{parameter or 'what came in'} was not finite before: {describe_values(tensor)}"
 
     def _describe_gradient(self, born: BornGradient) -> NonFinite:
