@@ -15,7 +15,7 @@ MEAN = 1
 
 
 UNNAMED_LEAF = "in a tensor that requires grad and that no recorded model holds"
-"""Reason where that is not finite: a parameter that was spoilt by its gradient or update, or an input; not known which."""
+"""Reason where that is not finite: a parameter that its gradient or update spoilt, or an input; not known which."""
 
 
 @dataclass(frozen=True, slots=True)

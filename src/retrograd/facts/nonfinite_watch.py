@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from retrograd.facts.nonfinite_reasons import (
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import NOW
 from retrograd.history.facts import NonFinite
+from retrograd.history.sink import Moment
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.calls import running_module
 from retrograd.hooks.dispatch import is_in_compiled_call
@@ -64,13 +66,15 @@ class NonFiniteWatch(FactSource):
     def __init__(self, host: FactHost, watch: ProgramWatch | None = None) -> None:
         super().__init__(host)
         self._watch = watch or ProgramWatch(host.name_module, self._fail)
-        self._results = ResultWatch(self._see, self._search)
+        self._results = ResultWatch(self._see_operation, self._search)
         self._taps = NodeTaps()
         self._runs: dict[EngineRun, GradientBirths] = {}
         self._waiting: NonFinite | None = None
         """A gradient that is not finite, and no update has been made with it yet: loss scaling may skip that."""
         self._last: NonFinite | None = None
         """Look at the graph of the newest scalar: perhaps the loss of a program that looks at it before it goes on."""
+        self._first_made: NonFinite | None = None
+        """What an operation made first in this step."""
         self._has_passed = False
         self._updating = NOW
         self._told = 0
@@ -184,6 +188,12 @@ class NonFiniteWatch(FactSource):
         self._is_over, self._told = True, MOST_TOLD
         self.host.fault("nonfinite", error)
 
+    def _see_operation(self, born: BornOperation) -> NonFinite:
+        seen = self._see(born)
+        if seen.born == "forward" and (self._first_made is None or self._first_made.step != seen.step):
+            self._first_made = seen
+        return seen
+
     def _see(self, born: BornOperation) -> NonFinite:
         module = running_module()
         name = born.name if born.name.startswith("__") else born.name.rstrip("_")
@@ -227,15 +237,33 @@ class NonFiniteWatch(FactSource):
             born="backward",
             operation=operation_of(born.node),
             line=str(place) or born.source,
-            reason=find_gradient_reason(born.node, born.saved),
+            reason=find_gradient_reason(born.node, born.saved) or self._recall_forward(self.host.now),
             operands={name: describe_values(each) for name, each in born.saved.items() if isinstance(each, Tensor)},
             made=born.made,
             watched=True,
             moment=self.host.now,
         )
 
+    def _recall_forward(self, moment: Moment) -> str:
+        """What the forward of that step made, which a gradient may have met; empty where it made nothing."""
+        made = self._first_made
+        if made is None or made.step != moment.step or not made.reason:
+            return ""
+        inside = f" in {made.name}" if made.name else ""
+        return f"the forward has made {made.made}{inside}, at {Path(made.line).name}: {made.reason}"
+
     def _blame(self, optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> NonFinite:
         kind, gradient = type(optimizer).__name__, parameter.grad
+        recalled = self._recall_forward(self._updating)
+        if recalled and gradient is not None and not is_fine(gradient):
+            return NonFinite(
+                name=self.host.name_parameter(parameter) or "",
+                born="backward",
+                reason=recalled,
+                made=name_bad(gradient),
+                watched=True,
+                moment=self._updating,
+            )
         return NonFinite(
             name=self.host.name_parameter(parameter) or "",
             born="update",

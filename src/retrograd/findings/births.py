@@ -110,9 +110,10 @@ def _is_refuted(fact: NonFinite, shown: Birth, *, are_gradients_bad: bool) -> bo
     if "update" not in (fact.born, shown.born):
         return False
     is_supposed = not fact.watched and fact.born == "backward"
-    is_behind = shown.step == fact.step and fact.born == "update" and not fact.operation
+    is_same = shown.step == fact.step and fact.born == "update"
+    is_behind = is_same and not fact.operation
     is_later = shown.step < fact.step or (shown.step == fact.step and is_supposed)
-    return is_later or (is_behind and (are_gradients_bad or shown.born in ("backward", "update")))
+    return is_later or (is_same and are_gradients_bad) or (is_behind and shown.born in ("backward", "update"))
 
 
 class Births:
