@@ -187,6 +187,16 @@ class Product(torch.autograd.Function):
         return gradient @ w, x.T @ gradient
 """
 
+FEW_FRAMES = " + 0.001 * F.ctc_loss(out[:5, None].log_softmax(-1), torch.tensor([[1, 1, 2, 2]]), (5,), (4,))"
+FRAMES = (("out[:5, None]", "out[:7, None]"), ("(5,), (4,)", "(7,), (4,)"))
+ENTROPY = """torch.manual_seed(0)
+hidden = torch.tensor([False, False, True])
+def entropy_of(logits):
+    lp = logits.log_softmax(-1)
+    return -(lp.exp() * lp).sum(-1).mean()
+"""
+MASKED = LOSS + " - 0.001 * entropy_of(out.masked_fill(hidden, -torch.inf))"
+
 FAULTS = (
     Fault(
         "underflow",
@@ -359,6 +369,35 @@ FAULTS = (
         "clamp(min=eps)",
         ((LOSS, LOSS + " + (out[0] * (step != 20)).abs().sqrt().mean()"),),
         ((".abs().sqrt()", ".abs().clamp(min=1e-6).sqrt()"),),
+    ),
+    Fault(
+        "nan-backward",
+        "clamp(min=eps)",
+        ((LOSS, LOSS + " + 0.001 * torch.where(out > 0, out.sqrt(), out).mean()"),),
+        (("out.sqrt()", "out.clamp(min=1e-6).sqrt()"),),
+        "hidden root",
+    ),
+    Fault(
+        "nan-forward",
+        "zero_infinity=True",
+        ((LOSS, LOSS + FEW_FRAMES),),
+        (("(5,), (4,)", "(5,), (4,), zero_infinity=True"),),
+        "zero_infinity",
+    ),
+    Fault("nan-forward", "longer inputs", ((LOSS, LOSS + FEW_FRAMES),), FRAMES, "longer inputs"),
+    Fault(
+        "nan-forward",
+        "a finite number, as −1e4",
+        ((MODULE, ENTROPY), (LOSS, MASKED)),
+        (("-torch.inf", "-1e4"),),
+        "finite mask",
+    ),
+    Fault(
+        "nan-forward",
+        "in front of the product (masked_fill)",
+        ((MODULE, ENTROPY), (LOSS, MASKED)),
+        (("lp.exp() * lp)", "lp.exp() * lp.masked_fill(hidden, 0))"),),
+        "masked product",
     ),
     Fault(
         "nan-update",

@@ -143,6 +143,85 @@ def test_gradients_that_loss_scaling_skips_are_expected() -> None:
     assert not [each for each in found if each.detector.startswith("nan")]
 
 
+def test_the_norm_of_gradients_that_loss_scaling_skips_is_no_loss() -> None:
+    def run(net: nn.Module) -> None:
+        torch.manual_seed(0)
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-60)
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(net(torch.randn(16, 4) * 1e3), torch.rand(16, 3))
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+    found = find(Program(Simple, run, "", "", "", "", None), (*SOURCES, *WATCHES))
+    assert not [each for each in found if each.detector.startswith("nan")]
+
+
+class Padded(nn.Module):
+    """Attention in which rows of padding see nothing: NaN, which the loss ignores and the gradient meets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.o = nn.Embedding(12, 8), nn.Linear(8, 12)
+
+    def forward(self, tokens: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
+        h = self.e(tokens)
+        scores = (h @ h.mT).masked_fill(pad[:, None, :] | pad[:, :, None], -torch.inf)
+        return self.o(scores.softmax(-1) @ h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_nan_that_the_loss_ignores_is_not_laid_to_the_update(*, is_watched: bool) -> None:
+    def run(net: nn.Module) -> None:
+        torch.manual_seed(0)
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for step in range(8):
+            tokens = torch.randint(0, 12, (4, 6))
+            pad = torch.arange(6)[None] >= torch.tensor([6, 6, 6, 6 if step < BAD_STEP else 3])[:, None]
+            out = net(tokens, pad)
+            loss = F.cross_entropy(out.flatten(0, 1), tokens.masked_fill(pad, -100).flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            assert bool(loss.isfinite()) == (step <= BAD_STEP)
+            optimizer.step()
+
+    found = find(Program(Padded, run, "", "", "", "", None), (*SOURCES, *WATCHES) if is_watched else SOURCES)[0]
+    assert (found.detector, found.step) == ("nan-backward" if is_watched else "nan-forward", BAD_STEP)
+    if is_watched:
+        assert "the forward has made NaN in self" in found.message
+        assert "softmax over a row that is all −inf" in found.message
+        assert "unmasked" in found.repair
+    else:
+        assert found.message.startswith("NaN is made in o, or before it")
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_parameter_that_no_model_holds_is_not_called_data(*, is_watched: bool) -> None:
+    torch.manual_seed(0)
+    w = torch.randn(4, 3, requires_grad=True)
+    x = torch.randn(10, 4)
+    x[3] = 0
+    history = History()
+    recorder = Recorder(None, history, sources=(*SOURCES, *WATCHES) if is_watched else SOURCES)
+    recorder.attach()
+    for _ in range(4):
+        ((x @ w).square().sum(1).sqrt() - 1).square().mean().backward()
+        assert w.grad is not None
+        assert w.grad.isnan().all()
+        with torch.no_grad():
+            w -= 0.1 * w.grad
+        w.grad = None
+    recorder.close()
+    [found] = [each for each in explain_record(Record(history)) if each.detector.startswith("nan")]
+    assert "data" not in found.message
+    assert "in a tensor that requires grad" in found.message
+    assert found.repair.startswith("Where it is a parameter, look at its gradient")
+
+
 class Neighbours(nn.Module):
     """Means over neighbours, of an input that needs no gradient."""
 

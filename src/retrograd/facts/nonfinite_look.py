@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from retrograd.facts.graph_births import BornInGraph, find_birth
-from retrograd.facts.nonfinite_reasons import describe_values, find_gradient_reason, operation_of
+from retrograd.facts.nonfinite_reasons import UNNAMED_LEAF, describe_values, find_gradient_reason, operation_of
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import NOW
 from retrograd.history.facts import NonFinite
@@ -165,13 +165,15 @@ class NonFiniteLook(FactSource):
     def _describe(self, born: BornInGraph) -> NonFinite:
         parameter = self.host.name_parameter(born.leaf) if born.leaf is not None else None
         place: dict[str, Any] = {"name": parameter}
-        if not parameter:
+        if born.leaf is not None and not parameter:
+            place = {}
+        elif not parameter:
             number, kinds = born.number - self._base, self._count(born.kinds)
             place = self._locate(number, kinds, born.operation, self.host.step)
         return NonFinite(
             **place,
             born="input" if born.born == "update" and not parameter else born.born,
-            reason=born.reason,
+            reason=UNNAMED_LEAF if born.leaf is not None and not parameter else born.reason,
             operands={name: describe_values(each) for name, each in born.operands.items()},
             made=born.made,
             certain=born.is_made,

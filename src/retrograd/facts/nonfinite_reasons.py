@@ -14,6 +14,10 @@ MEAN = 1
 """The reduction ``mean``, as nodes save it."""
 
 
+UNNAMED_LEAF = "in a tensor that requires grad and that no recorded model holds"
+"""Reason where that is not finite: a parameter that its gradient or update spoilt, or an input; not known which."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """An operation, as it was called.
@@ -290,6 +294,15 @@ def _at(slot: str, point: float, text: str) -> Callable[[SavedValues], str]:
     return say
 
 
+def _root_saved(saved: SavedValues) -> str:
+    result = saved.get("result")
+    if not isinstance(result, Tensor):
+        return ""
+    if _holds(result.isnan()):
+        return "the derivative is NaN too for sqrt of a negative number, or of NaN"
+    return "the derivative of sqrt is infinite at 0" if _holds(result == 0) else ""
+
+
 def _power_saved(saved: SavedValues) -> str:
     base, exponent = saved.get("self"), saved.get("exponent")
     if not isinstance(base, Tensor) or exponent is None or not _holds((base == 0) & _below(exponent, 1)):
@@ -318,7 +331,7 @@ def _times(saved: SavedValues) -> str:
 
 
 _NODE_RULES: dict[str, Callable[[SavedValues], str]] = {
-    "SqrtBackward": _at("result", 0, "the derivative of sqrt is infinite at 0"),
+    "SqrtBackward": _root_saved,
     "RsqrtBackward": _at("result", torch.inf, "the derivative of rsqrt is infinite at 0"),
     "ReciprocalBackward": _at("result", torch.inf, "the derivative of 1/x is infinite at 0"),
     "LogBackward": _at("self", 0, "the derivative of log is infinite at 0"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.facts.graph_births import find_birth
 from retrograd.facts.nonfinite_look import MOST_TOLD
 from retrograd.facts.nonfinite_reasons import (
+    UNNAMED_LEAF,
     Case,
     describe_values,
     find_gradient_reason,
@@ -25,6 +27,7 @@ from retrograd.facts.nonfinite_reasons import (
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import NOW
 from retrograd.history.facts import NonFinite
+from retrograd.history.sink import Moment
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.calls import running_module
 from retrograd.hooks.dispatch import is_in_compiled_call
@@ -63,13 +66,16 @@ class NonFiniteWatch(FactSource):
     def __init__(self, host: FactHost, watch: ProgramWatch | None = None) -> None:
         super().__init__(host)
         self._watch = watch or ProgramWatch(host.name_module, self._fail)
-        self._results = ResultWatch(self._see, self._search)
+        self._results = ResultWatch(self._see_operation, self._search)
         self._taps = NodeTaps()
         self._runs: dict[EngineRun, GradientBirths] = {}
         self._waiting: NonFinite | None = None
         """A gradient that is not finite, and no update has been made with it yet: loss scaling may skip that."""
         self._last: NonFinite | None = None
         """Look at the graph of the newest scalar: perhaps the loss of a program that looks at it before it goes on."""
+        self._first_made: NonFinite | None = None
+        """What an operation made first in this step."""
+        self._has_passed = False
         self._updating = NOW
         self._told = 0
         self._is_over = False
@@ -81,7 +87,9 @@ class NonFiniteWatch(FactSource):
     def forward_begins(self, model: torch.nn.Module, arguments: Any) -> None:
         """Look at results from here to the update."""
         self._tell(self._waiting)
-        self._last = self._results.newest or self._last
+        if not self._has_passed:  # what follows a pass computes with gradients: norms, clipping, unscaling
+            self._last = self._results.newest or self._last
+        self._has_passed, self._results.newest = False, None
         if not self._is_over and not is_in_compiled_call():
             self._watch.begin()
             self._watch.see_result = self._look
@@ -89,7 +97,7 @@ class NonFiniteWatch(FactSource):
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """Is the loss finite?"""
-        self._results.newest = None
+        self._results.newest, self._has_passed = None, True
         bad = [root for root in roots if not is_fine(root)]
         self._is_over &= bool(bad) or self._told >= MOST_TOLD  # it may have recovered: loss scaling skips updates
         for root in bad:
@@ -134,7 +142,7 @@ class NonFiniteWatch(FactSource):
     def end(self) -> None:
         """Leave nothing behind."""
         self._tell(self._waiting)
-        self._tell(self._results.newest or self._last)
+        self._tell((None if self._has_passed else self._results.newest) or self._last)
         backward_followers.remove(self)
         self._forget()
         self._watch.end()
@@ -180,6 +188,12 @@ class NonFiniteWatch(FactSource):
         self._is_over, self._told = True, MOST_TOLD
         self.host.fault("non-finite numbers", error)
 
+    def _see_operation(self, born: BornOperation) -> NonFinite:
+        seen = self._see(born)
+        if seen.born == "forward" and (self._first_made is None or self._first_made.step != seen.step):
+            self._first_made = seen
+        return seen
+
     def _see(self, born: BornOperation) -> NonFinite:
         module = running_module()
         name = born.name if born.name.startswith("__") else born.name.rstrip("_")
@@ -197,16 +211,18 @@ class NonFiniteWatch(FactSource):
             moment=self.host.now,
         )
 
-    def _is_parameter(self, tensor: Tensor) -> bool:
-        return self.host.name_parameter(tensor) is not None
-
     def _find_reason(self, name: str, born: BornOperation, operands: list[Tensor], made: Tensor | None) -> str:
         if born.broken is None:
             return find_reason(_make_case(name, born, operands, made))
         return self._tell_broken(born.broken)
 
+    def _is_parameter(self, tensor: Tensor) -> bool:
+        return self.host.name_parameter(tensor) is not None
+
     def _tell_broken(self, tensor: Tensor) -> str:
         parameter = self.host.name_parameter(tensor)
+        if parameter is None and tensor.is_leaf and tensor.requires_grad:
+            return f"{UNNAMED_LEAF}: {describe_values(tensor)}"
         return f"{parameter or 'what came in'} was not finite before: {describe_values(tensor)}"
 
     def _describe_gradient(self, born: BornGradient) -> NonFinite:
@@ -221,15 +237,33 @@ class NonFiniteWatch(FactSource):
             born="backward",
             operation=operation_of(born.node),
             line=str(place) or born.source,
-            reason=find_gradient_reason(born.node, born.saved),
+            reason=find_gradient_reason(born.node, born.saved) or self._recall_forward(self.host.now),
             operands={name: describe_values(each) for name, each in born.saved.items() if isinstance(each, Tensor)},
             made=born.made,
             watched=True,
             moment=self.host.now,
         )
 
+    def _recall_forward(self, moment: Moment) -> str:
+        """What the forward of that step made, which a gradient may have met; empty where it made nothing."""
+        made = self._first_made
+        if made is None or made.step != moment.step or not made.reason:
+            return ""
+        inside = f" in {made.name}" if made.name else ""
+        return f"the forward has made {made.made}{inside}, at {Path(made.line).name}: {made.reason}"
+
     def _blame(self, optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> NonFinite:
         kind, gradient = type(optimizer).__name__, parameter.grad
+        recalled = self._recall_forward(self._updating)
+        if recalled and gradient is not None and not is_fine(gradient):
+            return NonFinite(
+                name=self.host.name_parameter(parameter) or "",
+                born="backward",
+                reason=recalled,
+                made=name_bad(gradient),
+                watched=True,
+                moment=self._updating,
+            )
         return NonFinite(
             name=self.host.name_parameter(parameter) or "",
             born="update",

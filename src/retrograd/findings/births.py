@@ -99,14 +99,21 @@ class Birth:
     reached: str = ""
 
 
-def _is_refuted(fact: NonFinite, shown: Birth) -> bool:
-    """Tell whether rows show that an update was the first: it was seen in the weights, or supposed in a graph."""
+def _is_refuted(fact: NonFinite, shown: Birth, *, are_gradients_bad: bool) -> bool:
+    """Tell whether rows show that an update was the first, or was not: it was seen in the weights, or supposed.
+
+    Args:
+        fact: what was seen.
+        shown: what rows show.
+        are_gradients_bad: gradients of weights are not finite at that step: what the forward made has come to them.
+    """
     if "update" not in (fact.born, shown.born):
         return False
     is_supposed = not fact.watched and fact.born == "backward"
-    is_behind = shown.step == fact.step and fact.born == "update" and not fact.operation
+    is_same = shown.step == fact.step and fact.born == "update"
+    is_behind = is_same and not fact.operation
     is_later = shown.step < fact.step or (shown.step == fact.step and is_supposed)
-    return is_later or (is_behind and shown.born in ("backward", "update"))
+    return is_later or (is_same and are_gradients_bad) or (is_behind and shown.born in ("backward", "update"))
 
 
 class Births:
@@ -132,7 +139,7 @@ class Births:
             return shown
         # a graph tells of the weights that its step began with: an update of the step before
         fact = min(facts, key=lambda each: (each.step - each.watched, not each.watched, not each.line, not each.reason))
-        if shown is not None and _is_refuted(fact, shown):
+        if shown is not None and _is_refuted(fact, shown, are_gradients_bad=self._are_gradients_bad(shown.step)):
             return shown
         birth = Birth(
             born=fact.born,
@@ -279,6 +286,10 @@ class Births:
     def are_weights_bad(self, step: int | None) -> bool:
         """Tell whether weights, their gradients or updates are not finite at a step."""
         return len(self._list_bad_weights(step)) > 0
+
+    def _are_gradients_bad(self, step: int) -> bool:
+        names = self._record.history.site_names
+        return any(parse_leniently(names[site]).quantity == "grad" for site in self._list_bad_weights(step))
 
     def _list_bad_weights(self, step: int | None) -> npt.NDArray[Any]:
         rows = self._rows

@@ -35,7 +35,11 @@ _REPAIRS = {
     "whose eps is 0": "give the optimizer an eps above 0",
     "log of 0": "add a small number inside of the log, or use log_softmax, logsigmoid or xlogy",
     "below 0": "keep the argument of the log above 0: clamp(min=eps)",
-    "sqrt of": "keep the argument of the root above 0: clamp(min=eps)",
+    "that requires grad": "where it is a parameter, look at its gradient and its update in the step before (sqrt, pow, "
+    "log and division in the loss; the learning rate); where it is an input, look how it is made",
+    "0 · ": "mask with a finite number, as −1e4, or set what is infinite to 0 in front of the product (masked_fill)",
+    "ctc_loss of": "give longer inputs, leave such samples out, or take ctc_loss(zero_infinity=True)",
+    "sqrt of": "keep the argument of the root above 0, in front of it: clamp(min=eps)",
     "rsqrt of": "keep the argument of the root above 0: clamp(min=eps)",
     "0 / 0": "add a small number to the divisor, or leave out what has nothing to be divided by",
     "division by 0": "add a small number to the divisor, or clamp it",
@@ -162,7 +166,7 @@ def _find_repair(birth: Birth, usual: str) -> str:
 
 
 def _how_it_came_in(birth: Birth) -> str:
-    return "beside the model's inputs, which are finite," if birth.is_beside else "with the data"
+    return " beside the model's inputs, which are finite," if birth.is_beside else ""
 
 
 def _where(birth: Birth) -> str:
@@ -172,6 +176,8 @@ def _where(birth: Birth) -> str:
         return f" between {birth.site} and the loss"
     if birth.born == "input":
         return f", first seen in {birth.site}" if birth.site else ""
+    if birth.born == "forward" and birth.seen_at and not birth.is_seen and not birth.operation and not birth.reason:
+        return f" in {birth.site}, or before it" if birth.site else ""
     return f" in {birth.site}" if birth.site else " between the model's output and the loss" if birth.is_outside else ""
 
 
@@ -180,12 +186,13 @@ class NanInput(_Born):
 
     slug = "nan-input"
     born = "input"
-    sentence = "{what} comes in {how} at step {step}{where}"
+    sentence = "{what} comes in{how} at step {step}{where}"
     words = _make_words(
         says="What comes into the model, or the target, is not finite.",
-        example="NaN comes in with the data at step 5, first seen in fc: what came in was not finite before: min -1.2, "
+        example="NaN comes in at step 5, first seen in fc: what came in was not finite before: min -1.2, "
         "max 2.3, 1 of 24 are NaN",
-        repair="Look at the data of this step, and drop or fill what is missing (torch.nan_to_num).",
+        repair="Look at the data of this step, and at what is made of them before the model (0 / 0, the standard "
+        "deviation of one element); drop or fill what is missing (torch.nan_to_num).",
     )
 
 
@@ -216,7 +223,8 @@ class NanBackward(_Born):
     words = _make_words(
         says="The loss is finite, and a derivative is not.",
         example="The gradient becomes NaN in head, step 5: the derivative of sqrt is infinite at 0 (train.py:48)",
-        repair="Look at sqrt, pow, log and division by small numbers between this place and the loss: add eps.",
+        repair="Look at sqrt, pow, log and division by small numbers between this place and the loss: keep "
+        "their arguments, also where the result is hidden, where the derivative is finite: clamp(min=eps).",
         threshold="One element that reaches a weight.",
     )
 

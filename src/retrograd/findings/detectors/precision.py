@@ -64,9 +64,12 @@ class Underflow(Detector):
 
     def check(self, record: Record) -> Iterator[Finding]:
         """Look at zeros and exponents."""
-        sites = _of_type(record, HALF, "grad") + _list_half_outputs(record)
+        sites = _of_type(record, HALF, "grad")
+        is_scaled = any(call.name.startswith("scaler.") for call in record.calls)
+        sites += [] if is_scaled else _list_half_outputs(record)  # it does what is advised: why is not known
         if not sites:
-            raise CannotTell("neither parameters nor outputs of float16 were recorded")
+            of_scaled = " outside of autocast with loss scaling, which is what is advised" if is_scaled else ""
+            raise CannotTell(f"neither parameters nor outputs of float16 were recorded{of_scaled}")
         measured = [(site, *self._measure(record, site)) for site in sites]
         low = [each for each in measured if (each[1] > 0.2 and each[2] > 0.5) or (each[1] > 0.05 and each[2] > 0.9)]
         if len(low) < max(0.25 * len(sites), 1):
