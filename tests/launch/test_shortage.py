@@ -32,7 +32,7 @@ def use_up():
             pass
     else:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
 
 held = []
 for step in range(60):

@@ -267,14 +267,14 @@ class Session:
         return True
 
     def _make_recorder(self, models: dict[str, nn.Module]) -> Recorder:
+        request = self._request
         self._spare.free()
         load_writer()
-        self._spare = SpareFiles()
-        request = self._request
         with random_kept(), warnings_kept():
             from retrograd.runs.first_step import find_first_step
 
         self._step = find_first_step(open_folder(request.path), partial(sum_squares, models.values()))
+        self._spare = SpareFiles()
         step = self._step or 0
         if request.resume:
             writer = self._open_run()
