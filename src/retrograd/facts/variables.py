@@ -22,7 +22,7 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
-class Variable(NamedTuple):
+class ProgramVariable(NamedTuple):
     """A variable that holds a tensor.
 
     Attributes:
@@ -38,7 +38,7 @@ class Variable(NamedTuple):
     is_made_once: bool | None
 
 
-def find_variable(frame: FrameType | None, is_wanted: Callable[[Tensor], bool]) -> Variable | None:
+def find_variable(frame: FrameType | None, is_wanted: Callable[[Tensor], bool]) -> ProgramVariable | None:
     """Find a variable that holds such a tensor: the first one of which a line is known, from this frame outwards.
 
     An argument has none: whoever called with it may. Locals come before attributes of the modules that they hold. No
@@ -52,12 +52,12 @@ def find_variable(frame: FrameType | None, is_wanted: Callable[[Tensor], bool]) 
     return first
 
 
-def _list_variables(frame: FrameType | None, is_wanted: Callable[[Tensor], bool]) -> Iterator[Variable]:
+def _list_variables(frame: FrameType | None, is_wanted: Callable[[Tensor], bool]) -> Iterator[ProgramVariable]:
     while frame is not None:
         if not is_inner[frame.f_code.co_filename]:
             for name, tensor in _list_tensors(frame.f_locals):
                 if is_wanted(tensor):
-                    yield Variable(name, tensor, *_find_assignment(frame, name))
+                    yield ProgramVariable(name, tensor, *_find_assignment(frame, name))
         frame = frame.f_back
 
 

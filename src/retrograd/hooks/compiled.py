@@ -68,12 +68,12 @@ class _OutermostCall(threading.local):
     """Identity of the frame of the outermost compiled call in this thread; 0 outside of all."""
 
 
-class _Export(threading.local):
+class _StrictExport(threading.local):
     runs = False
     """This thread is in a strict export."""
 
 
-_export = _Export()
+_export = _StrictExport()
 
 
 def is_exporting() -> bool:
