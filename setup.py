@@ -18,27 +18,28 @@ HOW = {
 }
 
 kernel = Extension(
-    "retrograd.statistics._kernel",
-    sources=[f"src/retrograd/statistics/{name}.c" for name in ("_kernel", "_tensor", "_fold", "_elements")],
+    "retrograd.core.statistics._kernel",
+    sources=[f"src/retrograd/core/statistics/{name}.c" for name in ("_kernel", "_tensor", "_fold", "_elements")],
     depends=[
-        f"src/retrograd/statistics/{name}.h" for name in ("_tensor", "_fold", "_elements", "_exponents", "_moments")
+        f"src/retrograd/core/statistics/{name}.h"
+        for name in ("_tensor", "_fold", "_elements", "_exponents", "_moments")
     ],
     **HOW,
 )
 
 native = Extension(
-    "retrograd.hooks._native",
-    sources=[f"src/retrograd/hooks/{name}.c" for name in ("_native", "_nodes", "_marks", "_operations")],
-    depends=["src/retrograd/hooks/_native.h", "src/retrograd/hooks/_names.h"],
+    "retrograd.core.hooks._native",
+    sources=[f"src/retrograd/core/hooks/{name}.c" for name in ("_native", "_nodes", "_marks", "_operations")],
+    depends=["src/retrograd/core/hooks/_native.h", "src/retrograd/core/hooks/_names.h"],
     **HOW,
 )
 
-resting = Extension("retrograd.hooks._resting", sources=["src/retrograd/hooks/_resting.c"], **HOW)
+resting = Extension("retrograd.core.hooks._resting", sources=["src/retrograd/core/hooks/_resting.c"], **HOW)
 
 taps = Extension(
-    "retrograd.hooks._taps",
-    sources=[f"src/retrograd/hooks/{name}.c" for name in ("_taps", "_output_tap", "_target")],
-    depends=["src/retrograd/hooks/_taps.h", "src/retrograd/hooks/_names.h"],
+    "retrograd.core.hooks._taps",
+    sources=[f"src/retrograd/core/hooks/{name}.c" for name in ("_taps", "_output_tap", "_target")],
+    depends=["src/retrograd/core/hooks/_taps.h", "src/retrograd/core/hooks/_names.h"],
     **HOW,
 )
 

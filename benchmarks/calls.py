@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import retrograd as rg
-from retrograd.rules.rule import SiteState
+from retrograd.rewriting.rules.rule import SiteState
 from timing import keep_freed_memory, make_plain_parser, say
 
 LAST = 8

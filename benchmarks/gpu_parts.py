@@ -24,7 +24,7 @@ import retrograd as rg
 from contenders import OUTPUTS, Contender, bare, bare_training, recorded
 from device import DEVICE, ON_DEVICE, describe_machine, synchronize, use_tf32
 from nets import Net, make_gpt2, make_mlp
-from retrograd.statistics import slab, torch_slab
+from retrograd.core.statistics import slab, torch_slab
 from timing import interleave, say
 
 OURS = str(Path(rg.__file__).parent)

@@ -21,13 +21,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from rank_tree import Sizes, Tree, size_of, write_alone
-from retrograd.history.sink import Moment, RowBatch, Unit
-from retrograd.merging.holdings import Holdings, Parcel
-from retrograd.merging.messages import Frames, pack_parcels, unpack_parcels
-from retrograd.merging.rows import rank_rows
-from retrograd.merging.sites import SharedSites
-from retrograd.merging.tree import find_children
-from retrograd.statistics.row import ROW
+from retrograd.core.history.sink import Moment, RowBatch, Unit
+from retrograd.core.merging.holdings import Holdings, Parcel
+from retrograd.core.merging.messages import Frames, pack_parcels, unpack_parcels
+from retrograd.core.merging.rows import rank_rows
+from retrograd.core.merging.sites import SharedSites
+from retrograd.core.merging.tree import find_children
+from retrograd.core.statistics.row import ROW
 
 BINS = 20
 LONG_STEPS, MANY_SITES = 1_000_000, 1_000

@@ -34,14 +34,14 @@ from rich.progress import track
 from torch import Tensor
 
 from operator_samples import Operator, Outcome, find_operators, make_samples, run_sample
-from retrograd.bundles.writer import write_bundle
-from retrograd.engine.one_node import rerun
-from retrograd.engine.replayer import run_from
-from retrograd.errors import RetrogradError
-from retrograd.graph.walker import walk
-from retrograd.hooks.nodes import inputs_of, is_leaf, name_of, number_of, peek, root_edges, saved_of, variable_of
-from retrograd.hooks.reach import find_nodes
-from retrograd.tracing.tracer import trace
+from retrograd.core.errors import RetrogradError
+from retrograd.core.hooks.nodes import inputs_of, is_leaf, name_of, number_of, peek, root_edges, saved_of, variable_of
+from retrograd.core.hooks.reach import find_nodes
+from retrograd.following.bundles.writer import write_bundle
+from retrograd.following.engine.one_node import rerun
+from retrograd.following.engine.replayer import run_from
+from retrograd.following.graph.walker import walk
+from retrograd.following.tracing.tracer import trace
 
 HERE = ("traced", "rerun", "whole")
 ACROSS = "across processes"
@@ -248,7 +248,7 @@ def bits(tensor: Tensor) -> Tensor:
 REPLAY = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
-from retrograd.bundles.replay import replay
+from retrograd.following.bundles.replay import replay
 import torch
 torch.set_num_threads(1)
 for line in sys.stdin:

@@ -114,8 +114,8 @@ def go_on(folder: Path) -> NoReturn:
     """Add a step each 200 ms, as a resumed training does, until killed."""
     import retrograd as rg
     from reading import invent_rows
-    from retrograd.history.sink import Event, Moment, RowBatch
-    from retrograd.runs.writer import RunWriter
+    from retrograd.core.history.sink import Event, Moment, RowBatch
+    from retrograd.core.runs.writer import RunWriter
 
     sites = rg.open_run(folder).history.sites
     writer = RunWriter(folder, resume=True)

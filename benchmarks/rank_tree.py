@@ -1,6 +1,6 @@
 """A tree of ranks in one process: their real sinks, nodes, messages and writer, but no sockets, threads or training.
 
-Each rank is a :class:`retrograd.merging.shared_run.SharedRun`. What it would say to a socket goes into a wire in
+Each rank is a :class:`retrograd.core.merging.shared_run.SharedRun`. What it would say to a socket goes into a wire in
 memory, and its node works when it is told to, so the CPU time and the bytes of every rank can be told apart.
 """
 
@@ -20,16 +20,16 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from reading import invent_rows, name_sites, place
-from retrograd.history.sink import Event, Moment, RowBatch
-from retrograd.merging import above, node, shared_run
-from retrograd.merging.links import Peer
-from retrograd.merging.messages import Frames, Message
-from retrograd.merging.node import MergingNode
-from retrograd.merging.shared_run import SharedRun
-from retrograd.merging.tree import find_children
-from retrograd.runs import writer
-from retrograd.runs.layout import STATISTICS, rank_name
-from retrograd.runs.writer import RunWriter
+from retrograd.core.history.sink import Event, Moment, RowBatch
+from retrograd.core.merging import above, node, shared_run
+from retrograd.core.merging.links import Peer
+from retrograd.core.merging.messages import Frames, Message
+from retrograd.core.merging.node import MergingNode
+from retrograd.core.merging.shared_run import SharedRun
+from retrograd.core.merging.tree import find_children
+from retrograd.core.runs import writer
+from retrograd.core.runs.layout import STATISTICS, rank_name
+from retrograd.core.runs.writer import RunWriter
 
 CHECKED = ("blocks.0.fc:output", "blocks.0.fc:weight")
 """Sites whose merged numbers are checked: one of which each rank holds its own, and one of copies."""
@@ -60,7 +60,7 @@ class Wire:
 
 
 class WireLink:
-    """What stands for a :class:`retrograd.merging.links.RankLink`."""
+    """What stands for a :class:`retrograd.core.merging.links.RankLink`."""
 
     def __init__(self, door: WireDoor, rank: int, told: dict[str, Any]) -> None:
         self.up, self.down = Wire(), Wire()
@@ -84,7 +84,7 @@ class WireLink:
 
 
 class WireDoor:
-    """What stands for a :class:`retrograd.merging.links.Door`."""
+    """What stands for a :class:`retrograd.core.merging.links.Door`."""
 
     def __init__(self, address: str, greet: Callable[[Peer, dict[str, Any]], None]) -> None:
         self.address = address

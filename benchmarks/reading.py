@@ -46,7 +46,7 @@ def name_sites(n: int) -> list[str]:
 
 def invent_rows(steps: range, sites: list[str], rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows of shape (steps, sites), and their histograms: normal elements of a size that wanders."""
-    from retrograd.statistics.row import ROW
+    from retrograd.core.statistics.row import ROW
 
     rows = np.zeros((len(steps), len(sites)), ROW)
     bins = np.zeros((len(steps), len(sites), BEHIND_THE_LARGEST), np.int64)
@@ -83,8 +83,8 @@ def place(sites: list[str], ranks: int, rank: int) -> dict[str, Any]:
 def write_rank(
     folder: Path, ranks: int, steps: range, sites: list[str], rank: int, histograms: bool, flush: int
 ) -> None:
-    from retrograd.history.sink import Event, Moment, RowBatch
-    from retrograd.runs.writer import RunWriter
+    from retrograd.core.history.sink import Event, Moment, RowBatch
+    from retrograd.core.runs.writer import RunWriter
 
     os.environ["RANK"] = str(rank)
     writer = RunWriter(folder, join=True, flush_seconds=1e6)
@@ -167,8 +167,8 @@ def record_gpt(blocks: int, steps: int) -> KeptSink:
     import torch
     from torch import nn
 
-    from retrograd.recording.recorder import Recorder
-    from retrograd.recording.settings import Settings
+    from retrograd.core.recording.recorder import Recorder
+    from retrograd.core.recording.settings import Settings
 
     width = 16
 
@@ -204,7 +204,7 @@ def record_gpt(blocks: int, steps: int) -> KeptSink:
 
 def vary(batch: Any, step: int) -> Any:
     """Rows of another step: each tensor as it was, some percent larger or smaller."""
-    from retrograd.statistics.row import ROW
+    from retrograd.core.statistics.row import ROW
 
     random = np.random.default_rng(step)
     rows = np.frombuffer(batch.rows, ROW).copy()
@@ -218,7 +218,7 @@ def vary(batch: Any, step: int) -> Any:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    from retrograd.runs.writer import RunWriter
+    from retrograd.core.runs.writer import RunWriter
 
     began, recorded = time.perf_counter(), 33
     kept = record_gpt(arguments.blocks, recorded)
@@ -285,7 +285,7 @@ def _export(folder: Path) -> Any:
 
 
 def _ls(folder: Path) -> Any:
-    from retrograd.runs.listing import list_runs
+    from retrograd.core.runs.listing import list_runs
 
     return list_runs(folder.parent)
 

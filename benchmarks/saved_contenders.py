@@ -22,14 +22,14 @@ from torch.utils.checkpoint import checkpoint
 
 from device import ON_DEVICE, cached_bytes, release_pinned
 from nets import Block, Bottleneck, Net
-from retrograd.budget.planned import Planned
-from retrograd.policies.cpu import Cpu
-from retrograd.policies.disk import Disk
-from retrograd.policies.lossless import Lossless
-from retrograd.policies.policy import AsIs
-from retrograd.policies.precision import Bfloat16, EightBit
-from retrograd.policies.recompute import Recompute
-from retrograd.saved.keeping import Policies, keep_saved
+from retrograd.memory.budget.planned import Planned
+from retrograd.memory.policies.cpu import Cpu
+from retrograd.memory.policies.disk import Disk
+from retrograd.memory.policies.lossless import Lossless
+from retrograd.memory.policies.policy import AsIs
+from retrograd.memory.policies.precision import Bfloat16, EightBit
+from retrograd.memory.policies.recompute import Recompute
+from retrograd.memory.saved.keeping import Policies, keep_saved
 
 BLOCKS = (Bottleneck, Block)
 

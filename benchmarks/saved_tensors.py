@@ -51,9 +51,9 @@ from device import (
     use_tf32,
 )
 from nets import Net, make_gpt2, make_gpt2_medium, make_resnet
-from retrograd.amounts import show_bytes
-from retrograd.budget.planned import Planned
-from retrograd.errors import RetrogradError
+from retrograd.core.amounts import show_bytes
+from retrograd.core.errors import RetrogradError
+from retrograd.memory.budget.planned import Planned
 from saved_contenders import CONTENDERS, Attached, Contender, budgeted, nothing
 from timing import interleave, make_plain_parser, say, show
 

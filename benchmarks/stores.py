@@ -22,7 +22,7 @@ from typing import Any
 from fsspec.implementations.memory import MemoryFileSystem
 
 import retrograd as rg
-from retrograd.history import ahead, windows
+from retrograd.core.history import ahead, windows
 
 
 class Requests:

@@ -24,7 +24,7 @@ import torch
 
 from contenders import Contender, Group
 from nets import Net
-from retrograd.amounts import count_of
+from retrograd.core.amounts import count_of
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retrograd.cli.commands import COMMANDS
-from retrograd.launch.options import describe_commands
+from retrograd.core.cli.commands import COMMANDS
+from retrograd.core.launch.options import describe_commands
 
 if __name__ == "__main__":
     Path(__file__).with_name("commands.md").write_text(describe_commands(COMMANDS), encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retrograd.findings.describe import describe_findings
+from retrograd.explaining.findings.describe import describe_findings
 
 if __name__ == "__main__":
     Path(__file__).with_name("findings.md").write_text(describe_findings(), encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retrograd.kinks.table import put_table_in
+from retrograd.explaining.kinks.table import put_table_in
 
 if __name__ == "__main__":
     page = Path(__file__).with_name("kinks.md")

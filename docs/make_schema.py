@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retrograd.runs.describe import describe_run_folder
+from retrograd.core.runs.describe import describe_run_folder
 
 if __name__ == "__main__":
     Path(__file__).with_name("run_folder.md").write_text(describe_run_folder(), encoding="utf-8")

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from retrograd.errors import RetrogradError
+from retrograd.core.errors import RetrogradError
 
 MEMORY = 3 << 30
 """Bytes that a call may take besides those that this process takes already."""

@@ -24,7 +24,7 @@ LIMIT_SECONDS = 160.0
 CHILD_SECONDS = 60.0
 """So long a forked child may."""
 LOADED = (
-    "pytest", "retrograd.recording.record", "retrograd.rewriting.rewriting", "torch._dynamo",
+    "pytest", "retrograd.core.recording.record", "retrograd.rewriting.rewriting", "torch._dynamo",
     "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
 )  # fmt: skip
 """What takes several seconds, and most processes need."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd import errors
+from retrograd.core import errors
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for folder in (".", "docs", "benchmarks", "examples") for page in (ROOT / folder).glob("*.md"))

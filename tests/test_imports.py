@@ -103,33 +103,33 @@ OPEN = {
 """What is not a room, and open to all."""
 
 DEFERRED = {
-    "retrograd.statistics.slab": "Triton takes half a second to load, and only CUDA tensors need it",
+    "retrograd.core.statistics.slab": "Triton takes half a second to load, and only CUDA tensors need it",
     "retrograd": "whatever is asked of us waits for what is loaded here",
-    "retrograd.cli": "`retrograd run` needs none of the other commands, and a script waits until it has been read",
-    "retrograd.cli.commands": "what is not public (``rg.…`` is loaded late) and needs torch, which takes seconds",
-    "retrograd.launch.bootstrap.sitecustomize": "runs in every interpreter that is started, most of them without torch",
-    "retrograd.features.dataset": "rich draws from `random` when it is loaded, and only a bar needs it",
-    "retrograd.launch.chosen_run": "what opens a run loads pyarrow, and a folder is checked without it",
-    "retrograd.launch.interpreter": "only an interpreter with options is asked whether it finds us",
-    "retrograd.launch.inventory": "a script that loads rich itself must be the first: that draws from `random`",
-    "retrograd.launch.lean": "pyarrow is loaded while pandas is out of the way",
-    "retrograd.launch.live_findings": "what reads records loads pyarrow, and is needed where something is critical",
-    "retrograd.launch.parser": "a script waits until our words are read: a mistake brings what it needs itself",
-    "retrograd.launch.requests": "every process below a command loads it, and needs few of what its options stand for",
-    "retrograd.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
-    "retrograd.launch.start": "what is asked of a folder that is there, and what a mistake needs",
-    "retrograd.launch.tracing": "a script that loads rich itself must be the first: that draws from `random`",
-    "retrograd.recording.settings": "a process that writes nothing need not load pyarrow",
-    "retrograd.runs.listing": "pyarrow is loaded only where there is a run, and a wrong path is told before",
-    "retrograd.runs.compaction": "rich draws from `random` when it is loaded, and only a bar needs it",
-    "retrograd.views.report.report": "torch takes longer to load than a page takes to make; only inventories need it",
-    "retrograd.runs.stored": "torch takes longer to load than findings take to tell; only tensors need it",
-    "retrograd.views.terminal": "rich draws from `random` when it is loaded, and neither a page nor a file needs it",
+    "retrograd.core.cli": "`retrograd run` needs none of the other commands, and a script waits until it has been read",
+    "retrograd.core.cli.commands": "what is not public (``rg.…`` is loaded late) and needs torch, which takes seconds",
+    "retrograd.core.launch.bootstrap.sitecustomize": "runs in every interpreter that is started, most of them without torch",
+    "retrograd.tools.features.dataset": "rich draws from `random` when it is loaded, and only a bar needs it",
+    "retrograd.core.launch.chosen_run": "what opens a run loads pyarrow, and a folder is checked without it",
+    "retrograd.core.launch.interpreter": "only an interpreter with options is asked whether it finds us",
+    "retrograd.memory.launch.inventory": "a script that loads rich itself must be the first: that draws from `random`",
+    "retrograd.core.launch.lean": "pyarrow is loaded while pandas is out of the way",
+    "retrograd.explaining.launch.live_findings": "what reads records loads pyarrow, and is needed where something is critical",
+    "retrograd.core.launch.parser": "a script waits until our words are read: a mistake brings what it needs itself",
+    "retrograd.core.launch.requests": "every process below a command loads it, and needs few of what its options stand for",
+    "retrograd.core.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
+    "retrograd.core.launch.start": "what is asked of a folder that is there, and what a mistake needs",
+    "retrograd.following.launch.tracing": "a script that loads rich itself must be the first: that draws from `random`",
+    "retrograd.core.recording.settings": "a process that writes nothing need not load pyarrow",
+    "retrograd.core.runs.listing": "pyarrow is loaded only where there is a run, and a wrong path is told before",
+    "retrograd.core.runs.compaction": "rich draws from `random` when it is loaded, and only a bar needs it",
+    "retrograd.core.views.report.report": "torch takes longer to load than a page takes to make; only inventories need it",
+    "retrograd.core.runs.stored": "torch takes longer to load than findings take to tell; only tensors need it",
+    "retrograd.core.views.terminal": "rich draws from `random` when it is loaded, and neither a page nor a file needs it",
 }
 """Module that imports inside functions → why not at the top."""
 
 TOUCHES = {
-    "retrograd.statistics.readable": {"_C", "_functorch", "torch._C"},
+    "retrograd.core.statistics.readable": {"_C", "_functorch", "torch._C"},
 }
 """Module outside of ``hooks/`` → what of torch's inside it touches. ``readable`` asks whether a tensor has memory."""
 
@@ -149,7 +149,7 @@ def module_name(path: Path) -> str:
 
 
 def room(name: str) -> str:
-    """``retrograd.history.kept`` → ``history``; the package itself → an empty text."""
+    """``retrograd.core.history.kept`` → ``history``; the package itself → an empty text."""
     return [*name.split("."), ""][1]
 
 

@@ -149,8 +149,8 @@ def load(stage: str) -> None:
         import rich.console
 
         HELD.hide()
-        importlib.import_module("retrograd.cli.commands")  # what it loads needs no torch
-        importlib.import_module("retrograd.launch.closing")
+        importlib.import_module("retrograd.core.cli.commands")  # what it loads needs no torch
+        importlib.import_module("retrograd.core.launch.closing")
         HELD.lean = {name for name in sys.modules if name.startswith("retrograd")}
         sys.modules.update(HELD.modules)
         package = importlib.import_module("retrograd")
@@ -332,7 +332,7 @@ def start(job: Job) -> None:
     if "-P" not in options:
         here = {"-m": os.getcwd(), "-c": ""}
         sys.path.insert(0, here[rest[0]] if is_named else os.path.dirname(os.path.realpath(rest[0])))
-    if rest[:2] == ["-m", "retrograd.cli"]:  # which may become another program
+    if rest[:2] == ["-m", "retrograd"]:  # which may become another program
         try:
             runpy._run_module_as_main(rest[1])  # type: ignore[attr-defined]
         except SystemExit as left:

@@ -16,8 +16,8 @@ def load_first(texts: Iterable[str]) -> None:
     """Load here what these scripts load, as far as that is worth it."""
     import torch  # noqa: F401
 
-    import retrograd.launch.session
-    import retrograd.runs.writer  # noqa: F401
+    import retrograd.core.launch.session
+    import retrograd.core.runs.writer  # noqa: F401
 
     if any("sklearn" in text for text in texts):
         import sklearn.datasets  # noqa: F401

@@ -17,7 +17,7 @@ from children import run_in_child
 from corpus import Case
 
 import retrograd as rg
-from retrograd.launch.requests import RunRequest
+from retrograd.core.launch.requests import RunRequest
 
 LIMIT_SECONDS = 300
 SOURCE = Path(rg.__file__).parent
@@ -92,7 +92,7 @@ def _prepare(case: Case, way: Way, folder: Path) -> Path:
 
 
 def _begin(request: RunRequest) -> None:
-    from retrograd.launch.session import start_session
+    from retrograd.core.launch.session import start_session
 
     os.environ["RETROGRAD_RUN"] = request.write()
     os.environ["RETROGRAD_SPEAKER"] = str(os.getpid())
@@ -102,7 +102,7 @@ def _begin(request: RunRequest) -> None:
 def _call(*words: str, folder: Path) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "retrograd.cli", *words], cwd=folder, env=environment, capture_output=True, text=True,
+        [sys.executable, "-m", "retrograd", *words], cwd=folder, env=environment, capture_output=True, text=True,
         timeout=LIMIT_SECONDS, check=False,
     )  # fmt: skip
     (folder / "log.txt").write_text(done.stdout + done.stderr)

@@ -29,7 +29,7 @@ def __getattr__(name: str) -> object:
         return sorted(homes)
     if name not in homes:
         raise AttributeError(f"module 'retrograd' has no attribute {name!r}")
-    from retrograd.randomness import random_kept
+    from retrograd.core.randomness import random_kept
 
     with random_kept():  # rich draws when it is loaded, and a script may have seeded before
         if homes[name] == __name__:  # a room that is public as a whole: ``rg.rules.ClipNorm``

@@ -28,7 +28,7 @@ def test_the_readme_lists_all_of_them() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("sick_*.py")))
 def test_a_sick_script_is_told_its_fault(name: str, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "retrograd.cli", "run", "-o", "run", str(EXAMPLES / name)]
+    words = [sys.executable, "-m", "retrograd", "run", "-o", "run", str(EXAMPLES / name)]
     done = warm.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     findings = rg.explain(tmp_path / "run")
     first = findings[0]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.errors import LibraryError
-from retrograd.libraries import library_needed
+from retrograd.core.errors import LibraryError
+from retrograd.core.libraries import library_needed
 
 LIBRARIES = {"lightning": "lightning", "transformers": "transformers", "accelerate": "accelerate"}
 
@@ -26,7 +26,7 @@ def test_one_that_is_not_installed() -> None:
 
 @pytest.mark.parametrize(("found", "is_enough"), [("2.4.9", False), ("2.5.0rc1", True), ("10.0", True), ("2.10", True)])
 def test_one_that_is_too_old(found: str, is_enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrograd.libraries.version", lambda _: found)
+    monkeypatch.setattr("retrograd.core.libraries.version", lambda _: found)
     if is_enough:
         with library_needed("trainer", "2.5"):
             return
@@ -44,7 +44,7 @@ def test_a_missing_library_is_told_by_the_file_for_it(name: str) -> None:
     code = f"""
 import sys
 sys.modules[{LIBRARIES[name]!r}] = None
-from retrograd.errors import LibraryError
+from retrograd.core.errors import LibraryError
 try:
     import retrograd.integrations.{name}
 except LibraryError as error:

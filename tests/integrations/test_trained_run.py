@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 
+from retrograd.core.recording.record import record
 from retrograd.integrations.trained_run import TrainedRun
-from retrograd.recording.record import record
 
 
 def test_it_takes_what_a_recording_takes() -> None:

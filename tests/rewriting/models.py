@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from retrograd.rules.rule import SiteState
+from retrograd.rewriting.rules.rule import SiteState
 
 Change = Callable[[Tensor], Tensor]
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import retrograd as rg
-from retrograd.errors import CannotRewriteError, RuleError
+from retrograd.core.errors import CannotRewriteError, RuleError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clipping import ClipNorm
-from retrograd.rules.rule import Rule, SiteState
-from retrograd.rules.simulation import simulate_rule
-from tests.recording.test_relatives import CHECKPOINTS, Shared, train
+from retrograd.rewriting.rules.clipping import ClipNorm
+from retrograd.rewriting.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.simulation import simulate_rule
+from tests.core.recording.test_relatives import CHECKPOINTS, Shared, train
 
 
 class AddUp(Rule):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.errors import CannotRewriteError
+from retrograd.core.errors import CannotRewriteError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.rewriting.models import assert_same, gradients, halve, same_bits, weights
 
 

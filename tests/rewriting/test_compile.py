@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 
-from retrograd.errors import CannotRewriteError, RetrogradError, RetrogradWarning
-from retrograd.hooks.compiled_modules import tapped_calls
+from retrograd.core.errors import CannotRewriteError, RetrogradError, RetrogradWarning
+from retrograd.core.hooks.compiled_modules import tapped_calls
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.rewriting.models import gradients, halve, make_net
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_compiler")]

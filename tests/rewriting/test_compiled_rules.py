@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import retrograd as rg
-from retrograd.errors import CannotRewriteError, GraphBreakError, RetrogradWarning, RuleError
+from retrograd.core.errors import CannotRewriteError, GraphBreakError, RetrogradWarning, RuleError
 from tests.rewriting.models import gradients, halve, make_net
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_compiler")]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.errors import CannotRewriteError, RetrogradError, RuleError
+from retrograd.core.errors import CannotRewriteError, RetrogradError, RuleError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.rewriting.models import assert_same, gradients, halve, make_net
 
 SITES = ["1:output", "1:output.grad", "2:input.input", "2:input.input.grad", "2:weight", "2:weight.grad"]

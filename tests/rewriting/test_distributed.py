@@ -19,12 +19,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.errors import CannotRewriteError
+from retrograd.core.errors import CannotRewriteError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clipping import ClipNorm, SkipStep, ZClip
-from retrograd.rules.norm_rule import NormRule
-from retrograd.rules.pass_rule import PCGrad
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.clipping import ClipNorm, SkipStep, ZClip
+from retrograd.rewriting.rules.norm_rule import NormRule
+from retrograd.rewriting.rules.pass_rule import PCGrad
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.processes import Work, run_in_two
 from tests.rewriting.models import make_net, weights
 

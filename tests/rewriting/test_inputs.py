@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retrograd.errors import CannotRewriteError, RuleError
+from retrograd.core.errors import CannotRewriteError, RuleError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.rewriting.models import add_one, assert_same, gradients, halve
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import RuleError
-from retrograd.recording.record import watch
+from retrograd.core.errors import RuleError
+from retrograd.core.recording.record import watch
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clipping import ClipNorm, SkipStep, ZClip
-from retrograd.rules.elements import ClipValue
-from retrograd.rules.norm_rule import NormRule, measure_norm
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.clipping import ClipNorm, SkipStep, ZClip
+from retrograd.rewriting.rules.elements import ClipValue
+from retrograd.rewriting.rules.norm_rule import NormRule, measure_norm
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.rewriting.models import assert_same, gradients, halve
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

@@ -12,13 +12,13 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Adam, AdamW, Optimizer, SparseAdam
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.errors import CannotRewriteError, RewriteError
+from retrograd.core.errors import CannotRewriteError, RewriteError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clipping import ClipNorm
-from retrograd.rules.norm_rule import NormRule
-from retrograd.rules.pass_rule import PassRule
-from retrograd.rules.rule import SiteState
-from tests.recording.collector import collect
+from retrograd.rewriting.rules.clipping import ClipNorm
+from retrograd.rewriting.rules.norm_rule import NormRule
+from retrograd.rewriting.rules.pass_rule import PassRule
+from retrograd.rewriting.rules.rule import SiteState
+from tests.core.recording.collector import collect
 from tests.rewriting.models import assert_same, halve, make_net, weights
 
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.errors import RetrogradWarning
-from retrograd.hooks.rewriters import intervention_listeners
+from retrograd.core.errors import RetrogradWarning
+from retrograd.core.hooks.rewriters import intervention_listeners
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clipping import ClipNorm
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.clipping import ClipNorm
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.rewriting.models import add_one, assert_same, gradients, halve, leave, make_net
 
 EVERYWHERE: dict[str, Any] = {

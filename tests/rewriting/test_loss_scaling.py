@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.rewriting.models import assert_same, halve, make_net, weights
 
 SCALE = 2.0**12

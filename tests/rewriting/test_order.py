@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import NoSuchSiteError, PatternError, RewriteError, RuleError
+from retrograd.core.errors import NoSuchSiteError, PatternError, RewriteError, RuleError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import SiteState
+from retrograd.rewriting.rules.rule import SiteState
 from tests.rewriting.models import assert_same, gradients, halve, make_net
 
 

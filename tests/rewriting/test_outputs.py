@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import CannotRewriteError
+from retrograd.core.errors import CannotRewriteError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import SiteState
+from retrograd.rewriting.rules.rule import SiteState
 from tests.rewriting.models import add_one, assert_same, gradients, halve, hooked_outputs, leave, make_net
 
 

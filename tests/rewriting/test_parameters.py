@@ -12,9 +12,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.errors import CannotRewriteError, RuleError
+from retrograd.core.errors import CannotRewriteError, RuleError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.rewriting.models import add_one, assert_same, gradients, halve, make_net
 
 

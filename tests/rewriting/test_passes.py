@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.rewriting.models import Changed, assert_same, gradients, halve, hooked_outputs, make_net
 
 

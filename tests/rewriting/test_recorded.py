@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import retrograd as rg
-from retrograd.errors import CannotRewriteError
+from retrograd.core.errors import CannotRewriteError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import SiteState
-from tests.recording.collector import Collector, collect
+from retrograd.rewriting.rules.rule import SiteState
+from tests.core.recording.collector import Collector, collect
 from tests.rewriting.models import add_one, assert_same, gradients, halve, leave, make_net
 
 ORDERS = ["recorder first", "rules first"]

@@ -15,13 +15,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.func import functional_call
 
-from retrograd.errors import CannotRewriteError, RuleError
+from retrograd.core.errors import CannotRewriteError, RuleError
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clipping import AGC, ClipNorm, SkipStep, ZClip
-from retrograd.rules.elements import Centralise, ClipValue, Grokfast, Noise, Scale, Zero
-from retrograd.rules.pass_rule import PCGrad
-from retrograd.rules.rule import SiteState
-from retrograd.rules.spam import EmaClip, PeakClip, SpikeClip
+from retrograd.rewriting.rules.clipping import AGC, ClipNorm, SkipStep, ZClip
+from retrograd.rewriting.rules.elements import Centralise, ClipValue, Grokfast, Noise, Scale, Zero
+from retrograd.rewriting.rules.pass_rule import PCGrad
+from retrograd.rewriting.rules.rule import SiteState
+from retrograd.rewriting.rules.spam import EmaClip, PeakClip, SpikeClip
 from tests.processes import Work, run_in_two, run_together
 from tests.rewriting.models import make_net, weights
 

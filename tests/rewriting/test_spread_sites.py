@@ -14,13 +14,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.errors import CannotRewriteError, RetrogradWarning
-from retrograd.recording.record import record
+from retrograd.core.errors import CannotRewriteError, RetrogradWarning
+from retrograd.core.recording.record import record
+from retrograd.core.runs.reader import open_run
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clipping import ClipNorm, SkipStep, ZClip
-from retrograd.rules.elements import Centralise, ClipValue, Grokfast, Scale
-from retrograd.rules.rule import Rule, SiteState
-from retrograd.runs.reader import open_run
+from retrograd.rewriting.rules.clipping import ClipNorm, SkipStep, ZClip
+from retrograd.rewriting.rules.elements import Centralise, ClipValue, Grokfast, Scale
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.processes import Work, run_in_two
 from tests.rewriting.models import make_net
 from tests.rewriting.test_spread import batch, damp, loss_of, share_of, whole

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import RetrogradError, RetrogradWarning, RewriteError
+from retrograd.core.errors import RetrogradError, RetrogradWarning, RewriteError
 from retrograd.rewriting.rewriting import Rewriting, rewrite
-from retrograd.rules.clipping import ClipNorm
-from retrograd.rules.norm_rule import NormRule
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.clipping import ClipNorm
+from retrograd.rewriting.rules.norm_rule import NormRule
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests import warm
 from tests.rewriting.models import assert_same, make_net, weights
 

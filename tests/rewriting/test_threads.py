@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.rewriting.models import add_one, assert_same, gradients, halve, make_net, weights
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import retrograd as rg
-from retrograd.errors import RetrogradWarning, SiteSyntaxError
+from retrograd.core.errors import RetrogradWarning, SiteSyntaxError
 from retrograd.rewriting.rewriting import rewrite
-from tests.recording.collector import collect
+from tests.core.recording.collector import collect
 from tests.rewriting.models import add_one, halve, leave
 
 

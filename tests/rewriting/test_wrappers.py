@@ -13,11 +13,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from retrograd.errors import AttachError, CannotRewriteError, RetrogradWarning
+from retrograd.core.errors import AttachError, CannotRewriteError, RetrogradWarning
 from retrograd.rewriting.rewriting import rewrite
-from retrograd.rules.clipping import ClipNorm, ZClip
-from retrograd.rules.elements import Grokfast
-from retrograd.rules.rule import SiteState
+from retrograd.rewriting.rules.clipping import ClipNorm, ZClip
+from retrograd.rewriting.rules.elements import Grokfast
+from retrograd.rewriting.rules.rule import SiteState
 from tests.processes import run_in_two
 from tests.rewriting.models import add_one, assert_same, gradients, halve, make_net, weights
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import retrograd as rg
-from retrograd.errors import RuleError
-from retrograd.hooks import rewriters
+from retrograd.core.errors import RuleError
+from retrograd.core.hooks import rewriters
+from retrograd.rewriting.rules.rule import SiteState
 from retrograd.rewriting.site_rewriter import GradientRewriter
-from retrograd.rules.rule import SiteState
 
 
 @pytest.fixture(params=[True, False], ids=["written out", "as everywhere"], autouse=True)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from retrograd.functions.function import Function
 from retrograd.testing.function_tests import FunctionTests
+from retrograd.tools.functions.function import Function
 
 
 class Square(Function):

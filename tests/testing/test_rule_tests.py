@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.rules import Rule, SiteState
+from retrograd.rewriting.rules import Rule, SiteState
 from retrograd.testing.rule_tests import RuleTests
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from retrograd.errors import RecordingError
+from retrograd.core.errors import RecordingError
+from retrograd.core.libraries import library_needed
+from retrograd.core.recording.record import Recording
+from retrograd.core.runs.ranks import ask_rank
 from retrograd.integrations.boards import Board
 from retrograd.integrations.processes import share_from_first, wait_for_all
 from retrograd.integrations.trained_run import Status, TrainedRun
-from retrograd.libraries import library_needed
-from retrograd.recording.record import Recording
-from retrograd.runs.ranks import ask_rank
 
 with library_needed("accelerate", "1.0"):
     from accelerate import Accelerator

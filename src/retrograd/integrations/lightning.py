@@ -6,9 +6,9 @@ import weakref
 from functools import partial
 from typing import Any
 
+from retrograd.core.libraries import library_needed
 from retrograd.integrations.boards import Board
 from retrograd.integrations.trained_run import Share, TrainedRun, keep_own
-from retrograd.libraries import library_needed
 
 with library_needed("lightning", "2.5"):
     from lightning.pytorch import Callback, LightningModule, Trainer

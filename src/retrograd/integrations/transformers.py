@@ -8,11 +8,11 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from retrograd.frames import read_locals
+from retrograd.core.frames import read_locals
+from retrograd.core.libraries import library_needed
 from retrograd.integrations.boards import Board
 from retrograd.integrations.processes import share_from_first, wait_for_all
 from retrograd.integrations.trained_run import TrainedRun
-from retrograd.libraries import library_needed
 
 with library_needed("transformers", "5.0"):
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -1,1 +1,1 @@
-"""Memory of rules and Functions between calls."""
+"""What autograd keeps between forward and backward, and where it may wait."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from retrograd.errors import CannotRewriteError, PatternError, RewriteError
+from retrograd.core.errors import CannotRewriteError, PatternError, RewriteError
+from retrograd.core.sites.pattern import Candidate, Pattern, describe_pattern
+from retrograd.core.sites.selection import Selection
+from retrograd.core.sites.site import WATCH
+from retrograd.rewriting.rules.pass_rule import PassRule
+from retrograd.rewriting.rules.rule import Change, Rule, as_rule
 from retrograd.rewriting.spread import needs_whole
-from retrograd.rules.pass_rule import PassRule
-from retrograd.rules.rule import Change, Rule, as_rule
-from retrograd.sites.pattern import Candidate, Pattern, describe_pattern
-from retrograd.sites.selection import Selection
-from retrograd.sites.site import WATCH
 
 RuleLike = Rule | Change
 

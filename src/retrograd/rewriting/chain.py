@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from retrograd.errors import CannotRewriteError, RuleError
-from retrograd.hooks.checkpoints import EnoughComputed
-from retrograd.hooks.distributed import PlainShare, is_sharded, local_part
-from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
-from retrograd.hooks.saved import version_of
+from retrograd.core.errors import CannotRewriteError, RuleError
+from retrograd.core.hooks.checkpoints import EnoughComputed
+from retrograd.core.hooks.distributed import PlainShare, is_sharded, local_part
+from retrograd.core.hooks.rewriters import intervention_listeners, tell_intervention
+from retrograd.core.hooks.saved import version_of
+from retrograd.core.sites.site import Site
 from retrograd.rewriting.clock import RuleClock
+from retrograd.rewriting.rules.rule import Change, PlainRule, Rule
 from retrograd.rewriting.spread import act, needs_whole, show, spread, whole_inputs
-from retrograd.rules.rule import Change, PlainRule, Rule
-from retrograd.sites.site import Site
 
 NOTHING: Mapping[str, Tensor] = {}
 

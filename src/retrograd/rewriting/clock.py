@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.hooks.checkpoints import CallsOfParts, part_computed_again
-from retrograd.hooks.engine import current_graph_task, grad_enabled
-from retrograd.hooks.reach import DeepGraphGuard
-from retrograd.progress.steps import LossScales, Steps
+from retrograd.core.hooks.checkpoints import CallsOfParts, part_computed_again
+from retrograd.core.hooks.engine import current_graph_task, grad_enabled
+from retrograd.core.hooks.reach import DeepGraphGuard
+from retrograd.core.progress.steps import LossScales, Steps
 from retrograd.rewriting.plain_parts import PlainParts
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from retrograd.errors import CannotRewriteError
-from retrograd.hooks.engine import current_graph_task
-from retrograd.hooks.nested import Keys
+from retrograd.core.errors import CannotRewriteError
+from retrograd.core.hooks.engine import current_graph_task
+from retrograd.core.hooks.nested import Keys
 from retrograd.rewriting.chain import Beside, Noted
 from retrograd.rewriting.clock import CallNumbers, RewrittenCall
 from retrograd.rewriting.site_rewriter import RewriterFactory, SiteRewriter, SiteRewriters

@@ -11,20 +11,20 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdRef
 
-from retrograd.errors import CannotRewriteError
-from retrograd.hooks.distributed import has_other_processes, is_flattened, is_sharded, own_rank, scale_all
-from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.flat_gradients import FlatGradients
-from retrograd.hooks.gradients import after_accumulation, change_gradient, leave_gradient
-from retrograd.hooks.optimizer import UpdateTap, held_by
-from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
-from retrograd.hooks.sharded_gradient import ShardedGradient, ShardedParameters
+from retrograd.core.errors import CannotRewriteError
+from retrograd.core.hooks.distributed import has_other_processes, is_flattened, is_sharded, own_rank, scale_all
+from retrograd.core.hooks.engine import uncompiled
+from retrograd.core.hooks.flat_gradients import FlatGradients
+from retrograd.core.hooks.gradients import after_accumulation, change_gradient, leave_gradient
+from retrograd.core.hooks.optimizer import UpdateTap, held_by
+from retrograd.core.hooks.rewriters import intervention_listeners, tell_intervention
+from retrograd.core.hooks.sharded_gradient import ShardedGradient, ShardedParameters
+from retrograd.core.sites.site import Site
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rewriting.parameter_rewriter import check_pass
-from retrograd.rules.norm_rule import NormRule
-from retrograd.rules.pass_rule import PassRule
-from retrograd.rules.rule import Rule, SiteState
-from retrograd.sites.site import Site
+from retrograd.rewriting.rules.norm_rule import NormRule
+from retrograd.rewriting.rules.pass_rule import PassRule
+from retrograd.rewriting.rules.rule import Rule, SiteState
 
 
 class PassGradients:

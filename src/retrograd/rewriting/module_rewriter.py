@@ -16,20 +16,20 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from retrograd.errors import CannotRewriteError
-from retrograd.hooks.calls import count_calls
-from retrograd.hooks.distributed import PlainShare
-from retrograd.hooks.engine import current_graph_task, grad_enabled, next_sequence_number
-from retrograd.hooks.gradients import change_input_gradient
-from retrograd.hooks.names import ArgumentNames
-from retrograd.hooks.nested import Keys, flatten, is_among, replace_tensors
+from retrograd.core.errors import CannotRewriteError
+from retrograd.core.hooks.calls import count_calls
+from retrograd.core.hooks.distributed import PlainShare
+from retrograd.core.hooks.engine import current_graph_task, grad_enabled, next_sequence_number
+from retrograd.core.hooks.gradients import change_input_gradient
+from retrograd.core.hooks.names import ArgumentNames
+from retrograd.core.hooks.nested import Keys, flatten, is_among, replace_tensors
+from retrograd.core.sites.pattern import Candidate, describe_pattern
+from retrograd.core.sites.site import WATCH, Site
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted
 from retrograd.rewriting.clock import CallNumbers, RewrittenCall, has_gradient
 from retrograd.rewriting.compiled_calls import RewrittenCompiledCall, begin_compiled_call
 from retrograd.rewriting.site_rewriter import RewriterFactory, SiteRewriter, SiteRewriters
-from retrograd.sites.pattern import Candidate, describe_pattern
-from retrograd.sites.site import WATCH, Site
 
 _INPUT: Keys = ("input",)
 _OUTPUT: Keys = ("output",)

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retrograd.errors import CannotRewriteError
-from retrograd.hooks.checkpoints import parts_running
-from retrograd.hooks.distributed import (
+from retrograd.core.errors import CannotRewriteError
+from retrograd.core.hooks.checkpoints import parts_running
+from retrograd.core.hooks.distributed import (
     PlainPlacements,
     PlainShare,
     find_share,
@@ -21,9 +21,9 @@ from retrograd.hooks.distributed import (
     has_other_processes,
     is_sharded,
 )
-from retrograd.hooks.engine import grad_enabled
-from retrograd.identities import IdentitySet
-from retrograd.notices import Notices
+from retrograd.core.hooks.engine import grad_enabled
+from retrograd.core.identities import IdentitySet
+from retrograd.core.notices import Notices
 
 
 class PlainParts:

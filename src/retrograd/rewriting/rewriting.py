@@ -13,29 +13,36 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from retrograd.amounts import list_names
-from retrograd.errors import CannotRewriteError, RewriteError
-from retrograd.hooks.backward import backward_changers
-from retrograd.hooks.compiled import has_compiled_code, may_have_run_compiled
-from retrograd.hooks.compiled_parts import hold_known_graphs, runs_compiled_code
-from retrograd.hooks.listeners import hidden_hooks
-from retrograd.hooks.module import is_compiled
-from retrograd.hooks.names import NamedModule, beginning_of, list_swapped, name_models, parameter_site, walk_modules
-from retrograd.hooks.optimizer import held_by, optimizer_listeners
-from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
-from retrograd.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, RuleTap, rests_on
-from retrograd.hooks.sharded_gradient import ShardedParameters
-from retrograd.notices import warn
+from retrograd.core.amounts import list_names
+from retrograd.core.errors import CannotRewriteError, RewriteError
+from retrograd.core.hooks.backward import backward_changers
+from retrograd.core.hooks.compiled import has_compiled_code, may_have_run_compiled
+from retrograd.core.hooks.compiled_parts import hold_known_graphs, runs_compiled_code
+from retrograd.core.hooks.listeners import hidden_hooks
+from retrograd.core.hooks.module import is_compiled
+from retrograd.core.hooks.names import (
+    NamedModule,
+    beginning_of,
+    list_swapped,
+    name_models,
+    parameter_site,
+    walk_modules,
+)
+from retrograd.core.hooks.optimizer import held_by, optimizer_listeners
+from retrograd.core.hooks.rewriters import gradient_rewriters, watched_rewriters
+from retrograd.core.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, RuleTap, rests_on
+from retrograd.core.hooks.sharded_gradient import ShardedParameters
+from retrograd.core.notices import warn
+from retrograd.core.sites.pattern import Candidate
+from retrograd.core.sites.site import Site, parse_leniently
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.joint_rewriter import SITE as JOINT
 from retrograd.rewriting.joint_rewriter import JointRewriter
 from retrograd.rewriting.module_rewriter import InputRewriter, OutputRewriter, WatchedRewriter
 from retrograd.rewriting.parameter_rewriter import ParameterRewriter, ParameterValueRewriter
+from retrograd.rewriting.rules.rule import Rule
 from retrograd.rewriting.site_rewriter import RewriterFactory
 from retrograd.rewriting.uncalled import UncalledModules
-from retrograd.rules.rule import Rule
-from retrograd.sites.pattern import Candidate
-from retrograd.sites.site import Site, parse_leniently
 
 _SHOWN = 5
 """Memories that a warning names."""
@@ -374,7 +381,7 @@ def rewrite(
             alone.
         rules: for modules: rules by site, ``{"blocks.*:output.grad": rg.rules.ClipNorm(1.0)}``; a rule, or a list of
             them that act in that order. Rules of several patterns that match one site act in the order of the mapping.
-            A rule is a function ``(value, state) -> tensor or None``, or a :class:`~retrograd.rules.rule.Rule`.
+            A rule is a function ``(value, state) -> tensor or None``, or a :class:`~retrograd.rewriting.rules.rule.Rule`.
             For an optimizer: a rule, or a list of them.
 
     Returns:

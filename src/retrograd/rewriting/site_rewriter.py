@@ -9,22 +9,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retrograd.errors import CannotRewriteError
-from retrograd.hooks.compiled_parts import Part, compiled_graphs, find_part
-from retrograd.hooks.distributed import PlainShare, own_rank
-from retrograd.hooks.engine import grad_enabled, uncompiled
-from retrograd.hooks.gradients import ChangeGradient, branch, change_gradient
-from retrograd.hooks.nested import Keys, flatten, is_among, replace_tensors
-from retrograd.hooks.reach import FREE_DEPTH
-from retrograd.hooks.rewriters import intervention_listeners
-from retrograd.hooks.saved import VersionCount
+from retrograd.core.errors import CannotRewriteError
+from retrograd.core.hooks.compiled_parts import Part, compiled_graphs, find_part
+from retrograd.core.hooks.distributed import PlainShare, own_rank
+from retrograd.core.hooks.engine import grad_enabled, uncompiled
+from retrograd.core.hooks.gradients import ChangeGradient, branch, change_gradient
+from retrograd.core.hooks.nested import Keys, flatten, is_among, replace_tensors
+from retrograd.core.hooks.reach import FREE_DEPTH
+from retrograd.core.hooks.rewriters import intervention_listeners
+from retrograd.core.hooks.saved import VersionCount
+from retrograd.core.sites.pattern import Candidate
+from retrograd.core.sites.site import Site
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
 from retrograd.rewriting.clock import RewrittenCall, RuleClock, has_gradient
 from retrograd.rewriting.plain_parts import refuse_part
-from retrograd.rules.rule import Rule
-from retrograd.sites.pattern import Candidate
-from retrograd.sites.site import Site
+from retrograd.rewriting.rules.rule import Rule
 
 
 class WrittenViews:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from retrograd.hooks.distributed import (
+from retrograd.core.hooks.distributed import (
     add_over_parts,
     is_sharded,
     is_summand,
@@ -20,10 +20,10 @@ from retrograd.hooks.distributed import (
     spread_whole,
     whole_of,
 )
-from retrograd.hooks.engine import grad_enabled
-from retrograd.norms import norm, summing_type
-from retrograd.rules.norm_rule import NormRule
-from retrograd.rules.rule import Rule, SiteState
+from retrograd.core.hooks.engine import grad_enabled
+from retrograd.core.norms import norm, summing_type
+from retrograd.rewriting.rules.norm_rule import NormRule
+from retrograd.rewriting.rules.rule import Rule, SiteState
 
 
 def show(rule: Rule, value: Tensor, state: SiteState) -> Tensor:

@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 from torch.utils.weak import WeakIdRef
 
-from retrograd.amounts import list_names
-from retrograd.hooks.compiled import find_compiled_wrappers, has_compiled_code
-from retrograd.hooks.module import CallTap
-from retrograd.hooks.names import NamedModule
-from retrograd.notices import warn
+from retrograd.core.amounts import list_names
+from retrograd.core.hooks.compiled import find_compiled_wrappers, has_compiled_code
+from retrograd.core.hooks.module import CallTap
+from retrograd.core.hooks.names import NamedModule
+from retrograd.core.notices import warn
 from retrograd.rewriting.site_rewriter import SiteRewriters
 
 _BY_NAME = "forward is called by name (`self.a.forward(x)`, not `self.a(x)`), or its weights are used without a call"

@@ -9,18 +9,18 @@ from dataclasses import fields
 import torch
 from torch import nn
 
-from retrograd.findings.detector import Detector
-from retrograd.findings.finding import Evidence, Finding
-from retrograd.findings.record import CannotTell, Record
-from retrograd.history.history import History
-from retrograd.recording.record import record
+from retrograd.core.history.history import History
+from retrograd.core.recording.record import record
+from retrograd.explaining.findings.detector import Detector
+from retrograd.explaining.findings.finding import Evidence, Finding
+from retrograd.explaining.findings.record import CannotTell, Record
 
 MOST_LETTERS = 240
 """Of a message: it is one sentence."""
 
 
 class DetectorTests:
-    """The contract of :class:`retrograd.findings.detector.Detector`. Inherit from it in a test file.
+    """The contract of :class:`retrograd.explaining.findings.detector.Detector`. Inherit from it in a test file.
 
         class TestMyDetector(DetectorTests):
             def make_detector(self) -> Detector:

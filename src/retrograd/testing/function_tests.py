@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from retrograd.functions.function import Function
-from retrograd.functions.remembering import remembering_nothing
+from retrograd.tools.functions.function import Function
+from retrograd.tools.functions.remembering import remembering_nothing
 
 
 class FunctionTests:
-    """The contract of :class:`retrograd.functions.function.Function`. Inherit from it and write two methods.
+    """The contract of :class:`retrograd.tools.functions.function.Function`. Inherit from it and write two methods.
 
         class TestMyLinear(FunctionTests):
             def make_function(self) -> Function:

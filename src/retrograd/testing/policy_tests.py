@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Size, Tensor, nn
 from torch.backends import cudnn
 
-from retrograd.policies.policy import Packed, Policy, Saved
-from retrograd.saved.keeping import keep_saved
+from retrograd.memory.policies.policy import Packed, Policy, Saved
+from retrograd.memory.saved.keeping import keep_saved
 
 LARGE = 20_000
 """Elements of the tensors that are packed: enough for the threshold of every policy in this package."""
@@ -26,7 +26,7 @@ DTYPES = (
 
 
 class PolicyTests:
-    """The contract of :class:`rg.saved.Policy <retrograd.policies.policy.Policy>`, to inherit from in a test file.
+    """The contract of :class:`rg.saved.Policy <retrograd.memory.policies.policy.Policy>`, to inherit from in a test file.
 
     Write ``make_policy``::
 

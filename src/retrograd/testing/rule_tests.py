@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.rules.rule import Rule
+from retrograd.rewriting.rules.rule import Rule
 
 
 class RuleTests:
-    """The contract of :class:`retrograd.rules.rule.Rule`. Inherit from it in a test file and write ``make_rule``.
+    """The contract of :class:`retrograd.rewriting.rules.rule.Rule`. Inherit from it in a test file and write ``make_rule``.
 
         class TestMyRule(RuleTests):
             def make_rule(self) -> Rule:

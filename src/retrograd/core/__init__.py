@@ -1,0 +1,1 @@
+"""What records, keeps and shows a run; it imports no wing."""

@@ -1,0 +1,386 @@
+"""The commands: each is a class here, or in ``launch/requests.py`` if it runs a program; its fields are its options.
+
+Torch takes seconds to load, and neither ``--help`` nor a wrong path needs it: a command asks for public names, as in
+``rg.compare``, which are loaded when they are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import sysconfig
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import retrograd as rg
+from retrograd.core.addresses import path_to_read, read_path
+from retrograd.core.amounts import name_letters
+from retrograd.core.foreign.text import show_plainly
+from retrograd.core.launch.chosen_run import (
+    check_is_no_script,
+    check_run,
+    choose_run,
+    reading,
+    show_in_browser,
+    tell_page,
+)
+from retrograd.core.launch.completion import write_completion
+from retrograd.core.launch.hook_file import install_hook, remove_hook
+from retrograd.core.launch.options import Command, option
+from retrograd.core.launch.requests import DebugRequest, ExplainOptions, InventoryRequest, RunRequest, TraceRequest
+from retrograd.core.notices import print_text, waiting
+from retrograd.core.runs.layout import PARENT
+from retrograd.core.runs.listing import RunOrder, list_runs
+
+
+class Explain(ExplainOptions):
+    """Say what is wrong with a run, or with a script that is run for it."""
+
+    def check(self) -> None:
+        if not self.command:
+            check_is_no_script(self.run)
+            check_run(self.run)
+
+    def carry_out(self) -> int:
+        from retrograd.explaining.launch.explaining import explain_as_asked
+
+        return explain_as_asked(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Command):
+    """Say where runs first diverge from the first of them, and why."""
+
+    name: ClassVar[str] = "compare"
+    reads: ClassVar[bool] = True
+    examples: ClassVar[str] = """
+examples:
+  retrograd compare runs/first runs/second
+  retrograd compare runs/first runs/second --noise runs/first-again
+  retrograd compare runs/first/rank00000 runs/first/rank00001
+  retrograd compare runs/first runs/second --json
+  retrograd compare runs/first runs/second runs/third --open
+
+Runs are compared in the order in which training reached each site; --report lays them over each other in one HTML file.
+The exit code is 0 if they are the same, but for noise, 1 if they are not, and 2 if they cannot be compared.
+"""
+
+    a: Path = option("A", MISSING, "the folder of a run, or of one of its ranks")
+    others: tuple[Path, ...] = option("B", MISSING, "another one, or several, each of which is compared with A")
+    noise: tuple[Path, ...] = option("--noise", (), "runs of the same program as A, of the same seed", metavar="RUN")
+    json: bool = option("--json", False, "the verdict and each difference, as lines of JSON")
+    report: bool = option("--report", False, "write a page that shows the runs over each other")
+    output: Path | None = option("-o --output", None, "its file (default: compared.html, here)", metavar="FILE")
+    open: bool = option("--open", False, "write it, and show it in the browser")
+
+    def check(self) -> None:
+        for each in (self.a, *self.others, *self.noise):
+            check_run(each)
+
+    def carry_out(self) -> int:
+        with contextlib.ExitStack() as stack:
+            runs = [stack.enter_context(reading(each)) for each in (self.a, *self.others)]
+            noise = [stack.enter_context(reading(each)) for each in self.noise]
+            named = zip(runs[1:], name_letters(len(runs))[1:], strict=True)
+            comparisons = [rg.compare(runs[0], other, noise=noise, letter=letter) for other, letter in named]
+        for path, comparison in zip(self.others, comparisons, strict=True):
+            which = str(path) if len(self.others) > 1 else ""
+            text = f"{comparison.letter} = {which}: {comparison}\n" if which else f"{comparison}\n"
+            told = comparison.as_json_lines(which) if self.json else show_plainly(text)
+            print_text(told, end="", is_json=self.json)
+        if self.report or self.output or self.open:
+            written = rg.write_comparison(runs, self.output, comparisons=comparisons)
+            tell_page(written, is_opened=self.open, file=sys.stderr if self.json else sys.stdout)
+        return 0 if all(comparisons) else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Command):
+    """Write a run as one HTML file that opens offline."""
+
+    name: ClassVar[str] = "report"
+    reads: ClassVar[bool] = True
+
+    run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
+    output: Path | None = option("-o --output", None, "the file (default: RUN/report.html)", metavar="FILE")
+    open: bool = option("--open", False, "show it in the browser")
+
+    def check(self) -> None:
+        check_run(self.run)
+
+    def carry_out(self) -> None:
+        with reading(self.run) as run:
+            written = rg.write_report(run, self.output)
+        tell_page(written, is_opened=self.open)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(Command):
+    """Show a run, or all runs of a folder, in the browser while they are recorded."""
+
+    name: ClassVar[str] = "serve"
+    reads: ClassVar[bool] = True
+    examples: ClassVar[str] = """
+examples:
+  retrograd serve                                the newest run below runs/
+  retrograd serve runs                           all runs of that folder, to choose from
+  retrograd serve --open runs/train-20250131-120000
+
+The page is that of `retrograd report`, and follows the run. Only this machine is answered, and only who knows the
+address, which holds a token. Nothing is written. Ctrl-C ends it.
+"""
+
+    run: Path | None = option("RUN", None, "a run, or a folder of runs (default: the newest run)")
+    port: int = option("--port", 0, "where to listen (default: any port that is free)", metavar="N")
+    open: bool = option("--open", False, "show it in the browser")
+
+    def check(self) -> None:
+        if self.run is not None and not self.run.is_dir():
+            check_run(self.run)
+
+    def carry_out(self) -> None:
+        from retrograd.core.serving.server import serve
+
+        def tell(address: str) -> None:
+            print_text(address, flush=True)
+            if self.open:
+                show_in_browser(address)
+
+        with contextlib.suppress(KeyboardInterrupt):
+            serve(path_to_read(choose_run(self.run)).absolute(), self.port, told=tell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class View(Command):
+    """Print a run as a table."""
+
+    name: ClassVar[str] = "view"
+    reads: ClassVar[bool] = True
+
+    run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
+    sites: tuple[str, ...] | None = option(
+        "--sites", None, "which sites, as in 'blocks.*:output.grad'", metavar="PATTERN"
+    )
+    statistic: str = option("--statistic", "rms", "which statistic, such as mean, abs_max or zero_share (default: rms)")
+    sort: Literal["calls", "name", "value", "gradient", "zeros", "nonfinite", "update"] = option(
+        "--sort", "calls", "call order, name, or a column, largest first", group="form"
+    )
+    map: bool = option("--map", False, "draw sites x steps instead of the table", group="form")
+    follow: bool = option("--follow", False, "follow a run that is recorded, until it is over", group="form")
+
+    def check(self) -> None:
+        check_run(self._tell_apart()[0])
+
+    def carry_out(self) -> int:
+        from retrograd.core.views.shown import check_choice
+        from retrograd.explaining.views.findings_text import list_findings
+
+        path, sites = self._tell_apart()
+        if self.follow:
+            from retrograd.core.views.followed import follow_run
+
+            follow_run(rg.open_run(choose_run(path)))
+            return 0
+        with reading(path) as run:
+            check_choice(run.history, sites, self.statistic)
+            findings = rg.explain(run)
+        first = [findings.headline] if findings.missing or not len(findings) else []
+        print_text("\n".join([*first, *list_findings(findings)]), flush=True)
+        with waiting("laying the table out"):
+            if self.map:
+                rg.print_heatmap(run, sites, statistic=self.statistic)
+            else:
+                rg.print_table(run, sites, statistic=self.statistic, sort=self.sort)
+        return 2 if findings.unread else 0
+
+    def _tell_apart(self) -> tuple[Path | None, tuple[str, ...] | None]:
+        """The run and the patterns, also where the run follows the patterns."""
+        if self.run is None and self.sites and read_path(self.sites[-1]).is_dir():
+            return read_path(self.sites[-1]), self.sites[:-1] or None
+        return self.run, self.sites
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(Command):
+    """Write a run for other tools, or for a tracker of experiments."""
+
+    name: ClassVar[str] = "export"
+    examples: ClassVar[str] = """
+examples:
+  retrograd export --to parquet
+  retrograd export runs/train-20250131-120000 --to tensorboard
+  retrograd export runs/train-20250131-120000 --to wandb -o offline && wandb sync offline/wandb/offline-run-*
+
+Nothing is sent anywhere: the folder for W&B is an offline run, that for MLflow holds a database, mlflow.db.
+"""
+
+    run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
+    to: Literal["csv", "parquet", "tensorboard", "wandb", "mlflow"] = option("--to", MISSING, "what to write")
+    output: Path | None = option("-o --output", None, "where (default: inside RUN)", metavar="PATH")
+    sites: tuple[str, ...] | None = option(
+        "--sites", None, "sites that a tracker is given, as in 'blocks.*:output.grad'", metavar="PATTERN"
+    )
+    statistics: tuple[str, ...] | None = option(
+        "--statistics", None, "statistics of them, as in rms abs_max", metavar="NAME"
+    )
+
+    def check(self) -> None:
+        check_run(self.run)
+
+    def carry_out(self) -> None:
+        with reading(self.run) as run:
+            written = rg.export(run, self.to, self.output, sites=self.sites, statistics=self.statistics)
+        print_text(str(written))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compact(Command):
+    """Rewrite the statistics of a run that is over as few files, sorted by site, and ranks merged."""
+
+    name: ClassVar[str] = "compact"
+    reads: ClassVar[bool] = True
+    examples: ClassVar[str] = """
+examples:
+  retrograd compact runs/train-20250131-120000
+  retrograd compact runs/train-20250131-120000 --keep-ranks
+
+One series is then read from few files. What ranks saw cannot be told apart afterwards, unless they are kept. Killed at
+any moment, the run can be read as before or as after. A run that is still being recorded is refused.
+"""
+
+    run: Path = option("RUN", MISSING, "folder of a run")
+    keep_ranks: bool = option("--keep-ranks", False, "leave the rows of each rank apart")
+
+    def carry_out(self) -> None:
+        print_text(str(rg.compact(self.run, keep_ranks=self.keep_ranks, progress=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hangs(Command):
+    """Say where each process of a run is in its backward pass, also when it hangs."""
+
+    name: ClassVar[str] = "hangs"
+    examples: ClassVar[str] = """
+examples:
+  retrograd hangs traces/train-20250131-120000
+  retrograd hangs --once --limit 60 traces/train-20250131-120000
+
+It reads what the processes leave in their files, so it also works on one that hangs, or has died.
+"""
+
+    run: Path = option("DIR", MISSING, "folder that `retrograd trace` or `rg.watch_hangs` writes to")
+    once: bool = option("--once", False, "say it once, and end")
+    limit: float | None = option(
+        "--limit", None, "how long a node may take until it counts as hanging", metavar="SECONDS"
+    )
+
+    def carry_out(self) -> int:
+        from retrograd.following.views.hang_report import watch_run
+
+        return watch_run(path_to_read(self.run), once=self.once, limit=self.limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(Command):
+    """Run one node of a backward pass again, from its bundle."""
+
+    name: ClassVar[str] = "replay"
+    examples: ClassVar[str] = """
+examples:
+  retrograd replay traces/train-20250131-120000/rank00000/bundles/blocks.3-SoftmaxBackward0
+
+The exit code is 0 if the node gives the same as before, bit for bit, and 1 if not, or if there is nothing to compare.
+"""
+
+    bundle: Path = option("BUNDLE", MISSING, "folder of the bundle")
+    any_torch: bool = option("--any-torch", False, "try it though another version of torch has written it")
+    trust: bool = option("--trust", False, "you know who wrote it: carry out whatever it names, without checks")
+
+    def carry_out(self) -> int:
+        replayed = rg.replay(path_to_read(self.bundle), strict=not self.any_torch, trusted=self.trust)
+        print_text(str(replayed))
+        return 0 if replayed else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstallHook(Command):
+    """Let isolated interpreters (python -I) of this environment be recorded too."""
+
+    name: ClassVar[str] = "install-hook"
+
+    remove: bool = option("--remove", False, "take the hook away again")
+
+    def carry_out(self) -> None:
+        site_packages = Path(sysconfig.get_path("purelib"))
+        if self.remove:
+            print_text(f"removed {remove_hook(site_packages)}")
+        else:
+            print_text(f"installed {install_hook(site_packages)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListRuns(Command):
+    """List the runs in a folder: when, how far, how they ended, the last loss, findings."""
+
+    name: ClassVar[str] = "ls"
+    examples: ClassVar[str] = """
+examples:
+  retrograd ls
+  retrograd ls sweeps --sort loss
+  retrograd ls --json | jq -r 'select(.status == "failed") | .name'
+
+Findings are counted where somebody has asked for them, as `retrograd run` does at the end.
+"""
+
+    folder: Path = option("FOLDER", PARENT, f"the folder that holds the runs (default: {PARENT})")
+    sort: RunOrder = option("--sort", "when", "newest, furthest, lowest loss or worst first; or by name")
+    json: bool = option("--json", False, "a run a line, as JSON")
+
+    def carry_out(self) -> None:
+        lines = list_runs(path_to_read(self.folder), self.sort)
+        if self.json:
+            print_text("".join(f"{each.as_json()}\n" for each in lines), end="", is_json=True)
+        else:
+            from retrograd.core.views.runs_table import print_runs
+
+            print_runs(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion(Command):
+    """Print what makes a shell complete our commands and options."""
+
+    name: ClassVar[str] = "completion"
+    examples: ClassVar[str] = """
+examples:
+  retrograd completion bash > ~/.local/share/bash-completion/completions/retrograd
+  retrograd completion zsh >> ~/.zshrc
+  retrograd completion fish > ~/.config/fish/completions/retrograd.fish
+"""
+
+    shell: Literal["bash", "zsh", "fish"] = option("SHELL", MISSING, "bash, zsh or fish")
+
+    def carry_out(self) -> None:
+        print_text(write_completion(COMMANDS, self.shell), end="")
+
+
+COMMANDS: tuple[type[Command], ...] = (
+    RunRequest,
+    Explain,
+    Compare,
+    Report,
+    Serve,
+    View,
+    ListRuns,
+    Export,
+    Compact,
+    TraceRequest,
+    InventoryRequest,
+    DebugRequest,
+    Hangs,
+    Replay,
+    InstallHook,
+    Completion,
+)
+"""All commands, in the order of the help."""

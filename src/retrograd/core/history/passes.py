@@ -1,0 +1,70 @@
+"""Backward passes: which rows are of the first one that reached their site in its micro-batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retrograd.core.history.rows import Part
+from retrograd.core.history.steps import number_steps
+
+Mask = npt.NDArray[np.bool_]
+
+_OF_MOMENT = ("step", "site", "micro", "phase", "rank")
+"""Columns in which the rows of a site's passes in a micro-batch are alike."""
+
+
+class FirstPasses:
+    """Chooses among rows of gradients, and all rows of values, piece by piece.
+
+    A gradient penalty asks ``autograd.grad`` for the gradient of an input first: parameters are reached by the second
+    pass alone, and that is the first one for them. The passes of a step may lie in several pieces, each of one rank,
+    whose steps rise for all sites or for each.
+    """
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._before: list[Part] = []
+        """Pieces with the step that the piece before has ended with."""
+
+    def choose(self, piece: Part) -> Mask:
+        """Tell of each row whether it is of a value, or of the first pass with a gradient of its site."""
+        first = choose_first([*self._before, piece])[-len(piece["step"]) :] if len(piece["step"]) else _NO_ROWS
+        if len(first):
+            last = int(piece["step"][-1])
+            self._before = [*(self._before if last == self._step else []), _pick_step(piece, last)]
+            self._step = last
+        return first
+
+
+def choose_first(pieces: list[Part]) -> Mask:
+    """Tell of each row of some pieces, one behind the other, whether it is of a value or of a first pass."""
+    passes = _join(pieces, "backward")
+    first = passes <= 0
+    if first.all():
+        return first
+    steps = _join(pieces, "step")
+    index = np.flatnonzero((passes >= 0) & np.isin(steps, number_steps(steps[~first])[0]))
+    keys = [passes[index], *(_join(pieces, name)[index] for name in _OF_MOMENT)]
+    order = np.lexsort(keys)
+    is_begin = np.zeros(len(order), np.bool_)
+    for key in keys[1:]:
+        is_begin[1:] |= np.diff(key[order]) != 0
+    is_begin[0] = True
+    least = keys[0][order][is_begin][np.cumsum(is_begin) - 1]
+    first[index[order]] = keys[0][order] == least
+    return first
+
+
+_NO_ROWS = np.empty(0, np.bool_)
+
+
+def _pick_step(piece: Part, step: int) -> Part:
+    rows = np.flatnonzero(piece["step"] == step)
+    return {name: np.asarray(piece[name])[rows] for name in (*_OF_MOMENT, "backward")}
+
+
+def _join(pieces: list[Part], name: str) -> npt.NDArray[Any]:
+    return np.concatenate([piece[name] for piece in pieces])

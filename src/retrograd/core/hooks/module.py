@@ -1,0 +1,553 @@
+"""Taps on modules: one forward hook a module, however many watch it; and behind a user's hooks those that rewrite.
+
+Whoever set what, all that rewrites comes before all that reads.
+
+The hook is removed with its last watcher.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+
+from retrograd.core.hooks.calls import find_call_of, hooked_call
+from retrograd.core.hooks.compiled import keep_compiled_modules_quiet, tables_of
+from retrograd.core.hooks.compiled_modules import (
+    READERS,
+    TracedEntry,
+    TracedHook,
+    TracedTap,
+    UntracedHook,
+    tapped_calls,
+)
+from retrograd.core.hooks.compiled_taps import (
+    RETURNED,
+    Told,
+    forget_tickets,
+    make_handle,
+    name_tensors,
+    put_tap,
+    trace_tap,
+)
+from retrograd.core.hooks.engine import is_compiling, uncompiled
+from retrograd.core.hooks.listeners import TAP, TAP_OF_WRAPPER, Entry, Hook, SeeGradient, hidden_hooks, move_last
+from retrograd.core.hooks.native import taps
+from retrograd.core.hooks.nested import Keys, flatten
+from retrograd.core.hooks.parts import modules_of
+from retrograd.core.hooks.resting import TapSwitch, add_tap, change_taps, forget_switches
+from retrograd.core.identities import IdentityDict
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether calls of this module run as compiled code, so that hooks on the modules within it do not."""
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def has_compiled_part(model: nn.Module) -> bool:
+    """Tell whether a part of this model goes through torch.compile."""
+    return any(map(is_compiled, modules_of(model)))
+
+
+def set_before(module: nn.Module, hook: Hook, *, is_first: bool = False) -> Entry:
+    """Call ``hook(module, args, kwargs)`` before each forward of a module."""
+    tables = tables_of(module)  # of a scripted one, too, which refuses to be asked for hooks
+    return Entry(hook, tables._forward_pre_hooks, marks=(tables._forward_pre_hooks_with_kwargs,), is_first=is_first)
+
+
+def set_after(
+    module: nn.Module, hook: Hook, *, with_kwargs: bool = False, always: bool = False, number: int | None = None
+) -> Entry:
+    """Call ``hook(module, args, [kwargs,] output)`` after each forward of a module.
+
+    Args:
+        module: the module.
+        hook: what to call.
+        with_kwargs: give it the keyword arguments.
+        always: call it also after an exception, with None as the output.
+        number: by which it is found, where that is the same for all.
+    """
+    tables = tables_of(module)
+    marks = []
+    if with_kwargs:
+        marks.append(tables._forward_hooks_with_kwargs)
+    if always:
+        marks.append(tables._forward_hooks_always_called)
+    return Entry(hook, tables._forward_hooks, marks=tuple(marks), number=number)
+
+
+class CompiledWatcher(Protocol):
+    """Told of tensors inside compiled code, while its switch is on: an attribute, so that nothing need be removed."""
+
+    @property
+    def switch(self) -> TapSwitch:
+        """Asked before each call."""
+
+    def see_in_compiled_code(
+        self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool
+    ) -> Sequence[SeeGradient | None]:
+        """See the tensors of a call inside compiled code, where they have no graph.
+
+        Args:
+            tensors: its tensors, each with the keys that lead to it. Their memory is used again.
+            trains: whether a backward pass may follow.
+
+        Returns:
+            What is told of the gradient of each; nothing at all if no gradient is wanted.
+        """
+
+
+SeeOutput = Callable[[Any], bool]
+"""Sees what a module returned if it is a plain tensor; returns whether nothing is left to be done."""
+
+
+AfterForward = Callable[[nn.Module, tuple[Any, ...], Any], None]
+
+
+class ForwardWatcher(CompiledWatcher, Protocol):
+    """Told after each forward of a module."""
+
+    @property
+    def shortcut(self) -> SeeOutput | None:
+        """Asked first, and ``after_forward`` only where something is left to be done; None for nothing of the kind."""
+
+    def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """See what a module returned."""
+
+    def after_compiled_call(self, rest: Sequence[tuple[Keys, Tensor]]) -> None:
+        """See the other tensors of the last call, of which compiled code has shown some."""
+
+
+class Calls(Protocol):
+    """Calls of one module, counted anew where a buffer has another ``serial``.
+
+    Attributes:
+        plain: what has a ``visit(tensor)`` for each call, which returns whether its gradient has a hook; or None.
+        unhooked: calls whose gradient has no hook yet.
+    """
+
+    serial: int
+    count: int
+    plain: list[Any]
+    unhooked: list[Any]
+
+
+def make_output_tap(
+    clock: Any,
+    counted: Sequence[tuple[Any, Calls]],
+    wait: Callable[[Any, Any, int], None],
+    fault: Callable[[Exception], None],
+) -> SeeOutput | None:
+    """Compiled code that counts calls and finds who visits each; None where there is none.
+
+    Args:
+        clock: says whether the step is recorded (``on``), and in which ``buffer``.
+        counted: for each grad mode its buffer, with ``serial`` and ``touched``, and the calls that are counted in it;
+            first of all with grad.
+        wait: called with buffer, calls and number where a call with grad has no hook, and grad is off.
+        fault: takes exceptions.
+    """
+    return None if taps is None else taps.OutputTap(clock, *counted, wait, fault).see
+
+
+class InputWatcher(Protocol):
+    """Told before each forward of a module, and after it, also when it raised."""
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See what a module is called with."""
+
+    def after_call(self, module: nn.Module, output: Any) -> None:
+        """See that the call ended; ``output`` is None when it raised."""
+
+
+Watcher = TypeVar("Watcher", bound=CompiledWatcher)
+
+
+class Tap(TracedHook, Generic[Watcher]):
+    """What compiled code hands tensors to, for all who watch them.
+
+    Attributes:
+        watchers: who watches.
+        is_compiled: it is part of a graph that has run.
+        entries: its hooks on a module.
+    """
+
+    __slots__ = ("__weakref__", "entries", "is_compiled", "watchers")
+
+    def __init__(self) -> None:
+        self.watchers: tuple[Watcher, ...] = ()
+        self.entries: tuple[Entry, ...] = ()
+        self.handle = make_handle(self)
+        self.is_compiled = False
+        add_tap(self)
+
+    def see_compiled(
+        self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool, told: Told, first: int
+    ) -> None:
+        """Tell those watchers that are awake of a call inside compiled code, and note what sees its gradients."""
+        self.is_compiled = True
+        named = name_tensors(tensors, names)
+        for watcher in self.watchers:
+            if watcher.switch.awake:
+                seen = watcher.see_in_compiled_code(named, trains)
+                for number, see in enumerate(seen, first):
+                    if see is not None:
+                        told[number] = (*told.get(number, ()), see)
+
+    def watch(self, watchers: tuple[Watcher, ...]) -> None:
+        """Have these watchers instead."""
+        self.watchers = watchers
+        forget_switches()
+        forget_tickets()
+
+
+class ModuleTap(Tap[Watcher]):
+    """The tap behind the hooks on one module."""
+
+    __slots__ = ("_is_hidden",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_hidden = False
+        tapped_calls.hold()
+        weakref.finalize(self, tapped_calls.release).atexit = False
+
+    def leave(self, watcher: Watcher) -> bool:
+        """Take a watcher away, and the hooks with the last one; returns whether they stay.
+
+        Hooks that are part of a compiled graph stay, with nobody to tell: without them it would be compiled anew.
+        """
+        self.watch(tuple(other for other in self.watchers if other is not watcher))
+        if not self.watchers and self.is_compiled:
+            self._hide()
+        elif not self.watchers:
+            for entry in self.entries:
+                entry.remove()
+            return False
+        return True
+
+    def _hide(self) -> None:
+        """Stay for as long as the module does, unseen by whoever copies it."""
+        if not self._is_hidden:
+            self._is_hidden = True
+            hidden_hooks.hold()
+            weakref.finalize(self, hidden_hooks.release).atexit = False
+
+
+class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
+    __slots__ = ("_find_module", "_of_wrappers", "_shown", "_told")
+
+    trace, put = staticmethod(trace_tap), staticmethod(put_tap)
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._find_module = weakref.ref(module)
+        self._shown: dict[int, _Shown] = {}
+        self._told: tuple[tuple[TapSwitch, SeeOutput | None, AfterForward], ...] = ()
+        self.entries = (set_after(module, self, number=TAP),)
+        wrapped = getattr(module, "_orig_mod", None) if is_compiled(module) else None
+        self._of_wrappers = _TapOfWrappers.on(wrapped) if isinstance(wrapped, nn.Module) else None
+        if self._of_wrappers is not None:
+            self._of_wrappers.join(self)
+
+    @uncompiled
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if is_compiling():
+            trace_tap(self.handle, output)
+            return
+        shown = self._shown.pop(threading.get_ident(), None) if self._shown else None
+        rest = shown.rest_of(output) if shown is not None else None
+        if rest is not None:
+            self._tell_rest(rest)
+            return
+        for switch, shortcut, see in self._told:
+            if switch.awake and (shortcut is None or not shortcut(output)):
+                see(module, args, output)
+
+    def _tell_rest(self, rest: list[tuple[Keys, Tensor]]) -> None:
+        for watcher in self.watchers:
+            if rest and watcher.switch.awake:
+                watcher.after_compiled_call(rest)
+
+    def watch(self, watchers: tuple[ForwardWatcher, ...]) -> None:
+        """Have these watchers instead."""
+        super().watch(watchers)
+        self._told = tuple((each.switch, each.shortcut, each.after_forward) for each in watchers)
+
+    @property
+    def is_called(self) -> bool:
+        """Whether this thread is in a call of the module."""
+        module = self._find_module()
+        return module is not None and find_call_of(module) is not None
+
+    def leave(self, watcher: ForwardWatcher) -> bool:
+        """Take a watcher away, and the hooks with the last one; returns whether they stay."""
+        stays = super().leave(watcher)
+        if not stays and self._of_wrappers is not None:
+            self._of_wrappers.leave(self)
+        return stays
+
+    def see_compiled(
+        self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool, told: Told, first: int
+    ) -> None:
+        """Tell of a call; of one that is compiled code itself, what its hook need not tell again."""
+        if names[0].startswith(RETURNED):
+            self.is_compiled = True
+            if not any(watcher.switch.awake for watcher in self.watchers):
+                return
+            module = self._find_module()
+            frame = find_call_of(module) if module is not None and _returns_as_it_is(module) else None
+            if frame is None:  # its forward alone is called, or somebody changes what it returns
+                return
+            names = [name.removeprefix(RETURNED) for name in names]
+            shapes = {keys: tensor.shape for keys, tensor in name_tensors(tensors, names)}
+            self._shown[threading.get_ident()] = _Shown(id(frame), shapes)
+        super().see_compiled(tensors, names, trains, told, first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What compiled code has shown of that which its module is about to return.
+
+    Attributes:
+        frame: identity of the frame of the call, which may have raised since.
+        shapes: of these tensors.
+    """
+
+    frame: int
+    shapes: dict[Keys, torch.Size]
+
+    def rest_of(self, output: Any) -> list[tuple[Keys, Tensor]] | None:
+        """The other tensors of what is returned; None if this is another call."""
+        frame, found = hooked_call(), dict(flatten(output, ()))
+        is_same = all(keys in found and found[keys].shape == shape for keys, shape in self.shapes.items())
+        if frame is None or id(frame) != self.frame or not is_same:
+            return None
+        return [(keys, tensor) for keys, tensor in found.items() if keys not in self.shapes]
+
+
+class _TapOfWrappers(UntracedHook):
+    """Stands on a module that compiled wrappers call, for their taps, each at its own boundary: they share a graph."""
+
+    __slots__ = ("__weakref__", "_entry", "_taps", "handle")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.handle = make_handle(self)
+        self._taps: tuple[weakref.ref[_ForwardTap], ...] = ()
+        self._entry = set_after(module, self, number=TAP_OF_WRAPPER)
+
+    @classmethod
+    def on(cls, module: nn.Module) -> _TapOfWrappers:
+        """The one on a module."""
+        found = module._forward_hooks.get(TAP_OF_WRAPPER)
+        return found if isinstance(found, cls) else cls(module)
+
+    def join(self, tap: _ForwardTap) -> None:
+        """Stand for this tap, too."""
+        self._taps = (*self._taps, weakref.ref(tap))
+
+    def leave(self, tap: _ForwardTap) -> None:
+        """Stand for it no more, and for the last one not at all."""
+        self._taps = tuple(find for find in self._taps if find() not in (None, tap))
+        if not self._taps:
+            self._entry.remove()
+
+    @property
+    def is_compiled(self) -> bool:
+        """It is a part of a graph that has run."""
+        return all(tap.is_compiled for tap in self._living())
+
+    @is_compiled.setter
+    def is_compiled(self, is_compiled: bool) -> None:
+        for tap in self._living():  # whoever is called
+            tap.is_compiled = is_compiled
+
+    def see_compiled(
+        self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool, told: Told, first: int
+    ) -> None:
+        """Tell the tap of the wrapper that is called."""
+        self.is_compiled = True
+        called = next((tap for tap in self._living() if tap.is_called), None)
+        if called is not None:
+            called.see_compiled(tensors, names, trains, told, first)
+
+    def _living(self) -> list[_ForwardTap]:
+        return [tap for tap in (find() for find in self._taps) if tap is not None]
+
+    @uncompiled
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        pass
+
+
+def _returns_as_it_is(module: nn.Module) -> bool:
+    """Tell whether what the forward of a module returns reaches the tap on it unchanged."""
+    wrapped = getattr(module, "_orig_mod", module)
+    return all(_keeps_values(hook) for each in (module, wrapped) for hook in each._forward_hooks.values())
+
+
+def _keeps_values(hook: object) -> bool:
+    return isinstance(hook, (*READERS, EndHook)) or getattr(hook, "keeps_values", False) is True
+
+
+_lock = threading.Lock()
+_taps: IdentityDict[nn.Module, _ForwardTap] = IdentityDict()
+
+
+def watch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
+    """Tell ``watcher`` after every forward of ``module``, behind the hooks that the user has set so far."""
+    with _lock:
+        change_taps()
+        tap = _taps.get(module)
+        if tap is None:
+            tap = _taps[module] = _ForwardTap(module)
+        tap.watch((*tap.watchers, watcher))
+
+
+def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
+    """Take a watcher away, and the hook with the last one."""
+    with _lock:
+        change_taps()
+        tap = _taps.get(module)
+        if tap is not None and not tap.leave(watcher):
+            del _taps[module]
+
+
+def has_output_in_code(module: nn.Module) -> bool:
+    """Tell whether the tap on what a module returns is part of compiled code."""
+    tap = _taps.get(module)
+    return tap is not None and tap.is_compiled
+
+
+class CallTap:
+    """A pair of hooks around the calls of one module, for one watcher; ``remove()`` takes both away.
+
+    Of two taps the one that was set later begins and ends later; ``outermost`` makes it begin first.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, module: nn.Module, watcher: InputWatcher, *, outermost: bool = False) -> None:
+        self._entries = (
+            set_before(module, _BeforeForward(watcher, is_outermost=outermost), is_first=outermost),
+            set_after(module, _After(watcher), always=True),
+        )
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for entry in self._entries:
+            entry.remove()
+
+
+class EndHook(Hook):
+    """A hook after forwards that changes nothing, and comes after all that do."""
+
+    __slots__ = ()
+
+
+class _BeforeForward(UntracedHook):
+    __slots__ = ("is_outermost", "watcher")
+
+    def __init__(self, watcher: InputWatcher, *, is_outermost: bool) -> None:
+        self.watcher = watcher
+        self.is_outermost = is_outermost
+
+    @uncompiled
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_compiling():
+            self.watcher.before_forward(module, args, kwargs)
+
+
+class _After(EndHook, UntracedHook):
+    __slots__ = ("watcher",)
+
+    def __init__(self, watcher: InputWatcher) -> None:
+        self.watcher = watcher
+
+    @uncompiled
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not is_compiling():
+            self.watcher.after_call(module, output)
+
+
+def put_readers_last(module: nn.Module) -> None:
+    """Put all that reads behind the hooks that others have set on a module by now."""
+    tables = tables_of(module)
+    for hooks in (tables._forward_pre_hooks, tables._forward_hooks):
+        for number, hook in list(hooks.items()):
+            if _only_reads(hook):
+                move_last(hooks, number)
+
+
+def _only_reads(hook: object) -> bool:
+    reads = isinstance(hook, (_ForwardTap, EndHook, TracedEntry))
+    return reads or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
+
+
+class ModuleHooks:
+    """A pair of hooks on all modules, which can be out of the way for a while; ``remove()`` takes both away.
+
+    Args:
+        before: called as ``before(module, args)`` before each forward of any module, and before the module's own hooks.
+        after: called as ``after(module, args, output)`` after each forward, also after an exception; left out, there is
+            no such hook.
+    """
+
+    def __init__(self, before: Callable[..., None], after: Callable[..., None] | None = None) -> None:
+        before_each, after_each = modules._global_forward_pre_hooks, modules._global_forward_hooks
+        self._places: list[tuple[dict[int, Any], int, Any]] = [(before_each, Entry(before, before_each).number, before)]
+        if after is not None:
+            always = modules._global_forward_hooks_always_called
+            number = Entry(after, after_each, marks=(always,)).number
+            self._places += [(always, number, after), (after_each, number, after)]
+        self._undo_quiet = keep_compiled_modules_quiet(*{number for _, number, _ in self._places})
+        self._pauses = 0
+        self._is_removed = False
+        self._lock = threading.Lock()
+
+    def pause(self) -> None:
+        """Take them out of torch's tables until :meth:`resume`."""
+        with self._lock:
+            self._pauses += 1
+            self._take_out()
+
+    def resume(self) -> None:
+        """Take back one call of :meth:`pause`."""
+        with self._lock:
+            self._pauses -= 1
+            if not self._pauses and not self._is_removed:
+                for table, number, hook in self._places:
+                    table[number] = hook
+
+    def remove(self) -> None:
+        """Take them away for good. May be called twice."""
+        with self._lock:
+            if not self._is_removed:
+                self._is_removed = True
+                self._take_out()
+                self._undo_quiet()
+
+    def _take_out(self) -> None:
+        for table, number, _ in self._places:
+            table.pop(number, None)
+
+
+def hook_every_call(watcher: InputWatcher) -> ModuleHooks:
+    """Tell a watcher before and after each call of any module."""
+
+    @uncompiled
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not is_compiling():
+            watcher.before_forward(module, args, {})
+
+    @uncompiled
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not is_compiling():
+            watcher.after_call(module, output)
+
+    return ModuleHooks(before, after)

@@ -1,0 +1,364 @@
+"""Where the first number that is not finite is made: by an operation of the forward, or at a node of a backward pass.
+
+Looking at every result of the forward costs some five microseconds an operation, and waits for the device where that is
+not the CPU: it is for programs that are run to be explained. In a pass nodes are looked at, and the operations of the
+``backward`` of Python Functions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from retrograd.core.hooks.backward import EngineRun
+from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
+from retrograd.core.hooks.engine import (
+    current_node,
+    dispatch_modes,
+    is_jit_tracing,
+    is_tracing,
+    is_transformed,
+    uncompiled,
+    without_functions,
+)
+from retrograd.core.hooks.function_mode import FunctionListener, FunctionMode
+from retrograd.core.hooks.node_tap import NodeTap, NodeTaps
+from retrograd.core.hooks.nodes import is_python, is_saved_tensor, name_of, number_of, peek, saved_of, variable_of
+from retrograd.core.hooks.reach import PassNodes, read_links
+from retrograd.core.hooks.torch_calls import is_bare, name_function, tensors_of
+
+_MASKING = frozenset(
+    {"masked_fill", "where", "full", "full_like", "new_full", "fill", "setitem", "tensor", "as_tensor", "from_numpy"}
+)
+"""Functions by which a program writes −inf, or inf, on purpose."""
+
+
+class BornOperation(NamedTuple):
+    """An operation that made numbers that are not finite. It holds its tensors: not to be kept.
+
+    Attributes:
+        name, args, kwargs, result: the operation.
+        broken: an operand that was not finite when the program brought it: a parameter, an input.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    broken: Tensor | None
+
+
+class ResultWatch:
+    """Looks at results, and follows those that are not finite.
+
+    Args:
+        see: told of each birth, while the operation's frame is on the stack; what it returns tells the birth.
+        search: what a tensor goes back to that is not finite, and was seen to be made by nobody; None if not known.
+
+    Attributes:
+        newest: the birth that the newest scalar goes back to, of those that are not finite.
+    """
+
+    def __init__(self, see: Callable[[BornOperation], Any], search: Callable[[Tensor], Any]) -> None:
+        self._see = see
+        self._search = search
+        self.newest: Any = None
+        self._births: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
+        """Identity of a tensor that is not finite → the birth that it goes back to; None where that was on purpose."""
+
+    def forget(self) -> None:
+        """Forget everything: the graph is done with."""
+        self.newest = None
+        self._births.clear()
+
+    def birth_of(self, tensor: Tensor) -> Any:
+        """The birth that a tensor goes back to that is not finite; None where nothing is known."""
+        known = self._births.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def look(self, function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> bool:
+        """Look at a result; whether something is not finite, and not on purpose."""
+        name = name_function(function)
+        made = args[0] if name == "setitem" else result
+        if not name or made is None:
+            return False
+        if type(made) is Tensor:
+            bad = [] if is_fine(made) else [made]
+        elif isinstance(made, tuple | list):
+            bad = [each for each in tensors_of(made, None) if not is_fine(each)]
+        else:
+            bad = []
+        return bool(bad) and self._trace(name, args, kwargs, result, bad)
+
+    def _trace(self, name: str, args: Any, kwargs: dict[str, Any], result: Any, made: list[Tensor]) -> bool:
+        """Find out what these go back to; whether that is a birth."""
+        operands = [] if is_bare(name) else [each for each in tensors_of(args, kwargs) if not is_fine(each)]
+        births = [self._births[id(each)] for each in operands if self._knows(each)]
+        given = [each for each in operands if not self._knows(each)]
+        carried = next((birth for _, birth in births if birth is not None), None)
+        if carried is None:
+            carried = next(filter(None, (self._search(each) for each in given if each.grad_fn is not None)), None)
+        broken = next((each for each in given if each.isnan().any() or isinstance(each, torch.nn.Parameter)), None)
+        is_meant = bool(operands) or name.rstrip("_") in _MASKING
+        if carried is None and (broken is not None or not is_meant or any(bool(each.isnan().any()) for each in made)):
+            carried = self._see(BornOperation(name, args, kwargs, result, broken))
+        for each in made:
+            if carried is not None and each.ndim == 0:
+                self.newest = carried
+            self._births[id(each)] = weakref.ref(each), carried
+            base = each._base if each._is_view() else None
+            if base is not None and (name.endswith("_") or name == "setitem"):
+                self._births[id(base)] = weakref.ref(base), carried
+        return carried is not None
+
+    def _knows(self, tensor: Tensor) -> bool:
+        known = self._births.get(id(tensor))
+        return known is not None and known[0]() is tensor
+
+
+def is_fine(tensor: Tensor) -> bool:
+    """Tell whether all elements are finite; true of what has none to be read."""
+    if not tensor.is_floating_point() or is_transformed(tensor) or is_tracing():
+        return True
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta or is_jit_tracing():
+        return True
+    if dispatch_modes():
+        return bool(carry_out_unseen(lambda: without_graph(tensor).isfinite().all()))
+    if tensor.numel() == 1:
+        return math.isfinite(tensor.item())
+    values = tensor.detach()
+    return math.isfinite(float(values.sum())) or bool(values.isfinite().all())
+
+
+def name_bad(tensor: Tensor | None) -> str:
+    """Name what a tensor holds that is not finite, the worst of it: ``NaN``, ``inf``, ``−inf``; empty for nothing."""
+    if tensor is None or is_fine(tensor):
+        return ""
+    values = tensor.detach()
+    held = {"NaN": values.isnan(), "inf": values == torch.inf, "−inf": values == -torch.inf}
+    return next((name for name, where in held.items() if bool(where.any())), "")
+
+
+def are_fine(tensors: list[Tensor]) -> bool:
+    """Tell whether these are finite, by a norm of each; False where one may not be, and has to be looked at."""
+    if not tensors or dispatch_modes() or is_jit_tracing() or is_tracing():
+        return not tensors
+    with torch.no_grad(), without_functions():
+        if not all(map(_has_norm, tensors)) or len({each.device for each in tensors}) > 1:
+            return False
+        return all(map(math.isfinite, torch.stack(torch._foreach_norm(tensors)).tolist()))
+
+
+def _has_norm(tensor: Tensor) -> bool:
+    is_plain = type(tensor) in _PLAIN and tensor.is_floating_point() and not is_transformed(tensor)
+    return is_plain and tensor.layout is torch.strided and not tensor.is_meta
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class BackwardLook(FunctionListener):
+    """Its mode is on the stack of the thread that runs the node, from the hook before it to that before the next one.
+
+    Args:
+        see: told of what makes it of finite numbers, while its frame is on the stack; what it returns is kept.
+        fault: told of an error of ours; nothing is looked at after it.
+    """
+
+    def __init__(self, see: Callable[[BornOperation], Any], fault: Callable[[Exception], None]) -> None:
+        self._see = see
+        self._fault = fault
+        self._has_failed = False
+        self._mode = FunctionMode()
+        self._node: Any = None
+        self._results: ResultWatch | None = None  # while a node runs: it refers to this object
+        self._found: dict[int, Any] = {}
+
+    def next_node(self, node: Any) -> None:
+        """This node is about to run; None where the pass is over."""
+        if self._node is not None:
+            self._mode.leave()
+            self._node = self._results = None
+        if node is not None and is_python(node) and not self._has_failed:
+            self._node = node
+            self._results = ResultWatch(self._note, lambda tensor: None)
+            self._mode.listener = self
+            self._mode.put_on()
+
+    def found_in(self, node: Any) -> Any:
+        """The note of a birth in this node; None if there was none."""
+        return self._found.get(id(node))
+
+    @uncompiled
+    def before(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what the function is given."""
+        return args, kwargs
+
+    @uncompiled
+    def after(self, seen: tuple[tuple[Any, ...], dict[str, Any]], function: Any, result: Any, frame: FrameType) -> None:
+        """Look at what it returned."""
+        if self._results is not None:
+            with without_functions():
+                self._results.look(function, *seen, result)
+
+    def fail(self, error: Exception) -> None:
+        """Look at nothing more."""
+        self._has_failed = True
+        self._fault(error)
+
+    def _note(self, born: BornOperation) -> Any:
+        if born.broken is None and self._node is not None:
+            self._found.setdefault(id(self._node), self._see(born))
+        return self._found.get(id(self._node), "")
+
+
+_WATCHED = frozenset(
+    {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0", "PowBackward0", "PowBackward1", "StdBackward0",
+     "DivBackward0", "LogBackward0", "Log2Backward0", "Log10Backward0", "Log1PBackward0", "AcosBackward0",
+     "AsinBackward0", "AtanhBackward0", "AcoshBackward0", "ExpBackward0", "MulBackward0", "NormBackward1",
+     "LinalgVectorNormBackward0", "LogsumexpBackward0", "NormBackward0", "NormBackward2", "Atan2Backward0"}
+)  # fmt: skip
+"""Kinds of nodes of which values are needed to say why: they are held until the pass has ended."""
+
+
+class BornGradient(NamedTuple):
+    """A node that took finite gradients and gave one that is not.
+
+    Attributes:
+        node: its class.
+        number: its sequence number.
+        saved: what it had saved, where that was watched.
+        leaf: the leaf at which it was found; None for another node.
+        made: what it gave: ``NaN``, ``inf`` or ``−inf``.
+        inside: what was kept of the operation of a Python Function that made it; None if it is none.
+        source: ``file:line`` of the ``backward`` of that Function; empty for another node.
+    """
+
+    node: str
+    number: int
+    saved: dict[str, Any]
+    leaf: Tensor | None
+    made: str
+    inside: Any = None
+    source: str = ""
+
+
+class GradientBirths:
+    """Watches one run of the engine, in the thread that asked for it, for what comes to a leaf.
+
+    Args:
+        taps: of the watcher.
+        run: the run that is about to begin.
+        fault: told of an error of ours.
+        see: told of what a Python Function makes in its backward.
+    """
+
+    def __init__(
+        self,
+        taps: NodeTaps,
+        run: EngineRun,
+        fault: Callable[[Exception], None],
+        see: Callable[[BornOperation], Any],
+    ) -> None:
+        self._look = BackwardLook(see, fault)
+        self._taps = taps
+        self._fault = fault
+        self._pass = PassNodes(run)
+        self._ran: list[Any] = []
+        self._saved: dict[int, dict[str, Any]] = {}
+        self._found: tuple[Any, Tensor | None, str] | None = None
+        self._is_over = self._is_applied = False
+        self._tap: NodeTap | None = taps.tap(self._pass, self._see_first, self._see, self._see_leaf)
+
+    def end(self) -> BornGradient | None:
+        """The run has ended: what was found, if anything."""
+        tap, self._tap = self._tap, None  # it refers to this object
+        if tap is not None:
+            self._taps.end(tap)
+        self._look.next_node(None)
+        try:
+            return self._blame(*self._found) if self._found is not None and self._is_applied else None
+        finally:
+            self._pass.release()
+            self._ran.clear()
+            self._saved.clear()
+            self._found = None
+
+    def _see_first(self, incoming: Tensor | None) -> None:
+        self._see((incoming,))
+
+    def _see_leaf(self, incoming: tuple[Tensor | None, ...]) -> None:
+        """See what comes to a leaf; numbers that come to none have been masked."""
+        if not self._is_applied:
+            self._see(incoming)
+            self._is_applied = self._found is not None and not _are_fine(incoming)
+
+    def _see(self, incoming: tuple[Tensor | None, ...]) -> None:
+        self._look.next_node(None)
+        if self._is_over or self._found is not None:
+            return
+        try:
+            node = current_node()
+            if not _are_fine(incoming):
+                with without_functions():
+                    self._found = node, variable_of(node), next(filter(None, map(name_bad, incoming)))
+                return
+            self._ran.append(node)
+            self._look.next_node(node)
+            if type(node).__name__ in _WATCHED:
+                self._saved[id(node)] = read_saved(node)
+        except Exception as error:
+            self._is_over = True
+            self._fault(error)
+
+    def _blame(self, node: Any, leaf: Tensor | None, made: str) -> BornGradient | None:
+        """The node that ran before this one and gave it what is not finite."""
+        reach = self._pass.reach
+        place = reach.nodes.index(node)
+        givers = {
+            id(reach.nodes[giver])
+            for giver, edges in enumerate(read_links(reach.links))
+            if any(edge is not None and edge[0] == place for edge in edges)
+        }
+        ran = [each for each in self._ran if id(each) in givers]
+        if not ran:
+            return None
+        blamed = next((each for each in reversed(ran) if id(each) in self._saved), ran[-1])
+        saved = self._saved.get(id(blamed), {})
+        return BornGradient(
+            name_of(blamed), number_of(blamed), saved, leaf, made, self._look.found_in(blamed), source_of(blamed)
+        )
+
+
+def source_of(node: Any) -> str:
+    """``file:line`` of the ``backward`` of a Python ``Function``; empty for another node."""
+    backward = getattr(getattr(type(node), "_forward_cls", None), "backward", None) if is_python(node) else None
+    code = getattr(inspect.unwrap(backward), "__code__", None) if callable(backward) else None
+    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _are_fine(incoming: tuple[Tensor | None, ...]) -> bool:
+    with without_functions():
+        return all(each is None or is_fine(each) for each in incoming)
+
+
+def read_saved(node: Any) -> dict[str, Any]:
+    """Read all that a node has saved: tensors, detached, and plain values."""
+    found: dict[str, Any] = {}
+    for name, value in saved_of(node).items():
+        if is_saved_tensor(value):
+            tensor = peek(value)
+            if tensor is not None:
+                found[name] = tensor
+        elif not isinstance(value, list | tuple) or not any(map(is_saved_tensor, value)):
+            found[name] = value
+    return found

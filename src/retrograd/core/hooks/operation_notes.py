@@ -1,0 +1,323 @@
+"""Every torch function that a thread calls for a while, as plain text: who called it, with what, and what came of it.
+
+It costs some ten microseconds a call, so it is on for a few steps only. Nothing is held but texts and weak references.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from retrograd.core.hooks.calls import MODULE_CALLS
+from retrograd.core.hooks.checkpoints import SWITCH_GRAD, GradSwitch, find_cut_checkpoint
+from retrograd.core.hooks.engine import (
+    OUTSIDE,
+    current_graph_task,
+    grad_enabled,
+    inference_enabled,
+    is_jit_tracing,
+    is_tracing,
+    next_sequence_number,
+    uncompiled,
+    without_functions,
+)
+from retrograd.core.hooks.function_mode import ForwardListener
+from retrograd.core.hooks.functions import begins_function
+from retrograd.core.hooks.nodes import edges_of, is_python, name_of, number_of
+from retrograd.core.hooks.reach import DeepGraphGuard
+from retrograd.core.hooks.torch_calls import (
+    VALUES,
+    describe_arguments,
+    describe_tensor,
+    is_bare,
+    is_inner,
+    is_ours,
+    name_function,
+    tensors_of,
+    user_line,
+)
+
+MADE_BEFORE = -1
+"""The number of the operation that made a tensor, where that is none of those noted."""
+
+GRAPH_BEFORE = -2
+"""The same, where the tensor has a graph: it is not a parameter, and no data."""
+
+
+class NotedOperation(NamedTuple):
+    """A torch function that was called: see :class:`retrograd.core.history.facts.Operation`."""
+
+    name: str
+    line: str
+    module: str
+    node: str
+    operands: tuple[int, ...]
+    takes: tuple[str, ...]
+    makes: tuple[str, ...]
+    arguments: str
+    cuts: bool
+    mode: str
+    checkpoint: str = ""
+
+
+class _Called(NamedTuple):
+    """An operation that is called, with its tensors as they are before it."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    operands: tuple[int, ...]
+    described: tuple[str, ...]
+    requires_grad: bool
+    first: Tensor | None
+    number: int
+    """Number of the first node that it can make."""
+
+
+class OperationNotes(ForwardListener):
+    """Notes operations of the thread that starts it, but for those within a backward pass.
+
+    Args:
+        name_module: the path of a module, None where it has no name.
+        limit: operations that are noted at most.
+        fault: told of an error of ours; nothing is noted after it.
+        see: shown the first result of each.
+
+    Attributes:
+        noted: the operations, in order.
+        spans: for each of them the number of the first node that was made meanwhile, and the one after the last,
+            counted from the first that was made.
+        is_cut: there were more than the limit.
+    """
+
+    def __init__(
+        self,
+        name_module: Callable[[nn.Module], str | None],
+        limit: int,
+        fault: Callable[[Exception], None],
+        see: Callable[[NotedOperation, Tensor], None] = lambda noted, result: None,
+    ) -> None:
+        super().__init__()
+        self._see = see
+        self._name_module = name_module
+        self._limit = limit
+        self._fault = fault
+        self._guard = DeepGraphGuard()
+        self._is_forward = False
+        self._lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
+        """Identity of code, and offset in it → the code, held, and the line."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was noted."""
+        self.noted: list[NotedOperation] = []
+        self.spans: list[tuple[int, int]] = []
+        self.is_cut = False
+        self._first = next_sequence_number()
+        self._grad = GradSwitch()
+        self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._numbers: dict[int, int] = {}
+        """Number of a node → of the operation whose result it belongs to."""
+        self._applied: dict[int, tuple[str, str]] = {}
+        """Number of an operation in the forward of a Python Function → line and module of the Function's call."""
+
+    def begin(self) -> None:
+        """Note from now on."""
+        self.clear()
+        self.start()
+
+    def forward_begins(self) -> None:
+        """A model is called: nodes may be held, to guard its graph."""
+        self._is_forward = True
+
+    def forward_ends(self) -> None:
+        """The call of a model is over: hold no nodes."""
+        self._is_forward = False
+        self._guard.part()
+
+    def end(self) -> None:
+        """Note no more, and forget."""
+        self.stop()
+        self.forward_ends()
+        self.clear()
+        self._lines.clear()
+
+    @uncompiled
+    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> _Called | None:
+        """Note what an operation takes; None of what is none, or is ours."""
+        if function is SWITCH_GRAD and args:
+            self._grad.switched(args[0], frame)
+        name = name_function(function)
+        if not name or is_ours[frame.f_code.co_filename] or not self._is_noting():
+            return None
+        with without_functions():
+            tensors = tensors_of(args, kwargs)
+            return _Called(
+                name,
+                args,
+                kwargs,
+                tuple(self._find(each) for each in tensors),
+                tuple(describe_tensor(each) for each in tensors),
+                any(each.requires_grad for each in tensors),
+                tensors[0] if tensors else None,
+                next_sequence_number(),
+            )
+
+    @uncompiled
+    def after(self, seen: _Called, function: Any, result: Any, frame: FrameType) -> None:
+        """Note it, unless it has made no tensor."""
+        with without_functions():
+            self._note(seen, result, frame)
+            self._span(seen.number, next_sequence_number())
+
+    def fail(self, error: Exception) -> None:
+        """Note nothing more."""
+        self._limit = 0
+        self._fault(error)
+
+    def _span(self, first: int, last: int) -> None:
+        if len(self.spans) < len(self.noted):
+            self.spans.append((first - self._first, last - self._first))
+
+    def find(self, tensor: Tensor) -> int:
+        """The number of the operation that made a tensor; one that was not seen when it was called is noted now."""
+        try:
+            with without_functions():
+                return self._find(tensor)
+        except Exception as error:
+            self.fail(error)
+            return MADE_BEFORE
+
+    def number_of(self, tensor: Tensor) -> int:
+        """The number of the operation that made a tensor, or wrote to it last; −1 for none of those noted."""
+        known = self._made.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else MADE_BEFORE
+
+    def made_by(self, number: int) -> NotedOperation | None:
+        """The operation whose result the node with this number belongs to."""
+        place = self._numbers.get(number)
+        return None if place is None else self.noted[place]
+
+    def _is_noting(self) -> bool:
+        if len(self.noted) >= self._limit:
+            self.is_cut = True
+            return False
+        return self.is_started and not is_tracing() and not is_jit_tracing() and current_graph_task() == OUTSIDE
+
+    def _note(self, taken: _Called, result: Any, frame: FrameType) -> None:
+        name = taken.name
+        made = tensors_of((result,), None)
+        if name == "setitem" and taken.first is not None:
+            made = [taken.first]
+        elif not made and name not in VALUES:
+            return
+        number = len(self.noted)
+        mode = "" if grad_enabled() else "inference" if inference_enabled() else "no_grad"
+        line, module, applied = self._locate(frame, is_whole=bool(mode))
+        checkpoint = ""
+        if applied is not None:
+            if taken.requires_grad and self._grad.is_on and (caller := find_cut_checkpoint(frame)) is not None:
+                checkpoint = user_line(caller)
+            mode, module = "function", module or applied[1]
+            self._applied[number] = applied
+        requires_grad = any(each.requires_grad for each in made)
+        cuts = taken.requires_grad and not requires_grad and mode != "function" and not is_bare(name)
+        is_written = name == "setitem" or (name.endswith("_") and bool(made) and made[0] is taken.first)
+        node = self._name_node(made, number, is_written=is_written) if requires_grad else ""
+        makes = tuple(map(describe_tensor, made))
+        arguments = describe_arguments(name, taken.args, taken.kwargs)
+        self.noted.append(
+            NotedOperation(
+                name, line, module, node, taken.operands, taken.described, makes, arguments, cuts, mode, checkpoint
+            )
+        )
+        self._remember(made, number, is_written=is_written)
+        if made:
+            self._see(self.noted[-1], made[0])
+        if not self._is_forward:
+            self._guard.part()
+
+    def _name_node(self, made: list[Tensor], number: int, *, is_written: bool) -> str:
+        """The class of the node of what was made; that of a view that was written into is not asked for.
+
+        Torch would make it then, and number it otherwise than without us.
+        """
+        for tensor in made:
+            if is_written and tensor._is_view():
+                return "CopySlices"
+            node = tensor.grad_fn if tensor.requires_grad else None
+            if node is not None:
+                self._guard.saw(node)
+                self._numbers[number_of(node)] = number
+                return name_of(node)
+        return ""
+
+    def _remember(self, made: list[Tensor], number: int, *, is_written: bool) -> None:
+        for tensor in made:
+            self._made[id(tensor)] = weakref.ref(tensor), number
+            if is_written and tensor._is_view() and tensor._base is not None:
+                self._made[id(tensor._base)] = weakref.ref(tensor._base), number
+
+    def _find(self, tensor: Tensor) -> int:
+        number = self.number_of(tensor)
+        if (number >= 0 and self.noted[number].node) or not tensor.requires_grad:
+            return number
+        if tensor._is_view() and not grad_enabled():  # what the node of a view is may be found out only when asked
+            return number
+        node = tensor.grad_fn
+        if node is None:
+            return number
+        self._guard.saw(node)
+        made_by = self._numbers.get(number_of(node), MADE_BEFORE)
+        if made_by != MADE_BEFORE:
+            return made_by
+        return self._note_unseen(node, tensor, number) if number_of(node) >= self._first else GRAPH_BEFORE
+
+    def _note_unseen(self, node: Any, tensor: Tensor, inner: int) -> int:
+        """Note what made a tensor without passing through here: a Python Function, or compiled code."""
+        line, module = self._applied.get(inner, ("", ""))
+        kind = name_of(node)
+        name = kind.removesuffix("Backward") if is_python(node) else kind
+        before = [each for each, _ in edges_of(node) if each is not None]
+        for each in before:
+            self._guard.saw(each)
+        operands = tuple(self._numbers.get(number_of(each), MADE_BEFORE) for each in before)
+        number = self._numbers[number_of(node)] = len(self.noted)
+        makes = (describe_tensor(tensor),)
+        self.noted.append(NotedOperation(name, line, module, kind, operands, (), makes, "", cuts=False, mode=""))
+        self._made[id(tensor)] = weakref.ref(tensor), number
+        self._span(number_of(node), number_of(node) + 1)
+        return number
+
+    def _locate(self, frame: FrameType | None, *, is_whole: bool) -> tuple[str, str, tuple[str, str] | None]:
+        """Line and module of an operation; of a Python Function's own, those of the Function's call too.
+
+        Args:
+            frame: of the caller.
+            is_whole: it may be in the forward of a Python Function, so look through the whole stack.
+        """
+        line = module = inner = None
+        while frame is not None:
+            code = frame.f_code
+            if line is None and not is_inner[code.co_filename]:
+                line = self._name_line(frame)
+            if module is None and code in MODULE_CALLS:
+                module = self._name_module(frame.f_locals[code.co_varnames[0]])
+            if is_whole and inner is None and begins_function(code):
+                inner, line, module = (line or "", module or ""), None, None
+            if line is not None and module is not None and not is_whole:
+                break
+            frame = frame.f_back
+        found = line or "", module or ""
+        return (*found, None) if inner is None else (*inner, found)
+
+    def _name_line(self, frame: FrameType) -> str:
+        key = id(frame.f_code), frame.f_lasti
+        known = self._lines.get(key)
+        if known is None:
+            known = self._lines[key] = frame.f_code, f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return known[1]

@@ -1,0 +1,150 @@
+"""Hooks on modules that are out of torch's tables while none of them has anything to do.
+
+A hook that does nothing costs all the same, since torch calls a module that has any in another way: a tenth to a fifth
+of a step of small layers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from retrograd.core.hooks.compiled import has_compiled_code
+from retrograd.core.hooks.listeners import Entry, move_first
+from retrograd.core.hooks.native import resting as native
+
+
+class TapSwitch(Protocol):
+    """Says whether taps have anything to do."""
+
+    awake: bool
+
+
+class Switched(Protocol):
+    """A watcher, or anything else with a switch."""
+
+    @property
+    def switch(self) -> TapSwitch:
+        """Asked before each call."""
+
+
+class RestableTap(Protocol):
+    """A tap: on a module the very hook that its first entry has put into a table."""
+
+    @property
+    def watchers(self) -> tuple[Switched, ...]:
+        """Who watches."""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Its hooks."""
+
+
+def add_tap(tap: RestableTap) -> None:
+    """Let a tap rest, too, from now on."""
+    _taps.add(tap)
+    weakref.finalize(tap, forget_switches).atexit = False
+
+
+def forget_switches() -> None:
+    """Look for switches anew: a tap has other watchers, or is gone."""
+    _switches.clear()
+
+
+def is_anybody_awake() -> bool:
+    """Tell whether any tap has anything to do."""
+    if not _switches:
+        _switches.update((id(each.switch), each.switch) for tap in list(_taps) for each in tap.watchers)
+    return any(switch.awake for switch in list(_switches.values()))
+
+
+def change_taps() -> None:
+    """Wake all taps: one of them has other watchers from now on, or has gone."""
+    for each in list(_resters):
+        each.change()
+
+
+Place = tuple[weakref.ref[dict[int, Any]], int, RestableTap]
+"""A table of hooks, the number of a tap's hook in it, and that hook."""
+
+
+def take_out(places: list[Place], resting: list[Place]) -> None:
+    """Take out each hook that is alone in its table, and append its place to the second list."""
+    for place in places:
+        table = place[0]()
+        if table is not None and len(table) == 1 and table.pop(place[1], None) is not None:
+            resting.append(place)
+
+
+def put_back(resting: list[Place], move_first: Callable[[Any, int], None]) -> None:
+    """Put hooks back that somebody watches behind, before those that have come meanwhile, and empty the list."""
+    while resting:  # one by one, since another thread may let one rest meanwhile
+        find, number, tap = resting.pop()
+        table = find()
+        if table is not None and tap.watchers:
+            table[number] = tap
+            if len(table) > 1:
+                move_first(table, number)
+
+
+class RestingTaps:
+    """Takes the hooks of all taps out of torch's tables for a while.
+
+    A hook is taken out only where it is the only one of its module, so that the order of hooks stays; and for one call
+    of a model at a time, so that any other call of a part of it is seen.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._found: list[Place] | None = None
+        self._switches: list[TapSwitch] = []
+        self._resting: list[Place] = []
+        _resters.add(self)
+
+    def rest(self) -> None:
+        """Take the hooks out until :meth:`wake`, if no switch is on.
+
+        Not in the first calls, in which the program may compile a part of the model: a graph that was compiled without
+        taps would be compiled anew with them. For the same reason not where anything has been compiled. And not where
+        somebody else might switch taps on meanwhile.
+        """
+        self._calls += 1
+        if self._calls <= _CALLS_BEFORE_REST or len(_resters) > 1 or has_compiled_code():
+            return
+        found = self._found if self._found is not None else self._find()
+        for switch in self._switches:
+            if switch.awake:
+                return
+        (native.take_out if native is not None else take_out)(found, self._resting)
+
+    def _find(self) -> list[Place]:
+        taps = [tap for tap in _taps if tap.watchers]
+        self._switches = list({id(each.switch): each.switch for tap in taps for each in tap.watchers}.values())
+        self._found = [(*tap.entries[0].place, tap) for tap in taps if len(tap.entries) == 1]
+        return self._found
+
+    def wake(self) -> None:
+        """Put them back."""
+        if self._resting:
+            (native.put_back if native is not None else put_back)(self._resting, move_first)
+
+    def change(self) -> None:
+        """Wake them, and look for taps anew."""
+        self.wake()
+        self._found = None
+        self._switches.clear()  # among them whoever has this
+
+    def remove(self) -> None:
+        """Put them back for good."""
+        self.change()
+        _resters.discard(self)
+
+
+_taps: WeakSet[RestableTap] = WeakSet()
+_switches: dict[int, TapSwitch] = {}
+_resters: WeakSet[RestingTaps] = WeakSet()
+
+_CALLS_BEFORE_REST = 2
+"""Calls of models in which all hooks stay."""

@@ -1,0 +1,99 @@
+"""The run that a command is about: the one that was named, or the newest. Loads without torch, and within a moment."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import webbrowser
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from retrograd.core.addresses import is_remote, open_folder
+from retrograd.core.amounts import count_of
+from retrograd.core.errors import NotARunError
+from retrograd.core.notices import is_seen, print_text, say, waiting
+from retrograd.core.runs.layout import find_latest, find_rank_folders, is_run
+
+if TYPE_CHECKING:
+    from retrograd.core.runs.reader import Run
+
+
+@contextlib.contextmanager
+def reading(given: Path | None) -> Iterator[Run]:
+    """Open the run that was named, or the newest; on a terminal it is said what is read, and how far it is.
+
+    Elsewhere one line says so of a run that takes seconds.
+
+    Raises:
+        NotARunError, DamagedRunError: there is none, or it cannot be read.
+    """
+    from retrograd.core.runs.reader import open_run
+    from retrograd.explaining.findings.explain import MOST_ROWS  # with Arrow
+
+    path = choose_run(given)
+    with waiting(f"reading {path}"):
+        run = open_run(path)
+        rows = run.history.rows
+        if rows.count > MOST_ROWS and not is_seen():
+            say(f"reading {count_of(rows.count, 'row')} in {count_of(len(rows.parts), 'file')} of {path}")
+        yield run
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Tell whether this is a command to be run, not the folder of a run."""
+    if not words or is_run(open_folder(words[0])):
+        return False
+    first = words[0]
+    return first == "-m" or first.endswith(".py") or Path(first, "__main__.py").is_file() or bool(shutil.which(first))
+
+
+def check_run(given: Path | None) -> None:
+    """See that a folder is a run; nothing is asked of a store, and None is no folder.
+
+    Raises:
+        NotARunError: it is none.
+    """
+    if given is not None and not is_remote(given):
+        find_rank_folders(open_folder(given))
+
+
+def check_is_no_script(given: Path | None) -> None:
+    """Refuse what is no run where a script has that name and ``.py``: that was meant.
+
+    Raises:
+        NotARunError: naming the script.
+    """
+    script = Path(f"{given}.py")
+    if given is not None and not is_run(given) and script.is_file():
+        raise NotARunError(
+            f"{str(given)!r} is no run.",
+            repair=f"`retrograd explain {shlex.quote(str(script))}` runs the script of that name, and explains it.",
+        )
+
+
+def choose_run(given: Path | None) -> Path:
+    """The run that was named, or the newest one, which is then said.
+
+    Raises:
+        NotARunError: there is none.
+    """
+    if given is not None:
+        return given
+    newest = find_latest()
+    say(f"the newest run: {newest}")
+    return newest
+
+
+def tell_page(path: Path, *, is_opened: bool, file: TextIO | None = None) -> None:
+    """Print which file was written, and show it in the browser if that is wanted."""
+    print_text(str(path), file=file)
+    if is_opened:
+        show_in_browser(path.absolute().as_uri())
+
+
+def show_in_browser(address: str) -> None:
+    """Show a page in the browser of whoever sits here, or say where it is."""
+    if not webbrowser.open(address):
+        say(f"no browser was found; open {address}")

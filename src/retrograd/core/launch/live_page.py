@@ -1,0 +1,49 @@
+"""The page of a run, served by a process of its own beside the program that is recorded. Loads without torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from retrograd.core.launch.beside import answer, is_alive, start_beside
+from retrograd.core.serving.server import RunServer, Served
+
+AFTERWARDS = 10.0
+"""Seconds for which a page is still answered when the program is over: it asks for the end, and for the findings."""
+
+_LOOK = 0.5  # seconds between two looks whether the program lives
+
+
+def serve_beside(run: Path) -> str:
+    """Serve a run as long as this process lives, whatever program it becomes.
+
+    Args:
+        run: its folder, which may come later.
+
+    Returns:
+        The address.
+
+    Raises:
+        LaunchError: it cannot be served.
+    """
+    return start_beside(__name__, str(run), str(os.getpid()))
+
+
+def main() -> None:
+    """Serve the run of a process: both are the arguments."""
+    run, process = Path(sys.argv[1]), int(sys.argv[2])
+    with RunServer(Served(run, is_awaited=True)) as server:
+        threading.Thread(target=end_with, args=(server, process), daemon=True).start()
+        answer(server.address)
+        server.serve_forever()
+
+
+def end_with(server: RunServer, process: int) -> None:
+    """End a server a little after a process."""
+    while is_alive(process):
+        time.sleep(_LOOK)
+    time.sleep(AFTERWARDS)
+    server.shutdown()

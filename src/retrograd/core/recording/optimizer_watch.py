@@ -1,0 +1,391 @@
+"""The updates of optimizers: measured, told to the clock and noted; and what they update outside of the models.
+
+An update is measured by a copy of the weights, which stands while ``step`` runs, and no longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, compress
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from retrograd.core.history.sink import ENDS_NONE, Moment
+from retrograd.core.hooks.distributed import local_part
+from retrograd.core.hooks.engine import count_function_modes, without_functions
+from retrograd.core.hooks.listeners import never_raise
+from retrograd.core.hooks.names import parameter_site
+from retrograd.core.hooks.optimizer import OptimizerNumbers, held_by, list_optimizers
+from retrograd.core.identities import IdentityDict
+from retrograd.core.progress.steps import LossScales, Steps
+from retrograd.core.recording.clock import Clock, Fault
+from retrograd.core.recording.mode_buffer import ModeBuffer
+from retrograd.core.recording.parameter_watch import COPY_LIMIT, ParameterWatch
+from retrograd.core.recording.sink_log import EventLog
+from retrograd.core.recording.site_recorder import TensorRecorder
+from retrograd.core.recording.taps import Taps
+from retrograd.core.sites.site import OPTIMIZER, Site
+from retrograd.core.statistics.slab import copy_elements, observe_updates
+
+
+class LooseParameters:
+    """Taps what optimizers hold, under ``optimizer/CLASS:GROUP.INDEX`` or the name that the optimizer was given.
+
+    A second optimizer of the same class is ``CLASS_2``: the one that facts and findings call ``CLASS#2``. Those that
+    are there when the first backward pass begins are looked at then, when the models that have run are known and what
+    is left is loose; later ones when they update.
+
+    Args:
+        taps: sets the hooks.
+        steps: knows the parameters of recorded models, and is told of those that are tapped.
+        numbers: those of the optimizers.
+    """
+
+    def __init__(self, taps: Taps, steps: Steps, numbers: OptimizerNumbers) -> None:
+        self._taps = taps
+        self._steps = steps
+        self._has_looked = False
+        self._numbers = numbers
+        self._groups: IdentityDict[Optimizer, int] = IdentityDict()
+
+    def look(self) -> None:
+        """Look once, when the first backward pass begins, at all optimizers that exist."""
+        if not self._has_looked:
+            self._has_looked = True
+            for optimizer in list_optimizers():
+                self.see(optimizer)
+
+    def see(self, optimizer: Optimizer) -> None:
+        """Tap what is new in an optimizer that is about to update."""
+        if self._groups.get(optimizer) == len(optimizer.param_groups):
+            return
+        self._groups[optimizer] = len(optimizer.param_groups)
+        loose = [each for each in _list(optimizer) if not self._steps.knows(each[1])]
+        for keys, tensor in loose:
+            self._taps.tap_parameter(Site(f"{OPTIMIZER}{self._name(optimizer)}", keys), None, tensor)
+        self._steps.add_parameters([tensor for _, tensor in loose])
+
+    def _name(self, optimizer: Optimizer) -> str:
+        kind, number = type(optimizer).__name__, self._numbers.find(optimizer)
+        return kind if number == 1 else f"{kind}_{number}"
+
+
+def _list(optimizer: Optimizer) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """The keys and the tensor of each parameter."""
+    for number, group in enumerate(optimizer.param_groups):
+        for index, tensor in enumerate(group["params"]):
+            yield _make_keys(group, number, index), tensor
+
+
+def _make_keys(group: Mapping[str, Any], number: int, index: int) -> tuple[str, ...]:
+    names = group.get("param_names")  # of an optimizer that was made of named parameters
+    if not names:
+        return str(number), str(index)
+    first, *rest = str(names[index]).split(".")
+    return (*parameter_site(OPTIMIZER, first).keys, *rest)
+
+
+class WeightCopies:
+    """Copies of weights, made before an update and given back after it.
+
+    Memory that comes from the system page by page costs several times what the copying does. So the memory of copies on
+    the CPU waits for the next update of the same optimizer, as long as all that waits is little. What the kernel can
+    read is copied by it, in one call for all.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: IdentityDict[Optimizer, list[bytearray | None]] = IdentityDict()
+
+    def take(
+        self, optimizer: Optimizer, plain: list[torch.Tensor | None], weights: list[torch.Tensor]
+    ) -> list[torch.Tensor | bytearray]:
+        """Copy the weights of an optimizer, those that the kernel is to read as ``plain`` ones."""
+        copies = copy_elements(plain, self._waiting.pop(optimizer, []))
+        if all(copies):  # no copy is empty
+            return cast("list[torch.Tensor | bytearray]", copies)
+        return [weight.detach().clone() if copy is None else copy for weight, copy in zip(weights, copies, strict=True)]
+
+    def give_back(self, optimizer: Optimizer, copies: list[torch.Tensor | bytearray]) -> None:
+        """Give copies back that are not read any more."""
+        room = _WAITING - sum(len(each) for waiting in self._waiting.values() for each in waiting if each is not None)
+        if set(map(type, copies)) == {bytearray} and sum(map(len, copies)) <= room:  # as nearly always
+            self._waiting[optimizer] = cast("list[bytearray | None]", copies)
+            return
+        waiting: list[bytearray | None] = []
+        for copy in copies:
+            stays = isinstance(copy, bytearray) and len(copy) <= room
+            waiting.append(copy if isinstance(copy, bytearray) and stays else None)
+            room -= len(copy) if stays else 0
+        self._waiting[optimizer] = waiting
+
+
+_WAITING = 64 << 20
+"""Bytes of copies that wait, at most: what a recording holds between updates."""
+
+
+class _Plan(NamedTuple):
+    """What is recorded of the parameters of one optimizer: the same at every update, until others have a watch.
+
+    Attributes:
+        watches: for each parameter its watch, or None.
+        values: those whose value is recorded, by their places among the parameters, and where it goes.
+        places: of those whose update is recorded.
+        recorders, rows: where each of these goes.
+        keeps: whether some of these are kept as tensors.
+    """
+
+    watches: list[ParameterWatch | None]
+    values: list[tuple[int, TensorRecorder]]
+    places: list[int]
+    recorders: list[TensorRecorder]
+    rows: list[int]
+    keeps: bool
+
+
+def _make_plan(watches: list[ParameterWatch | None]) -> _Plan:
+    there = [(place, watch) for place, watch in enumerate(watches) if watch is not None]
+    values = [(place, watch.value) for place, watch in there if watch.value is not None]
+    updates = [(place, watch.update) for place, watch in there if watch.update is not None]
+    recorders = [recorder for _, recorder in updates]
+    rows = [recorder.row for recorder in recorders]
+    keeps = any(recorder.keep is not None for recorder in recorders)
+    return _Plan(watches, values, [place for place, _ in updates], recorders, rows, keeps)
+
+
+class _Update(NamedTuple):
+    """An update that is under way: where each part goes, what is updated, and copies of it from before."""
+
+    recorders: list[TensorRecorder]
+    rows: list[int]
+    parameters: list[torch.Tensor]
+    copies: list[torch.Tensor | bytearray]
+
+
+class UpdateRecorder:
+    """Measures the updates of the optimizers that step now.
+
+    Args:
+        buffer: where they are recorded.
+        fault: takes faults.
+
+    Attributes:
+        left_out: printed sites of updates that were left out for their size.
+    """
+
+    def __init__(self, buffer: ModeBuffer, fault: Fault) -> None:
+        self._buffer = buffer
+        self._fault = fault
+        self._plans: IdentityDict[Optimizer, _Plan] = IdentityDict()
+        self._updates: IdentityDict[Optimizer, _Update] = IdentityDict()
+        self._weights = WeightCopies()
+        self.left_out: set[str] = set()
+
+    def begin(self, optimizer: Optimizer, watches: Mapping[int, ParameterWatch]) -> None:
+        """Record values before an update, and copy the weights whose update is wanted.
+
+        Args:
+            optimizer: the optimizer.
+            watches: those of parameters, by identity.
+        """
+        if count_function_modes() and self._buffer.custom is None:  # each attribute would pass through them
+            with without_functions():
+                self._begin(optimizer, watches)
+        else:
+            self._begin(optimizer, watches)
+
+    def _begin(self, optimizer: Optimizer, watches: Mapping[int, ParameterWatch]) -> None:
+        self._buffer.touched = True
+        held = held_by(optimizer)
+        plan, of_held = self._plans.get(optimizer), list(map(watches.get, map(id, held)))
+        if plan is None or plan.watches != of_held:
+            plan = self._plans[optimizer] = _make_plan(of_held)
+        for place, value in plan.values:
+            self._see_value(value, held[place])
+        recorders, rows, parameters = plan.recorders, plan.rows, [held[place] for place in plan.places]
+        weights = parameters if set(map(type, parameters)) == {nn.Parameter} else list(map(_values_of, parameters))
+        if sum(map(_size, weights)) > COPY_LIMIT:
+            fits = self._find_fitting(recorders, weights)
+            recorders, rows = list(compress(recorders, fits)), list(compress(rows, fits))
+            parameters, weights = list(compress(parameters, fits)), list(compress(weights, fits))
+        plain: list[torch.Tensor | None] = list(weights)
+        if plan.keeps:
+            plain = [None if each.keep is not None else weight for each, weight in zip(recorders, weights, strict=True)]
+        self._updates[optimizer] = _Update(recorders, rows, parameters, self._weights.take(optimizer, plain, weights))
+
+    def _find_fitting(self, recorders: list[TensorRecorder], weights: list[torch.Tensor]) -> list[bool]:
+        """Tell which weights may be copied before the limit is reached, and note the others."""
+        sizes = accumulate(map(_size, weights))
+        fits = [size <= COPY_LIMIT for size in sizes]
+        self.left_out.update(recorder.name for recorder, fit in zip(recorders, fits, strict=True) if not fit)
+        return fits
+
+    def _see_value(self, value: TensorRecorder, parameter: torch.Tensor) -> None:
+        try:
+            value.see(local_part(parameter.detach()))
+        except Exception as error:
+            self._fault(value.site, error)
+
+    def end(self, optimizer: Optimizer) -> None:
+        """Measure the update that has been made."""
+        update = self._updates.pop(optimizer, None)
+        if update is None:
+            return
+        recorders, rows, parameters, copies = update
+        slab = self._buffer.slab(_CPU) if bytearray in map(type, copies) else None
+        at = 0
+        while (at := observe_updates(slab, parameters, copies, rows, at)) < len(rows):
+            try:
+                recorders[at].see_update(_values_of(parameters[at]), copies[at])
+            except Exception as error:
+                self._fault(recorders[at].site, error)
+            at += 1
+        self._weights.give_back(optimizer, copies)
+
+    def release(self) -> None:
+        """Give up the memory of copies: nothing more is measured."""
+        self._weights = WeightCopies()
+        self._updates.clear()
+        self._plans.clear()
+
+    def abandon(self, optimizer: Optimizer) -> None:
+        """Forget the copies for an update that was not made."""
+        update = self._updates.pop(optimizer, None)
+        if update is not None:
+            self._weights.give_back(optimizer, update.copies)
+
+
+_CPU = torch.device("cpu")
+_size = attrgetter("nbytes")
+
+
+def _values_of(parameter: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a parameter: a plain one as it is, since to detach it takes longer than to read it."""
+    return parameter if type(parameter) is nn.Parameter else local_part(parameter.detach())
+
+
+_SKIPPED = "loss scaling found a gradient that is not finite"
+
+
+def _explain_skip(ending: str) -> str:
+    return f"{_SKIPPED}; {ending}" if ending else _SKIPPED
+
+
+class OptimizerWatch:
+    """Listens to every optimizer of the process and heeds those of the recorded models.
+
+    Args:
+        clock: told of updates that end a step.
+        events: takes what happened, and faults.
+        steps: says which updates end a step.
+        taps: has the watches of parameters.
+        buffer: where updates are recorded.
+        loose: taps what belongs to no model; None where that is not wanted.
+
+    Attributes:
+        updates: measures the updates.
+        scales: what losses were multiplied by.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        events: EventLog,
+        steps: Steps,
+        taps: Taps,
+        buffer: ModeBuffer,
+        loose: LooseParameters | None,
+    ) -> None:
+        self._clock = clock
+        self._events = events
+        self._steps = steps
+        self._taps = taps
+        self._parameters = taps.parameters
+        self._loose = loose
+        self.fault = events.fault
+        self.updates = UpdateRecorder(buffer, self.fault)
+        self.scales = LossScales()
+        self._counts: IdentityDict[Optimizer, int] = IdentityDict()
+        self._undecided: list[tuple[Moment, str, int, str, torch.Tensor]] = []
+
+    def pass_begins(self) -> None:
+        """Look for loose parameters before a backward pass."""
+        if self._loose is not None:
+            self._loose.look()
+
+    @never_raise()
+    def update_begins(self, optimizer: Optimizer) -> None:
+        """Begin to measure an update when ``optimizer.step`` is called."""
+        if self._loose is not None:
+            self._loose.see(optimizer)
+        if not self._is_heeded(optimizer):
+            return
+        self._steps.update_begins(optimizer)
+        if self._clock.on:
+            if self._taps.unseen:
+                self._taps.tell_of_missing()
+            self.updates.begin(optimizer, self._parameters)
+
+    @never_raise()
+    def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
+        """Measure and note the update when the parameters have been changed."""
+        if not self._is_heeded(optimizer):
+            return
+        self.updates.end(optimizer)
+        count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        name = type(optimizer).__name__
+        with self._ending(optimizer) as ending:
+            if self._clock.on:
+                self._tell(name, count, ending, found_inf)
+
+    def _tell(self, name: str, count: int, ending: str, found_inf: torch.Tensor | None) -> None:
+        if found_inf is None:
+            self._events.note("update", name, value=count, text=ending)
+        else:
+            self._undecided.append((self._clock.moment, name, count, ending, found_inf))
+
+    @never_raise()
+    def update_skipped(self, optimizer: Optimizer) -> None:
+        """Note an update that loss scaling has left out; the step counts all the same, so that it can be seen."""
+        if self._is_heeded(optimizer):
+            self.updates.abandon(optimizer)
+            with self._ending(optimizer) as ending:
+                self._events.note("skipped", type(optimizer).__name__, text=_explain_skip(ending))
+
+    @never_raise()
+    def loss_scaled(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
+        """Note that the gradients of these losses are ``scale`` times too large."""
+        if threading.get_ident() == self._clock.thread:
+            self.scales.add(losses, scale)
+
+    def decide(self) -> None:
+        """Find out whether optimizers that heed loss scaling by themselves did update; this waits for their device."""
+        undecided, self._undecided = self._undecided, []
+        for moment, name, count, ending, found_inf in undecided:
+            if float(found_inf):
+                self._events.note("skipped", name, text=_explain_skip(ending), moment=moment)
+            else:
+                self._events.note("update", name, value=count, text=ending, moment=moment)
+
+    def forget_losses(self) -> None:
+        """Forget the losses when all passes over their graph are done."""
+        self.decide()
+        self.scales.forget()
+
+    @contextlib.contextmanager
+    def _ending(self, optimizer: Optimizer) -> Iterator[str]:
+        """Ends the step behind what is told of an update, where that ends it; else says that it does not."""
+        ends_step = self._steps.ends_step(optimizer)
+        yield "" if ends_step or self._clock.is_led else ENDS_NONE
+        if ends_step:
+            self._clock.end_step()
+
+    def _is_heeded(self, optimizer: Optimizer) -> bool:
+        """Tell whether an update counts; a stranger's does if a pass has reached the models since the last."""
+        was_reached = self._clock.was_reached and threading.get_ident() == self._clock.thread
+        return self._steps.counts(optimizer, otherwise=was_reached)

@@ -1,0 +1,313 @@
+"""``rg.record`` and ``rg.watch``: what users call."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from torch import nn
+
+from retrograd.core.cells import is_notebook
+from retrograd.core.drawings import ask_view, drawn_by
+from retrograd.core.errors import RecordingError
+from retrograd.core.history.history import History
+from retrograd.core.history.sink import Sink
+from retrograd.core.hooks.board import expect_processes, find_board
+from retrograd.core.hooks.engine import is_compiling, uncompiled
+from retrograd.core.hooks.names import name_watched_leaves
+from retrograd.core.hooks.rewriters import rewrite_watched, watched_rewriters
+from retrograd.core.hooks.watched import trace_watched
+from retrograd.core.merging.shared_run import SharedRun
+from retrograd.core.notices import warn
+from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
+from retrograd.core.recording.recorder import Recorder, check_models
+from retrograd.core.recording.schedule import Schedule
+from retrograd.core.recording.settings import Settings, UserStatistic
+from retrograd.core.recording.sink_log import EventLog
+from retrograd.core.runs.ending import describe_exception, is_failure
+from retrograd.core.runs.reader import Run, open_run
+from retrograd.core.runs.writer import RunWriter
+from retrograd.core.sites.pattern import Pattern
+from retrograd.core.sites.site import check_watch_name
+
+T = TypeVar("T")
+
+_active: list[Recording] = []
+
+_CELL = ("live", "show_recording")
+"""What shows a recording in a notebook."""
+
+
+class Recording:
+    """A recording that goes on until it is closed; use it in a ``with`` statement, or call ``close()``.
+
+    Attributes:
+        path: the run folder, or None for a recording in memory.
+    """
+
+    def __init__(self, recorder: Recorder, sink: Sink, path: Path | None) -> None:
+        self._recorder = recorder
+        self._sink = sink
+        self._run: Run | None = None
+        self._when_closed: deque[Callable[[], None]] = deque()
+        self._is_complete = False
+        self.path = path
+        if is_notebook():
+            ask_view(*_CELL)  # loaded now: later, what another thread may have drawn meanwhile would be drawn again
+        recorder.attach()
+        _active.append(self)
+
+    @property
+    def is_open(self) -> bool:
+        """True until it is closed."""
+        return self in _active
+
+    @property
+    def step(self) -> int:
+        """Number of the step that is being recorded, or will be next."""
+        return self._recorder.clock.coming
+
+    @property
+    def history(self) -> History:
+        """The history so far, up to the last complete micro-batch."""
+        if (run := self.run) is not None:
+            return run.history
+        self.flush()
+        assert isinstance(self._sink, History)
+        return self._sink
+
+    @property
+    def run(self) -> Run | None:
+        """The run on disk with all that was recorded so far, always the same one; None for a recording in memory."""
+        if self.path is None:
+            return None
+        self.flush()
+        if self._run is None:
+            self._run = open_run(self.path)
+        else:
+            self._run.refresh()
+        return self._run
+
+    @property
+    def events(self) -> EventLog:
+        """Takes what happens once; its ``listener`` hears of that at once."""
+        return self._recorder.events
+
+    def flush(self) -> None:
+        """Wait until all that is complete can be read."""
+        self._recorder.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State that a checkpoint must hold for the recording to go on from there: ``rg.record(…, resume=state)``.
+
+        It writes nothing: call :meth:`flush` before, where a kill must not cost the last seconds before the checkpoint.
+        """
+        return {"step": self.step}
+
+    def begin_step(self, step: int) -> None:
+        """Say that this step begins, for loops that count by themselves; what comes belongs to it until the next call.
+
+        From the first call on, no update ends a step: an evaluation behind it belongs to it too.
+
+        Args:
+            step: its number; that of the running step goes on with it, which is gradient accumulation.
+        """
+        self._recorder.clock.begin_step(step)
+
+    def add_root(self, module: nn.Module) -> None:
+        """Take each call of this part of a model for a forward of its own, for loops that call parts, not the model."""
+        self._recorder.add_root(module)
+
+    def watch(self, name: str, tensor: Any) -> None:
+        """Record a tensor, or a nest of them, as ``watch/NAME``."""
+        self._recorder.watch(name, tensor)
+
+    def call_when_closed(self, call: Callable[[], None]) -> None:
+        """Have a function called once the record is complete, at once if it is; what it raises is told as a warning."""
+        self._when_closed.append(call)
+        if self._is_complete:
+            self._call_all()
+
+    def close(self, status: str = "finished") -> None:
+        """Take every hook away and complete the record. Calling it twice is harmless."""
+        self._close(status)
+
+    def _close(self, status: str, error: dict[str, Any] | None = None) -> None:
+        if self in _active:
+            _active.remove(self)
+        try:
+            self._recorder.close(status, error)
+        finally:
+            self._is_complete = True
+            self._call_all()
+
+    def _call_all(self) -> None:
+        with suppress(IndexError):  # none is left: another thread may take some too
+            while True:
+                _try(self._when_closed.popleft())
+
+    def is_of_this_thread(self) -> bool:
+        """True if the recorded models run in the thread that asks."""
+        return self._recorder.is_of_this_thread()
+
+    def __enter__(self) -> Self:
+        if self._is_complete:
+            raise RecordingError(
+                "This recording has ended.",
+                repair="call rg.record() again for each block; with a folder, `resume=True` goes on in it.",
+                reason="entered again it would record nothing.",
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if is_failure(error):
+            assert error is not None
+            self._close("failed", describe_exception(error, self._recorder.find_path))
+        else:
+            self._close("finished")
+
+    def __repr__(self) -> str:
+        where = "in memory" if self.path is None else f"to {self.path}"
+        return f"<Recording {where}, step {self.step}>"
+
+    _repr_html_ = drawn_by("live", "draw_recording")
+
+    def _ipython_display_(self) -> None:
+        """Show a cell that follows the recording; in a console IPython prints the text."""
+        if not is_notebook():
+            raise NotImplementedError
+        ask_view(*_CELL)(self)
+
+
+def _try(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception as failure:
+        warn(f"retrograd could not end what follows a recording: {failure!r}.")
+
+
+def record(
+    model: nn.Module | Mapping[str, nn.Module] | None = None,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    sites: Pattern | Iterable[Pattern] | None = None,
+    schedule: int | Schedule | None = None,
+    tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
+    statistics: bool | Iterable[UserStatistic] = True,
+    histogram: bool = True,
+    tensor_budget: int | str = DEFAULT_BUDGET,
+    resume: bool | Mapping[str, Any] = False,
+    merge_ranks: bool = False,
+) -> Recording:
+    """Record the history of activations and of their gradients while a model trains.
+
+    Recording never changes training: losses, gradients and weights are bitwise the same with and without it.
+
+    Args:
+        model: a module, or modules by name, whose names then lead the names of their sites. None for code without
+            one: tensors that are watched, those that optimizers update, and losses.
+        path: the run folder; None keeps the history in memory.
+        sites: which sites get statistics: globs over names, compiled regexes, module types, predicates. None is every
+            module's output and its gradient, every parameter's gradient and update.
+        schedule: which steps: a number n for every n-th, :func:`every`, :func:`log_schedule`, or a function from
+            step to bool. None is every step.
+        tensors: sites whose tensors are kept, as patterns or :class:`Keep` policies.
+        statistics: True for the built-in ones, False for none, or functions of one tensor to add to them.
+        histogram: count binary exponents too.
+        tensor_budget: bytes of kept tensors that are never passed, as a number or as in ``"500MB"``.
+        resume: go on with the recording in ``path``: True after its last step, or from the state that
+            ``Recording.state_dict()`` gave; what was recorded from that step on is replaced.
+        merge_ranks: merge the rows of all ranks while they train, so that one folder holds them. Every rank is to ask
+            for it, with the same path. A single process records as ever.
+
+    Raises:
+        SiteError: for an invalid pattern, or one that matches nothing (the nearest sites are named).
+        RecordingError: for a schedule, statistic or policy that cannot be carried out.
+        RunError: for a folder that holds another run, or cannot be written.
+    """
+    settings = Settings(
+        sites=sites,
+        schedule=schedule,
+        tensors=tensors,
+        statistics=statistics,
+        histogram=histogram,
+        tensor_budget=tensor_budget,
+    )
+    if path is None:
+        if resume is not False:
+            raise RecordingError("A recording in memory cannot be resumed.", repair="give the run folder as `path`.")
+        if merge_ranks:
+            raise RecordingError("A recording in memory is of one rank.", repair="give the run folder as `path`.")
+        memory = History(tensor_budget=settings.tensor_budget)
+        return Recording(Recorder(model, memory, settings, loose=model is None), memory, None)
+    step = int(resume["step"]) if isinstance(resume, Mapping) else None
+    check_models(model, settings)  # before the folder is made
+    writer = open_run_sink(
+        path,
+        merge_ranks=merge_ranks,
+        has_tensors=bool(settings.keeps),
+        resume=resume is not False,
+        step=step,
+        tensor_budget=settings.tensor_budget,
+    )
+    return Recording(Recorder(model, writer, settings, step=writer.next_step, loose=model is None), writer, writer.path)
+
+
+def open_run_sink(
+    path: str | os.PathLike[str], *, merge_ranks: bool, has_tensors: bool, **choices: Any
+) -> RunWriter | SharedRun:
+    """The sink that writes a run folder, for this rank or for all together.
+
+    Args:
+        path: the folder.
+        merge_ranks: rows of all ranks go to one folder; of a single process they do anyway.
+        has_tensors: tensors are kept.
+        choices: as of a :class:`~retrograd.core.runs.writer.RunWriter`.
+
+    Raises:
+        RunError: for a folder that holds another run, or cannot be written.
+    """
+    processes = expect_processes() if merge_ranks else 1
+    if processes < 2:
+        return RunWriter(path, **choices)
+    return SharedRun(path, processes, find_board, has_tensors=has_tensors, **choices)
+
+
+@uncompiled
+def watch(name: str, tensor: T) -> T:
+    """Record a tensor of your own, under the name ``watch/NAME``; its gradient as ``watch/NAME.grad``.
+
+    When nothing is being recorded or rewritten, it does no more than to name a leaf for :func:`walk` and
+    :func:`trace`, so the line may stay in the code. Where a rule acts on
+    the value or on its gradient, go on with what is returned: ``logits = rg.watch("logits", logits)``.
+
+    Args:
+        name: what to call it; no ``:`` or ``#``.
+        tensor: the tensor, or a nest of tensors.
+
+    Returns:
+        ``tensor``, the very same object; if a rule acts on it, what the rule has made of it.
+
+    Raises:
+        SiteSyntaxError: for a name that cannot be one.
+    """
+    if is_compiling():
+        trace_watched(name, tensor)
+        return tensor
+    if watched_rewriters.all:
+        check_watch_name(name)
+        tensor = rewrite_watched(name, tensor)
+    name_watched_leaves(name, tensor)
+    if _active:
+        check_watch_name(name)
+        for recording in tuple(_active):
+            if recording.is_of_this_thread():
+                recording.watch(name, tensor)
+    return tensor

@@ -1,0 +1,446 @@
+"""The recorder: sets the taps, follows backward passes, and hands what was seen to a sink."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from retrograd.core.amounts import list_names
+from retrograd.core.history.sink import Moment, Sink
+from retrograd.core.hooks.backward import backward_followers, backward_listeners
+from retrograd.core.hooks.distributed import count_processes, is_rehearsal, is_second_half, is_sharded
+from retrograd.core.hooks.engine import without_transforms
+from retrograd.core.hooks.gradients import hidden_shortcuts
+from retrograd.core.hooks.listeners import SeeGradient, hidden_hooks, never_raise
+from retrograd.core.hooks.module import put_readers_last
+from retrograd.core.hooks.names import (
+    NamedModule,
+    describe_model,
+    list_swapped,
+    name_models,
+    walk_modules,
+)
+from retrograd.core.hooks.nested import Keys
+from retrograd.core.hooks.optimizer import optimizer_listeners
+from retrograd.core.hooks.parts import modules_of
+from retrograd.core.hooks.reach import find_leaves
+from retrograd.core.hooks.rewriters import intervention_listeners
+from retrograd.core.hooks.watched import unwatch_by_hand, watch_by_hand
+from retrograd.core.identities import IdentitySet
+from retrograd.core.notices import warn
+from retrograd.core.progress.steps import Steps
+from retrograd.core.recording.clock import Clock, RecordedPass, is_loss
+from retrograd.core.recording.emitter import Emitter
+from retrograd.core.recording.intervention_watch import InterventionWatch
+from retrograd.core.recording.keep import TensorKeeper
+from retrograd.core.recording.late_taps import warn_of_compiled_code
+from retrograd.core.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
+from retrograd.core.recording.module_watch import ModelWatch
+from retrograd.core.recording.omissions import Coverage, RequestedSites, list_omissions, list_unmatched
+from retrograd.core.recording.optimizer_watch import LooseParameters, OptimizerWatch
+from retrograd.core.recording.parameter_watch import Reductions
+from retrograd.core.recording.settings import Settings
+from retrograd.core.recording.sink_log import EventLog, RowTable, SitePlacements
+from retrograd.core.recording.site_recorder import RecorderFactory
+from retrograd.core.recording.taps import Taps
+from retrograd.core.sites.site import WATCH, Site
+from retrograd.explaining.facts.facts import SOURCES, Facts
+from retrograd.explaining.facts.source import MakeSource
+
+_threads: dict[int, int] = {}
+"""Recorder → the thread in which it began; one without models leaves the passes of such a thread to that recorder."""
+
+
+class Recorder:
+    """Records models into a sink until it is closed.
+
+    Args:
+        models: a module, or modules by name. Names lead the paths of their sites. None for what there is without one.
+        sink: what is written to.
+        settings: what is recorded of them, and when.
+        step: number of the first step.
+        loose: record tensors, too, that optimizers update and that belong to no model.
+        sources: what makes the sources of facts.
+
+    Attributes:
+        settings: what is recorded.
+        clock: says when it is.
+        events: takes what happens once, and faults.
+
+    Raises:
+        AttachError: for something that cannot be recorded.
+        NoSuchSiteError: for a pattern that matches nothing.
+    """
+
+    def __init__(
+        self,
+        models: nn.Module | Mapping[str, nn.Module] | None,
+        sink: Sink,
+        settings: Settings | None = None,
+        *,
+        step: int = 0,
+        loose: bool = False,
+        sources: Sequence[MakeSource] = SOURCES,
+    ) -> None:
+        self.settings = settings = settings or Settings()
+        self._sink = sink
+        self._new_models = {} if models is None else name_models(models)
+        check_models(models, settings)
+        self._structures: dict[str, list[dict[str, str | int]]] = {}
+        self._modules: IdentitySet[nn.Module] = IdentitySet()
+        self._requested = RequestedSites(settings)
+        self._processes = 1
+        self._swapped: list[str] = []
+        self._closed = False
+        self._thread = threading.get_ident()
+        self._lock = threading.RLock()
+        self._beside: list[tuple[tuple[torch.Tensor, ...], torch.Tensor | None]] = []
+        self.events = events = EventLog(sink)
+        self.fault = events.fault
+        self._steps = steps = Steps()
+        self._buffers = buffers = ModeBuffers(settings)
+        self.clock = clock = Clock(self._wants_step, buffers, self._hand_over, steps, step)
+        clock.is_free = models is None
+        events.clock = clock
+        self._backward = RecordedPass(clock, steps, events.fault)
+        keeper = TensorKeeper(settings.keeps, settings.tensor_budget, sink)
+        self._factory = RecorderFactory(
+            settings, buffers, RowTable(buffers, sink), keeper, SitePlacements(sink), events, self._backward
+        )
+        self._reductions = Reductions(self._backward)
+        self._taps = Taps(self._factory, self._reductions)
+        self._emitter = Emitter(sink, self._factory, self._taps)
+        self._interventions = InterventionWatch(self._factory, self._emitter)
+        self._facts = Facts(events, sources)
+        strangers = LooseParameters(self._taps, steps, self._facts.optimizers) if loose else None
+        self._optimizers = OptimizerWatch(clock, events, steps, self._taps, buffers.grad, strangers)
+        self._models = ModelWatch(
+            self._backward, steps, self._factory.placements, self._facts, self._taps.meet_wrapper, self._renew
+        )
+
+    # ---- setting up -------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Set the taps."""
+        hidden_hooks.hold()
+        hidden_shortcuts.hold()
+        try:
+            for name, model in self._new_models.items():
+                self._add(name, model)
+        except BaseException:
+            self._models.remove()
+            self._taps.remove()
+            hidden_shortcuts.release()
+            hidden_hooks.release()
+            raise
+        self._new_models.clear()
+        backward_listeners.add(self)
+        backward_followers.add(self._backward)
+        intervention_listeners.add(self._interventions)
+        optimizer_listeners.add(self._optimizers)
+        watch_by_hand(self)
+        _threads[id(self)] = self._thread
+        self._facts.begin()
+        self._describe()
+
+    def add_model(self, name: str, model: nn.Module) -> None:
+        """Record one more model from now on; what it runs is of no step that is over."""
+        name_models({name: model})
+        if threading.get_ident() == self.clock.thread:
+            self.clock.settle()
+        self._add(name, model)
+        self._describe()
+
+    def add_root(self, module: nn.Module) -> None:
+        """Take each call of this module for a forward of its own, as those of whole models are."""
+        self._models.add(module)
+
+    def _add(self, name: str, model: nn.Module) -> None:
+        entries = [entry for entry in walk_modules(name, model) if entry.module not in self._modules]
+        self._structures[name] = describe_model(name, model)
+        self._modules.update(entry.module for entry in entries)
+        self._requested.add(entries)
+        self._interventions.add_modules(entries)
+        self._factory.placements.add_model(model)
+        self._reductions.add_model(model)
+        self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
+        for entry in entries:
+            self._taps.tap_outputs(entry)
+            self._taps.tap_inputs(entry)
+            self._taps.release_loose(entry)
+            self._taps.tap_parameters(entry)
+        late = self._taps.regions.find_late(entries)
+        if late:
+            warn_of_compiled_code(late)
+        else:
+            self._taps.expect(entries)
+        self._models.add(model, name)
+        self._facts.model_added(name, model)
+
+    def _renew(self) -> None:
+        """Record parameters that have come since, as where a model was sharded after it had been given."""
+        if not self._taps.may_lack:
+            return
+        self._taps.may_lack = False
+        for name, model in self._models.named:
+            entries = [
+                replace(entry, parameters=new)
+                for entry in walk_modules(name, model)
+                if (new := tuple(each for each in entry.parameters if not self._steps.knows(each[1])))
+            ]
+            if entries:
+                self._facts.name_parameters(name, model)
+                self._spread(model, entries)
+
+    def _spread(self, model: nn.Module, entries: Sequence[NamedModule]) -> None:
+        new = [parameter for entry in entries for _, parameter in entry.parameters]
+        if any(map(is_sharded, new)):
+            self._factory.placements.add_model(model)
+            self._reductions.add_model(model)
+            for module in modules_of(model):
+                put_readers_last(module)
+        self._steps.add_parameters(new)
+        for entry in entries:
+            self._taps.release_loose(entry)
+            self._taps.tap_parameters(entry)
+
+    def _wants_step(self, step: int) -> bool:
+        try:
+            return bool(self.settings.schedule(step))
+        except Exception as error:
+            self.fault("schedule", error)
+            return False
+
+    # ---- recording --------------------------------------------------------------------------------------------
+
+    def watch(self, name: str, tensor: Any) -> None:
+        """Record a tensor, or a nest of tensors, that user's code hands over."""
+        try:
+            self._taps.find_watched(name).see(tensor)
+        except Exception as error:
+            self.fault(Site(WATCH + name), error)
+
+    @property
+    def switch(self) -> Clock:
+        """Says whether there is anything to do for tensors that compiled code watches by hand."""
+        return self.clock
+
+    def see_in_compiled_code(
+        self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
+    ) -> Sequence[SeeGradient | None]:
+        """Record what compiled code watches by hand; the first of the keys is its name."""
+        if not self.is_of_this_thread():
+            return ()
+        name = tensors[0][0][0]
+        try:
+            watch = self._taps.find_watched(name)
+            return watch.see_compiled([(keys[1:], tensor) for keys, tensor in tensors], trains)
+        except Exception as error:
+            self.fault(Site(WATCH + name), error)
+            return ()
+
+    def is_of_this_thread(self) -> bool:
+        """True if the recorded models run in the thread that asks, or if there are none and it has no other."""
+        here = threading.get_ident()
+        is_open = self.clock.is_free and here not in _threads.values()
+        return is_open or here in (self._thread, self.clock.thread)
+
+    @never_raise()
+    def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
+        """Begin a pass, unless it is for the shapes alone, or another thread runs it while models are recorded."""
+        if is_rehearsal():
+            return
+        if not self.clock.is_free:
+            if threading.get_ident() == self.clock.thread:
+                self._begin_pass(roots)
+            return
+        with self._lock:  # passes of any thread
+            if not self.is_of_this_thread():
+                return
+            if not self._backward.is_running:
+                self.clock.thread = threading.get_ident()
+                self._begin_pass(roots)
+            elif threading.get_ident() != self.clock.thread:
+                losses = tuple(root.detach().clone() for root in roots if is_loss(root))
+                self._beside.append((losses, self._optimizers.scales.find(roots)))
+
+    def _begin_pass(self, roots: tuple[torch.Tensor, ...]) -> None:
+        clock, backward = self.clock, self._backward
+        backward.is_running = True
+        clock.is_second_half = clock.is_piped and is_second_half()
+        self._optimizers.pass_begins()
+        if clock.is_free:
+            if not self._steps.has_leader:
+                self._steps.pass_begins(find_leaves(roots))
+            clock.begin_pass()
+        backward.begin(roots, self._optimizers.scales.find(roots))
+        if clock.on:
+            if self._taps.frozen:
+                self._taps.tap_thawed()
+            if self._reductions.groups:
+                self._reductions.pass_begins()
+        self._facts.backward_begins(roots)
+
+    @never_raise()
+    def backward_ends(self, failed: bool) -> None:
+        """End the pass."""
+        if threading.get_ident() != self.clock.thread or is_rehearsal():
+            return
+        if not self.clock.is_free:
+            self._end_pass(failed)
+            return
+        with self._lock:
+            self._end_pass(failed)
+            beside, self._beside = self._beside, []
+            for losses, scale in beside:
+                self._add_pass(losses, scale)
+
+    def _end_pass(self, failed: bool) -> None:
+        clock, backward = self.clock, self._backward
+        backward.finish_inputs(failed)
+        if self._reductions.groups and clock.on and not failed:
+            self._reductions.pass_ends()
+        if clock.on and not clock.entered and (clock.is_free or self._may_be_ours(failed)):
+            backward.enter()
+        clock.is_second_half = False
+        backward.is_running = False
+        if clock.entered:
+            self._emitter.add_losses(clock.moment, backward.losses, backward.scale)
+        if clock.entered or not clock.on:
+            backward.leave(failed)
+        backward.losses, backward.scale = (), None
+        self._facts.backward_ends(failed)
+        if clock.on and self._taps.unseen:
+            self._taps.tell_of_missing()
+
+    def _add_pass(self, losses: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
+        """Add a pass that another thread began beside the one that has ended, as far as is known: its losses."""
+        clock = self.clock
+        clock.begin_pass()
+        if clock.on and clock.enter_backward():
+            self._emitter.add_losses(clock.moment, losses, scale)
+        self._backward.leave()
+
+    def _may_be_ours(self, failed: bool) -> bool:
+        """Tell whether the pass that ends may have reached what was recorded, where no gradient has told."""
+        grad = self._buffers.grad
+        return (failed and grad.touched) or (not self._factory.sees_gradients and grad.may_be_reached)
+
+    # ---- handing over -----------------------------------------------------------------------------------------
+
+    @never_raise()
+    def _hand_over(self, buffer: ModeBuffer, moment: Moment, is_closing: bool) -> None:
+        """Emit what a buffer holds, which is complete."""
+        with without_transforms():  # the next forward may run in one
+            self._emitter.emit(buffer, moment, is_closing)
+            if is_closing and buffer.mode is Mode.GRAD:
+                self._facts.drain()
+                self._optimizers.forget_losses()
+                self._backward.forget_graph()
+
+    def _describe(self) -> None:
+        self._processes = max(self._processes, count_processes())
+        self._sink.describe(
+            model=[row for structure in self._structures.values() for row in structure],
+            processes=self._processes,
+            **self.settings.describe(),
+        )
+
+    def flush(self) -> None:
+        """Hand over what is complete, and wait until it can be read back."""
+        if threading.get_ident() == self.clock.thread:
+            self.clock.settle()
+        self._sink.flush()
+
+    def close(self, status: str = "finished", error: dict[str, Any] | None = None) -> None:
+        """Take every hook away, hand over what is left, and close the sink. Calling it twice is harmless.
+
+        Args:
+            status: how it ended.
+            error: by which exception, as :func:`retrograd.core.runs.ending.describe_exception` tells it.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        backward_listeners.remove(self)
+        backward_followers.remove(self._backward)
+        intervention_listeners.remove(self._interventions)
+        optimizer_listeners.remove(self._optimizers)
+        unwatch_by_hand(self)
+        _threads.pop(id(self), None)
+        self.clock.close_all()
+        self._optimizers.decide()
+        self._optimizers.updates.release()
+        self._facts.end()
+        self.clock.stop()
+        self._reductions.remove()
+        self._find_swapped()
+        self._models.remove()
+        self._taps.remove()
+        hidden_shortcuts.release()
+        hidden_hooks.release()
+        self._backward.remove()
+        self._factory.keeper.finish(self.clock.moment)
+        coverage = self._coverage()
+        processes = max(self._processes, count_processes())
+        self._sink.describe(not_recorded=list_omissions(coverage), faults=dict(self.events.faults), processes=processes)
+        if error is not None:
+            self._tell_error(error)
+        self._sink.close(status)
+        unmatched = list_unmatched(coverage)
+        if unmatched and status == "finished":  # else it may still have come
+            warn(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
+        if self._swapped:
+            warn(
+                f"At {list_names(self._swapped)} the model has another module than the one that was recorded: what the "
+                "new one returns was not recorded, nor its gradient. Begin a recording after such a change."
+            )
+
+    @never_raise()
+    def _find_swapped(self) -> None:
+        now = [entry for name, model in self._models.named for entry in walk_modules(name, model)]
+        self._swapped = list_swapped(((each.path, each.module) for each in self._requested.modules), now)
+
+    def find_path(self, module: Any) -> str | None:
+        """The path of a recorded module; None for anything else."""
+        return next((each.path for each in self._requested.modules if each.module is module), None)
+
+    def _tell_error(self, error: dict[str, Any]) -> None:
+        if error["in_backward"] and error["module"] is None:
+            error = error | {"module": self._emitter.failed_at}
+        name = error["node"] or error["module"] or ""
+        self.events.note("error", name, text=f"{error['kind']}: {error['message']}")
+        self._sink.describe(error=error)
+
+    def _coverage(self) -> Coverage:
+        watches = self._taps.parameters.values()
+        return Coverage(
+            requested=self._requested,
+            swapped=self._swapped,
+            recorded=self._factory.rows.recorded,
+            kept=self._factory.keeper.names,
+            called=self._taps.called,
+            unreadable=self.events.unreadable,
+            uncopied=self._optimizers.updates.left_out | self._reductions.left_out,
+            summands=self._factory.placements.summands,
+            alone={str(each.site): each.exchange is not None for each in watches if each.is_alone},
+        )
+
+
+def check_models(models: nn.Module | Mapping[str, nn.Module] | None, settings: Settings) -> Sequence[NamedModule]:
+    """The modules of models that can be recorded with these settings.
+
+    Raises:
+        AttachError: for something that is not a module.
+        NoSuchSiteError: for a pattern that matches nothing.
+    """
+    if models is None:  # nothing is known before it runs
+        return []
+    modules = [entry for name, model in name_models(models).items() for entry in walk_modules(name, model)]
+    settings.check([candidate for entry in modules for candidate in entry.candidates()])
+    return modules

@@ -1,0 +1,82 @@
+"""Looks at a record again and again while it grows, in a thread of its own, at a bounded cost."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from retrograd.core.notices import warn, warnings_kept
+from retrograd.core.runs.layout import PAUSE
+
+SHARE = 0.1
+"""Of the time of one processor, what looks may take: after a dear one the pause is longer."""
+
+_PATIENCE = 60.0
+"""Seconds for which the last look holds up whoever ends it."""
+
+
+class Lookout:
+    """Calls a function again and again, and once more when it is ended, at the latest when the program ends.
+
+    What the function raises is told once, as a warning; the next look comes all the same. The function must not draw
+    random numbers, nor set them back: the program draws meanwhile.
+
+    Args:
+        look: called in the thread, with whether this is the last time.
+        what: what it does, for the warning, as in ``"mirror to wandb"``.
+        pause: seconds between two looks, at least.
+    """
+
+    def __init__(self, look: Callable[[bool], None], what: str, *, pause: float = PAUSE) -> None:
+        self._look = look
+        self._what = what
+        self._pause = pause
+        self._over = threading.Event()
+        self._process = os.getpid()
+        self._is_told = False
+        self._thread = threading.Thread(target=warnings_kept()(self._run), name="retrograd-lookout", daemon=True)
+        atexit.register(self.end)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """True once the last look was taken."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the last look, which somebody else may ask for; ``timeout`` seconds at most."""
+        if os.getpid() == self._process:  # a fork has no such thread
+            self._thread.join(timeout)
+
+    def stop(self) -> None:
+        """Take the last look soon; returns at once."""
+        self._over.set()
+
+    def end(self) -> None:
+        """Take the last look, and return when it was taken, or took too long. Calling it twice is harmless."""
+        atexit.unregister(self.end)
+        self._over.set()
+        if os.getpid() != self._process or threading.current_thread() is self._thread:  # a fork has no such thread
+            return
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            warn(f"retrograd could not {self._what} within {_PATIENCE:.0f} seconds; the last of it may be missing.")
+
+    def _run(self) -> None:
+        rest = self._pause
+        while not self._over.wait(rest):
+            begun = time.thread_time()
+            self._try(is_last=False)
+            rest = max(self._pause, (time.thread_time() - begun) / SHARE)
+        self._try(is_last=True)
+
+    def _try(self, *, is_last: bool) -> None:
+        try:
+            self._look(is_last)
+        except Exception as error:
+            if not self._is_told:
+                self._is_told = True
+                warn(f"retrograd could not {self._what}: {type(error).__name__}: {error}. Training goes on.")

@@ -1,0 +1,553 @@
+"""The rows and tensors of a run folder, read when they are first asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors
+
+from retrograd.core.addresses import is_remote, reaching
+from retrograd.core.errors import DamagedRunError, RunUnreachableError
+from retrograd.core.foreign.text import fits
+from retrograd.core.history.arrays import read_codes, read_numbers, view_numbers
+from retrograd.core.history.kept import Kept, unscale
+from retrograd.core.history.outline import IntArray
+from retrograd.core.history.rows import FIXED_TYPES, Columns, Part, StoredPart
+from retrograd.core.history.sink import Event, Moment
+from retrograd.core.history.table import STATISTICS_NAMES
+from retrograd.core.runs.damage import DamagedPart, Damages, Listed, is_lasting
+from retrograd.core.runs.layout import list_shards, number_file
+from retrograd.core.runs.merged import ListedParts
+from retrograd.core.runs.part_check import check_column, check_phases, check_rows, check_steps, check_types, find_phase
+from retrograd.core.runs.part_outline import (
+    OUTLINED,
+    PHASE_CODES,
+    SITES,
+    STEPS,
+    PartOutline,
+    PartSites,
+    SiteLists,
+    read_runs,
+    renumber,
+)
+from retrograd.core.runs.parts import SORTED, PartFile, explain_damage, explain_vanished
+from retrograd.core.runs.placements import Placements
+
+if TYPE_CHECKING:
+    import torch
+
+_LARGEST = np.iinfo(np.uint32).max
+_ANY_STEP = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+_BINS = "bins.list.element"
+_LISTS_AT_ONCE = 1 << 13
+"""Histograms that are unpacked at one time, which takes some hundred bytes of each besides what is kept."""
+
+_LATER_COLUMNS = frozenset({"order"})
+"""Columns that records have not always had; −1 where they are missing."""
+
+_NONFINITE = ("nan", "pos_inf", "neg_inf")
+_OFTEN_CONSTANT = frozenset({"phase", "micro", "backward", "calls", *_NONFINITE})
+"""Columns whose rows are mostly all the same, which the footer then tells; what it tells of floats leaves NaN out."""
+
+_MOST_GROUPS = 1024
+"""Row groups of all files that are kept open; the footer of each takes some twenty kilobytes."""
+
+_GROUPS_OF_A_FILE = 3
+"""What an open file counts for besides, so that there are 256 at most, of the 1024 that a process may have."""
+
+_BYTES_OF_A_GROUP = 1 << 15
+"""What is held of files that were fetched from a store makes a row group more; so that is 16 MB, or one file."""
+
+
+class OpenFiles:
+    """Part files that are open: those used last, as many as the system and the memory for their footers allow."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: OrderedDict[StoredRows, PartFile] = OrderedDict()
+        self._groups = 0
+        self._merging = threading.Lock()
+        self._merged: tuple[Path, PartFile] | None = None
+
+    def take(self, part: StoredRows) -> PartFile:
+        """The open file of a part.
+
+        Raises:
+            DamagedRunError: it cannot be read.
+            FileNotFoundError: it is not there any more.
+        """
+        with part.opening:  # another thread may be fetching it
+            with self._lock:
+                file = self._files.pop(part, None)
+                if file is not None:
+                    self._files[part] = file
+                    return file
+            file = PartFile(part.path)
+            self.put(part, file)
+            return file
+
+    def take_merged(self, path: Path) -> PartFile:
+        """An open file that parts were merged into, which is most often the one that was asked for last.
+
+        Raises:
+            DamagedRunError: it cannot be read.
+            FileNotFoundError: it is not there any more.
+        """
+        with self._merging:  # another thread may be fetching it
+            if self._merged is None or self._merged[0] != path:
+                self._merged = path, PartFile(path)
+            return self._merged[1]
+
+    def put(self, part: StoredRows, file: PartFile) -> None:
+        """Keep the file of a part open, of which there was none."""
+        with self._lock:
+            self._groups += _weigh(file)
+            self._files[part] = file
+            while self._groups > _MOST_GROUPS and len(self._files) > 1:
+                _, oldest = self._files.popitem(last=False)  # whoever reads it still holds it
+                self._groups -= _weigh(oldest)
+
+    def keep_only(self, parts: Iterable[StoredRows]) -> None:
+        """Forget parts that a run has no more; whoever still reads them opens them again, or is told."""
+        kept = set(parts)
+        with self._merging:
+            self._merged = None
+        with self._lock:
+            for part in [each for each in self._files if each not in kept]:
+                part.hold(self._files.pop(part))
+            self._groups = sum(map(_weigh, self._files.values()))
+
+
+def _weigh(file: PartFile) -> int:
+    return int(file.metadata.num_row_groups) + _GROUPS_OF_A_FILE + file.held // _BYTES_OF_A_GROUP
+
+
+class StoredRows(StoredPart):
+    """Columns of a part file, which are read when they are asked for.
+
+    The file stays open as long as not too many are. One that the writer has merged into a larger one meanwhile is read
+    from that.
+
+    Args:
+        path: of the file.
+        file: it, open.
+        lists: the sites, to which those of this file are added.
+        rank: the rank it is from.
+        rename: the name in ``names`` of a site of this file.
+        files: where it is opened.
+        damages: is told of row groups that turn out to be damaged when they are read; they are left out.
+
+    Attributes:
+        session: who wrote it, and what is beside it, by which its rows are found in a file that it was merged into.
+
+    Raises:
+        DamagedRunError: it cannot be read; the columns themselves raise it too.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        file: PartFile,
+        lists: SiteLists,
+        rank: int,
+        rename: Callable[[str], str],
+        files: OpenFiles,
+        damages: Damages,
+    ) -> None:
+        self.path = path
+        self.is_far = is_remote(path)
+        self.opening = threading.Lock()
+        self.rank = rank
+        self._files = files
+        self._held: PartFile | None = None
+        self._damages, self._torn, self._checked = damages, set[int](), set[int]()
+        self._is_large = self.is_far and not file.held
+        self.session = ListedParts(None, {})
+        self._lists, self._rename = lists, rename
+        self._files.put(self, file)
+        schema = file.open().schema_arrow
+        found = schema.names
+        self._names = [*FIXED_TYPES, *(name for name in found if name not in STATISTICS_NAMES)]
+        self._has_order = "order" in found
+        with explain_damage(path):
+            check_types(schema)
+            missing = STATISTICS_NAMES.difference(found, _LATER_COLUMNS)
+            if missing:
+                raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
+            self.written: int = file.metadata.num_rows
+            self._groups = [_describe_group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
+            lows, highs = zip(*(group.steps for group in self._groups), strict=True) if self._groups else ((0,), (0,))
+            self.step_limits, self.ends = (min(lows), max(highs)), highs
+            self.step_runs, sites = self._outline(file)
+            self.codes, self.orders, self._codes_of_groups = sites.codes, sites.orders, sites.of_groups
+
+    @property
+    def count(self) -> int:  # type: ignore[override]  # fewer once some turn out to be damaged
+        """Number of rows."""
+        return self.written - self.left_out
+
+    @property
+    def left_out(self) -> int:  # type: ignore[override]  # more once some turn out to be damaged
+        """Number of rows that are damaged, as far as they were read."""
+        return sum(self._groups[number].count for number in self._torn)
+
+    def hold(self, file: PartFile) -> None:
+        """Keep this part's file open as long as the part itself is used."""
+        self._held = file
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._names:
+            raise KeyError(name)
+        wanted = ("bin_count", "bins") if name in ("bin_count", "bins") else (name,)
+        self.check()
+        if name == "bins" and self._stretches is not None:
+            stretches, self._stretches = self._stretches, None
+            return stretches
+        pieces = [read() for read in self.plan(wanted)]
+        if name == "bin_count":  # whoever asks for the lengths will ask for the values next
+            self._stretches = np.concatenate([np.empty(0, np.uint32), *(piece["bins"] for piece in pieces)])
+        empty = np.empty(0, np.uint32 if name == "bins" else FIXED_TYPES.get(name, np.float64))
+        return np.concatenate([piece[name] for piece in pieces]) if pieces else empty
+
+    _stretches: npt.NDArray[Any] | None = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # a Mapping would read the column to find out
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def plan(
+        self,
+        names: Sequence[str],
+        first: int | None = None,
+        last: int | None = None,
+        codes: npt.NDArray[np.integer] | None = None,
+        *,
+        nonfinite: bool = False,
+    ) -> Iterator[Callable[[], Part]]:
+        """As of any stored part; a piece is a row group."""
+        for number, group in enumerate(self._groups):
+            low, high = group.steps
+            if number in self._torn:
+                continue
+            if (last is not None and low > last) or (first is not None and high < first):
+                continue
+            if nonfinite and not any(group.constants.get(name, 1) for name in _NONFINITE):
+                continue
+            if self._may_have(number, codes):
+                yield partial(self._read_still, number, tuple(names))
+
+    def _outline(self, file: PartFile) -> tuple[dict[int, IntArray], PartSites]:
+        """Steps by phase, and sites: as the footer tells, else as the rows do, read group by group."""
+        groups = [group.count for group in self._groups]
+        told = file.metadata.metadata or {}
+        if STEPS in told and SITES in told:
+            runs = read_runs(told[STEPS], groups, self.step_limits)
+            if runs is not None:
+                return runs, self._lists.read(told[SITES], self.rank, self._rename, len(groups))
+        outline = PartOutline()
+        for number in range(len(groups)):
+            columns = [name for name in OUTLINED if name != "order" or self._has_order]
+            group = file.read_group(number, columns)
+            for name in columns:
+                check_column(name, group[name])
+            check_steps(read_numbers(group["step"]))
+            outline.add(group)
+        names, runs = [self._rename(name) for name in outline.code_of], outline.list_runs()
+        check_phases(runs)
+        return runs, renumber(names, outline.list_sites(), self._lists.code_of)
+
+    def _read_sites(self, column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
+        return self._lists.read_codes(column, self._rename)
+
+    def check(self, codes: npt.NDArray[np.integer] | None = None) -> None:
+        """As of any stored part: each row group is read once, by itself.
+
+        Of a large object in a store that would be many bytes: there a damaged one raises.
+        """
+        for number in range(len(self._groups)):
+            if number not in self._torn | self._checked and self._may_have(number, codes):
+                if not self._is_large:
+                    self._read_still(number, self._names)
+                self._checked.add(number)
+
+    def _may_have(self, number: int, codes: npt.NDArray[np.integer] | None) -> bool:
+        """Tell whether a row group may have rows of some sites; None for all."""
+        own = self._codes_of_groups.get(number)
+        return codes is None or own is None or len(np.intersect1d(own, codes, assume_unique=True)) > 0
+
+    def _read_still(self, number: int, names: Sequence[str]) -> Columns:
+        """Columns of a row group; none of its rows where it is damaged, of which there is a warning."""
+        try:
+            return self._read_anywhere(number, names)
+        except DamagedRunError as error:
+            if not (is_lasting(error) and self._damages.may_leave_out) or number in self._checked:
+                raise
+            if number not in self._torn:
+                self._torn.add(number)
+                steps = self._groups[number].steps
+                self._damages.leave_out(DamagedPart(self.path, error, steps=None if steps == _ANY_STEP else steps))
+            return {name: np.empty(0, FIXED_TYPES.get(name, np.float64)) for name in names}
+
+    def _read_anywhere(self, number: int, names: Sequence[str]) -> Columns:
+        """Columns of a row group, also of a file that its writer has merged into a larger one since the run was opened.
+
+        Raises:
+            DamagedRunError: it is gone, or cannot be read.
+        """
+        try:
+            return self._read_group(number, names)
+        except FileNotFoundError as error:
+            merged = None
+            with contextlib.suppress(FileNotFoundError):  # it was merged once more
+                merged = self._read_merged(number, names)
+            if merged is None:
+                raise explain_vanished(self.path) from error
+            return merged
+
+    def _read_merged(self, number: int, names: Sequence[str]) -> Columns | None:
+        """Columns of a row group from the file that this one was merged into; None where that holds other rows."""
+        found, group = self.session.find(self.path), self._groups[number]
+        if found is None:
+            return None
+        start = found.start + sum(each.count for each in self._groups[:number])
+        with explain_damage(found.path):
+            file = self._files.take_merged(found.path)
+            if SORTED in (file.metadata.metadata or {}) or file.metadata.num_rows < start + group.count:
+                return None
+            stored = self._list_stored(group, names)
+            columns = [*dict.fromkeys(("step", *stored))]
+            table = pa.concat_tables(file.read_rows(start, start + group.count, columns)).unify_dictionaries()
+            if group.steps not in (_ANY_STEP, _find_limits(read_numbers(table["step"]))):
+                return None  # somebody has removed a part
+            bins = _unpack_bins([table["bins"]], group.are_bins_small) if "bins" in stored else None
+            return self._lay_out(number, names, table, bins)
+
+    def _read_group(self, number: int, names: Sequence[str]) -> Columns:
+        group = self._groups[number]
+        stored = self._list_stored(group, names)
+        with explain_damage(self.path):
+            plain = [name for name in stored if name != "bins"]
+            reader = (self._held or self._files.take(self)).open_group(number, stored) if stored else None
+            table = reader.read_row_group(number, columns=plain, use_threads=False) if reader and plain else None
+            bins = _read_bins(reader, number, group.are_bins_small) if reader and "bins" in stored else None
+            return self._lay_out(number, names, table, bins)
+
+    def _list_stored(self, group: _RowGroup, names: Sequence[str]) -> list[str]:
+        """Columns that have to be read for these; the others are the same in each row."""
+        stored = ["bins" if name == "bin_count" else name for name in names if name not in group.constants]
+        return list(dict.fromkeys(name for name in stored if name != "rank" and (name != "order" or self._has_order)))
+
+    def _lay_out(
+        self,
+        number: int,
+        names: Sequence[str],
+        table: pa.Table | None,
+        bins: tuple[npt.NDArray[np.int32], npt.NDArray[Any]] | None,
+    ) -> Columns:
+        group = self._groups[number]
+        constant = {name: group.constants[name] for name in names if name in group.constants}
+        columns: Columns = {}
+        for name in names:
+            if name in constant or name == "rank" or (name == "order" and not self._has_order):
+                value = self.rank if name == "rank" else constant.get(name, -1)
+                columns[name] = np.broadcast_to(np.array(value, FIXED_TYPES[name]), group.count)
+            elif name not in ("bins", "bin_count") and table is not None:
+                columns[name] = self._convert(name, table[name])
+        if bins is not None:
+            columns["bin_count"], columns["bins"] = bins
+        if any(len(column) != group.count for name, column in columns.items() if name != "bins"):
+            raise ValueError(f"columns of row group {number} differ in length")
+        check_rows(columns, self.codes, self.step_runs)
+        return columns
+
+    def _convert(self, name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
+        check_column(name, column)
+        if name == "site":
+            return self._read_sites(column)
+        if name in _LATER_COLUMNS:  # rows from before may have been merged with later ones
+            column = column.fill_null(-1) if column.null_count else column
+        if name == "phase":
+            return read_codes(column, dict(PHASE_CODES)).astype(np.uint8)
+        return read_numbers(column)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowGroup:
+    """A row group, as its footer tells.
+
+    Attributes:
+        count: of its rows.
+        steps: the first and the last.
+        constants: columns of which all rows are the same.
+        are_bins_small: no entry of a histogram has more than 32 bits.
+    """
+
+    count: int
+    steps: tuple[int, int]
+    constants: dict[str, int]
+    are_bins_small: bool
+
+
+def _describe_group(group: pq.RowGroupMetaData) -> _RowGroup:
+    steps, constants, are_bins_small = _ANY_STEP, {}, False
+    for number in range(group.num_columns):
+        column = group.column(number)
+        name = column.path_in_schema
+        if name in ("step", _BINS) or name in _OFTEN_CONSTANT:
+            limits = column.statistics
+            if limits is None or not limits.has_min_max or limits.null_count:
+                continue
+            low, high = _check_limits(name, limits.min, limits.max)
+            if name == "step":
+                steps = low, high
+            elif name == _BINS:
+                are_bins_small = low >= 0 and high <= _LARGEST
+            elif low == high:
+                constants[name] = find_phase(low) if name == "phase" else low
+    return _RowGroup(group.num_rows, steps, constants, are_bins_small)
+
+
+def _find_limits(steps: npt.NDArray[np.int64]) -> tuple[int, int]:
+    return (int(steps.min()), int(steps.max())) if len(steps) else _ANY_STEP
+
+
+def _check_limits(name: str, low: Any, high: Any) -> tuple[Any, Any]:
+    """The smallest and the largest value of a column, which somebody may have told of another kind.
+
+    Raises:
+        ValueError: they are.
+    """
+    if not fits(low, str if name == "phase" else int):
+        raise ValueError(f"column {name!r} holds {low!r}")
+    return low, high
+
+
+def _read_bins(file: pq.ParquetFile, number: int, are_small: bool) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+    batches = file.iter_batches(_LISTS_AT_ONCE, [number], ["bins"], use_threads=False)
+    return _unpack_bins((batch.column(0) for batch in batches), are_small)
+
+
+def _unpack_bins(
+    found: Iterable[pa.Array | pa.ChunkedArray], are_small: bool
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+    """Lengths and values of lists, in as few bytes as they need: there are many of them."""
+    lengths, values = [np.empty(0, np.int32)], [np.empty(0, np.uint32)]
+    for lists in (chunk for each in found for chunk in (each.chunks if isinstance(each, pa.ChunkedArray) else [each])):
+        lengths.append(view_numbers(lists.value_lengths()))
+        flat = view_numbers(lists.flatten())
+        if flat.dtype.kind not in "iu":
+            raise ValueError("'bins' has entries that are missing")
+        values.append(flat.astype(np.uint32) if are_small else flat)
+    counts = np.concatenate(lengths)
+    if counts.dtype.kind != "i" or (counts < 0).any():  # lists that are missing have no length
+        raise ValueError("'bins' has rows without a list")
+    return counts, np.concatenate(values)
+
+
+class StoredTensors:
+    """Tensors that were kept whole, from all ranks.
+
+    Args:
+        folders: where the shards are, by rank.
+        placements: by rank, what it holds, and so the names of its sites in the history.
+        list_events: events; those that report an overwritten tensor stand for it.
+        damages: shards that could not be read, which are passed over.
+        tell: is told of them.
+    """
+
+    def __init__(
+        self,
+        folders: Mapping[int, Path],
+        placements: Mapping[int, Placements],
+        list_events: Callable[[], Sequence[Event]],
+        damages: Damages,
+        tell: Callable[[Sequence[DamagedPart]], None],
+    ) -> None:
+        self._placements = placements
+        self._damages, self._tell = damages, tell
+        self._folders = folders
+        self._list_events = list_events
+        self._of_site: dict[str, list[Kept]] | None = None
+
+    def find(self, site: str) -> list[Kept]:
+        """The kept tensors of a site, by rising step; those of damaged shards are left out, with a warning.
+
+        Raises:
+            DamagedRunError: the system cannot read a shard now.
+            RunUnreachableError: the store that they lie in does not answer.
+        """
+        if self._of_site is None:
+            self._of_site = self._index()
+        return self._of_site.get(site, [])
+
+    def _index(self) -> dict[str, list[Kept]]:
+        shards: list[Listed] = []
+        listed = [kept for rank, folder in self._folders.items() for kept in self._list_folder(folder, rank, shards)]
+        self._tell(self._damages.list_parts(shards, may_be_all=True))
+        overwritten = (event for event in self._list_events() if event.kind == "overwritten")
+        listed += [Kept(event.moment, event.name, lambda: None) for event in overwritten]
+        index: dict[str, list[Kept]] = {}
+        for kept in sorted(listed, key=lambda kept: (kept.step, kept.rank, kept.micro, kept.backward)):
+            index.setdefault(kept.site, []).append(kept)
+        return index
+
+    def _list_folder(self, folder: Path, rank: int, shards: list[Listed]) -> Iterator[Kept]:
+        """Tensors of a rank; ``shards`` takes its files."""
+        rename = self._placements[rank].rename
+        for _, path in list_shards(folder):
+            key = path, number_file(path)
+            named = self._damages.try_to(key, partial(_list_shard, path))
+            steps = [moment.step for (moment, _), _, _ in named or ()]
+            shards.append((key, path, (min(steps), max(steps)) if steps else None))
+            for (moment, site), name, note in named or ():
+                yield Kept(moment, rename(site), partial(_load, path, name, note), rank)
+
+
+def _list_shard(path: Path) -> list[tuple[tuple[Moment, str], str, dict[str, Any]]]:
+    """Of each tensor of a shard the moment and the site, its name and its note."""
+    from retrograd.core.runs.shards import list_tensors, parse_name  # with torch, which takes seconds
+
+    with _explain_damage(path):
+        return [(parse_name(name), name, note) for name, note in list_tensors(path).items()]
+
+
+def _load(path: Path, name: str, note: dict[str, Any]) -> torch.Tensor:
+    from retrograd.core.runs.shards import read_tensor
+
+    with _explain_damage(path):
+        return unscale(read_tensor(path, name, note), note.get("scale", 1.0))
+
+
+@contextlib.contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    try:
+        with reaching(path):
+            yield
+    except RunUnreachableError:
+        raise
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise DamagedRunError(
+            f"{str(path)!r} cannot be read: {error}",
+            repair="move that file out of the folder to read the rest of the run.",
+        ) from error

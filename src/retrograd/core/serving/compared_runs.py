@@ -1,0 +1,57 @@
+"""Several runs of a folder in one page, made anew while one of them is recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from retrograd.core.errors import CompareError
+from retrograd.core.runs.listing import read_line
+from retrograd.core.runs.reader import open_run
+from retrograd.explaining.findings.explain import MOST_ROWS
+from retrograd.explaining.findings.kept import read_findings
+from retrograd.explaining.views.comparing.comparison_page import Again, build_page
+
+PAUSE = 5.0
+"""Seconds after which a page of runs of which one goes on asks whether there is anything new, at least."""
+
+_SHARE = 0.1  # of the time that making pages again and again may take
+
+
+class ComparedRuns:
+    """Makes pages of several runs, one after the other, so that memory holds what one page takes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._took = 0.0
+
+    def tell_state(self, folders: Sequence[Path]) -> str:
+        """A text that changes when one of the runs does, from what a list of runs tells of it."""
+        return hashlib.sha256("\n".join(read_line(each).as_json() for each in folders).encode()).hexdigest()[:16]
+
+    def make_page(self, folders: Sequence[Path], base: str) -> str:
+        """The page of some runs, which asks at an address. Those of many rows are neither compared nor explained here.
+
+        Raises:
+            NotARunError, DamagedRunError: a folder cannot be read.
+        """
+        with self._lock:
+            begun, state = time.monotonic(), self.tell_state(folders)
+            runs = [open_run(each) for each in folders]
+            goes_on = any(run.status == "running" for run in runs)
+            is_long = sum(run.history.rows.count for run in runs) > MOST_ROWS
+            refused = CompareError(
+                "These runs are too long to be compared each time they are looked at.",
+                repair="`retrograd compare` says where they part.",
+            )
+            page = build_page(
+                runs,
+                comparisons=[refused] * (len(runs) - 1) if is_long else None,
+                findings=[read_findings(run) for run in runs] if is_long else None,
+                again=Again(base, state, max(PAUSE, self._took / _SHARE)) if goes_on else None,
+            )
+            self._took = time.monotonic() - begun
+            return page

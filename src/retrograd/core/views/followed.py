@@ -1,0 +1,187 @@
+"""A run that is being recorded, in the terminal: redrawn where somebody looks, a line a flush for a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import sleep
+from typing import TextIO
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from retrograd.core.history.history import History
+from retrograd.core.runs.layout import PAUSE
+from retrograd.core.runs.reader import Run
+from retrograd.core.views.downsample import FloatArray
+from retrograd.core.views.shown import find_phase
+from retrograd.core.views.terminal import (
+    BLOCKS,
+    PLAIN_BLOCKS,
+    can_print,
+    draw_sparkline,
+    make_table,
+    open_console,
+    print_name,
+    print_number,
+)
+from retrograd.explaining.findings.explain import MOST_ROWS, explain
+from retrograd.explaining.findings.kept import read_findings
+from retrograd.explaining.views.findings_text import list_findings
+
+_SPAN = 50
+"""Steps over which a change is told."""
+
+_MOST_SITES = 8
+_WIDTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class RunGlance:
+    """What is told of a run at one moment.
+
+    Attributes:
+        status: how it fares.
+        step: the last step; None before the first.
+        rate: steps a second, over the last losses; NaN where that is not known.
+        loss: of each step.
+        findings: the lines of what was found so far.
+        changed: sites whose rms changed most, with what it is and how many times that of some steps before.
+    """
+
+    status: str
+    step: int | None
+    rate: float
+    loss: FloatArray
+    findings: list[str]
+    changed: list[tuple[str, float, float]]
+
+
+def follow_run(run: Run, *, pause: float = PAUSE, file: TextIO | None = None) -> None:
+    """Show a run until it is over, or somebody interrupts.
+
+    Args:
+        run: it.
+        pause: seconds between two looks.
+        file: where to print; standard output when left out.
+
+    Raises:
+        DamagedRunError: a file of it cannot be read.
+    """
+    console = open_console(file)
+    with contextlib.suppress(KeyboardInterrupt):
+        if not console.is_terminal:
+            for glance in _look_again(run, pause):
+                console.print(tell_glance(glance))
+            return
+        with Live(console=console, auto_refresh=False) as live:
+            for glance in _look_again(run, pause):
+                live.update(_draw(console, glance), refresh=True)
+
+
+def _look_again(run: Run, pause: float) -> Iterator[RunGlance]:
+    """A glance at each thing that is new, the last one once the run is over."""
+    seen: tuple[int, str] | None = None
+    while True:
+        now = (run.history.all_events.count + run.history.rows.count, run.status)
+        if now != seen:
+            seen = now
+            yield glance_at(run)
+        if run.status != "running":
+            return
+        sleep(pause)
+        run.refresh()
+
+
+def glance_at(record: Run | History) -> RunGlance:
+    """What is told of a run as it was read, or of a history in memory. No random number is drawn."""
+    history = record.history if isinstance(record, Run) else record
+    curve, limits = history.loss, history.rows.step_limits
+    findings = explain(record) if history.rows.count <= MOST_ROWS else read_findings(record)
+    last = max([int(curve.steps[-1])] if len(curve.steps) else [], default=limits[1] if limits else None)
+    return RunGlance(
+        status=str(history.manifest.get("status", "running")),
+        step=last,
+        rate=_find_rate(history),
+        loss=curve.values,
+        findings=list_findings(findings),
+        changed=_find_changes(history, last),
+    )
+
+
+def _find_rate(history: History) -> float:
+    events = history.all_events.last(_SPAN * 8)
+    steps, times = events["step"].to_numpy(), events["time"].to_numpy()
+    known = times > 0
+    if known.sum() < 2 or np.ptp(times[known]) <= 0:
+        return float("nan")
+    return float(np.ptp(steps[known]) / np.ptp(times[known]))
+
+
+def _find_changes(history: History, last: int | None) -> list[tuple[str, float, float]]:
+    if last is None or history.rows.count == 0:
+        return []
+    recent = history.since(max(last - _SPAN, 0))
+    matrix = recent.matrix("rms", phase=find_phase(recent))
+    known = matrix.values[:, matrix.steps >= last - _SPAN]
+    if known.shape[1] < 2:
+        return []
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = known[:, -1] / known[:, 0]
+        sizes = np.abs(np.log2(ratios))
+    order = [row for row in np.argsort(-np.nan_to_num(sizes, nan=-1.0)) if sizes[row] > 0][:_MOST_SITES]
+    return [(matrix.sites[row], float(known[row, -1]), float(ratios[row])) for row in order]
+
+
+def tell_glance(glance: RunGlance) -> str:
+    """A glance as one line."""
+    found = f", {glance.findings[0].strip()}" if glance.findings else ""
+    return f"{tell_progress(glance)}, loss {tell_loss(glance.loss)}{found}"
+
+
+def tell_progress(glance: RunGlance) -> str:
+    """How it fares, the last step, and the rate."""
+    rate = "" if np.isnan(glance.rate) else f", {glance.rate:.3g} steps/s"
+    step = "no step yet" if glance.step is None else f"step {glance.step:,}"
+    return f"{glance.status}, {step}{rate}"
+
+
+def tell_loss(losses: FloatArray) -> str:
+    """The last loss: NaN where it is NaN."""
+    if not len(losses):
+        return "not seen"
+    return "NaN" if np.isnan(losses[-1]) else print_number(float(losses[-1]))
+
+
+def list_lines(glance: RunGlance, blocks: str = BLOCKS) -> list[str]:
+    """The loss as a curve, and what was found.
+
+    Args:
+        glance: it.
+        blocks: of which the curve is made.
+    """
+    curve = [f"loss {draw_sparkline(glance.loss, _WIDTH, blocks=blocks)} {tell_loss(glance.loss)}"]
+    return [*(curve if len(glance.loss) else ()), *(glance.findings or ["no findings so far"])]
+
+
+CHANGES = {"changed most": "name", "rms": "number", f"over {_SPAN} steps": "number"}
+"""Columns of the table of sites that changed most."""
+
+
+def list_changes(glance: RunGlance) -> list[tuple[str, str, str]]:
+    """Its rows."""
+    return [(site, print_number(value), f"x {print_number(ratio)}") for site, value, ratio in glance.changed]
+
+
+def _draw(console: Console, glance: RunGlance) -> Group:
+    blocks = BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS
+    parts: list[object] = [Text(tell_progress(glance), style="bold"), *map(Text, list_lines(glance, blocks))]
+    if glance.changed:
+        table = make_table(console, CHANGES)
+        for site, *numbers in list_changes(glance):
+            table.add_row(print_name(console, site), *numbers)
+        parts.append(table)
+    return Group(*parts)  # type: ignore[arg-type]  # texts and a table

@@ -1,0 +1,331 @@
+"""Facts of a page besides its numbers: the run, its model, its sites and places, what was recorded and what was not."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from retrograd.core.amounts import count_of
+from retrograd.core.history.history import History
+from retrograd.core.history.sink import Event
+from retrograd.core.runs.damage import DamagedPart
+from retrograd.core.runs.reader import Rank, Run
+from retrograd.core.sites.site import ROOT
+from retrograd.core.views.downsample import IntArray
+from retrograd.core.views.page.frame import MANTISSA_BITS, significant_digits
+from retrograd.core.views.report.blocks import Blocks
+from retrograd.core.views.report.scope import Scope
+from retrograd.core.views.shown import LOSS_ALONE, ModelPlace
+
+
+def describe_run(run: Run | History, scope: Scope) -> dict[str, Any]:
+    """Title, header, status and command."""
+    times = list(scope.history.all_events.times or ())
+    counts = {
+        "steps": _print_steps(scope.history.made_steps if scope.phase == "train" else scope.columns.steps),
+        "sites": f"{len(scope.history.sites):,}",
+    }
+    if isinstance(run, Run):
+        counts["ranks"] = f"{sum(not rank.is_extra for rank in run.ranks):,}"
+        times += [rank.facts[moment] for rank in run.ranks for moment in ("began", "written") if moment in rank.facts]
+    manifest = scope.history.manifest
+    return {
+        "title": name_run(run),
+        "header": make_header(manifest, max(times) - min(times) if times else None, counts),
+        "status": make_status(run.status if isinstance(run, Run) else manifest.get("status")),
+        "command": print_command(manifest),
+    }
+
+
+def describe_data(scope: Scope, places: Sequence[ModelPlace], blocks: Blocks) -> dict[str, Any]:
+    """Sites, places, columns, and what the blocks hold. Series are named by the number of their site."""
+    numbers = {site: number for number, site in enumerate(scope.sites)}
+    return {
+        "sites": scope.sites,
+        "elements": scope.elements,
+        "places": [
+            {
+                "name": place.name,
+                "path": place.path,
+                "label": place.label,
+                "kind": place.kind,
+                "without": place.without,
+                "series": {quantity: numbers[site] for quantity, site in place.sites.items()},
+            }
+            for place in places
+        ],
+        "columns": {
+            "first": scope.columns.first.tolist(),
+            "last": scope.columns.last.tolist(),
+            "width": scope.columns.width,
+            "total": len(scope.columns.steps),
+        },
+        "digits": significant_digits(scope.mantissa_bits) if scope.mantissa_bits < MANTISSA_BITS else None,
+        "measures": [block.facts for block in blocks.statistics],
+        "loss": blocks.loss and blocks.loss.facts,
+        "hint": LOSS_ALONE,
+        "exponents": blocks.exponents and blocks.exponents.facts,
+    }
+
+
+def name_run(run: Run | History) -> str:
+    """The run's folder, or words for a history without one."""
+    return run.path.resolve().name if isinstance(run, Run) else "history in memory"
+
+
+def _print_steps(steps: IntArray) -> str:
+    if len(steps) == 0:
+        return "none"
+    return f"{len(steps):,} ({steps[0]:,} to {steps[-1]:,})"
+
+
+_STATUS_KINDS = {"finished": "good", "running": "warn", "stopped": "warn", "failed": "bad"}
+
+
+def make_header(
+    manifest: Mapping[str, Any], duration: float | None, counts: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Terms and their texts, for what the manifest tells.
+
+    Args:
+        manifest: the run's.
+        duration: seconds from its beginning to what was written last.
+        counts: further terms that are counted from the data.
+    """
+    versions = manifest.get("versions") or {}
+    terms = [
+        ("started", _print_time(manifest.get("started"))),
+        ("duration", _print_duration(duration)),
+        *counts.items(),
+        ("torch", versions.get("torch")),
+        ("python", versions.get("python")),
+        ("retrograd", versions.get("retrograd")),
+        ("git commit", _print_commit(manifest.get("git"))),
+        ("seed", manifest.get("seed")),
+        ("host", manifest.get("host")),
+    ]
+    return [(term, str(text)) for term, text in terms if text not in (None, "")]
+
+
+def make_status(status: str | None) -> dict[str, str] | None:
+    """Tell how the run ended, and in which colour that is shown."""
+    return {"text": status, "kind": _STATUS_KINDS.get(status, "warn")} if status else None
+
+
+def print_command(manifest: Mapping[str, Any]) -> str:
+    """The command line as it can be typed."""
+    command = manifest.get("command") or ""
+    return command if isinstance(command, str) else shlex.join(map(str, command))
+
+
+def _print_time(text: str | None) -> str | None:
+    try:
+        return dt.datetime.fromisoformat(text or "").strftime("%d %b %Y, %H:%M %Z").strip()
+    except ValueError:
+        return text
+
+
+def _print_duration(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _print_commit(git: Any) -> str | None:
+    if not isinstance(git, Mapping):
+        return str(git)[:12] if git else None
+    changed = " with changes" if git.get("dirty") else ""
+    return f"{str(git.get('commit', ''))[:12]}{changed}"
+
+
+def list_modules(model: Any) -> list[tuple[int, str, str, int]]:
+    """Depth, name, type and parameters (those of the modules inside included) of each module.
+
+    Args:
+        model: the manifest's ``model``: mappings with ``path``, ``type`` and ``parameters``, a module's own.
+    """
+    entries = [entry for entry in model or () if isinstance(entry, Mapping) and "path" in entry]
+    paths = [str(entry["path"]) for entry in entries]
+    totals = _add_up(paths, [_count(entry.get("parameters")) for entry in entries])
+    return [
+        (_depth(path, paths), path, str(entry.get("type", "")), totals[path])
+        for path, entry in zip(paths, entries, strict=True)
+    ]
+
+
+def _count(told: Any) -> int:
+    return told if isinstance(told, int) else 0
+
+
+def _add_up(paths: Sequence[str], own: Sequence[int]) -> dict[str, int]:
+    totals = dict.fromkeys(paths, 0)
+    for path, n in zip(paths, own, strict=True):
+        for above in {path, *_ancestors(path)} & totals.keys():
+            totals[above] += n
+    return totals
+
+
+def _ancestors(path: str) -> list[str]:
+    parts = path.split(".")
+    above = [".".join(parts[:n]) for n in range(1, len(parts))]
+    return above if path == ROOT else [ROOT, *above]
+
+
+def _depth(path: str, paths: Sequence[str]) -> int:
+    known = set(paths)
+    return sum(above in known for above in _ancestors(path))
+
+
+MOST_LINES = 200
+"""Lines of one table that are written; the page says how many more there were."""
+
+_QUANTITIES = {
+    ("activation", "value"): ("activation", "activations"),
+    ("activation", "grad"): ("gradient of an activation", "gradients of activations"),
+    ("parameter", "value"): ("weight", "weights"),
+    ("parameter", "grad"): ("gradient of a weight", "gradients of weights"),
+    ("parameter", "update"): ("update of a weight", "updates of weights"),
+}
+
+_TROUBLES = {
+    "dropped": ("Dropped", "Data that were recorded and could not be kept."),
+    "overwritten": ("Overwritten in place", "Kept tensors that were changed afterwards; not stored as true."),
+    "rewrite": ("Rewritten", "What rules have changed: the rule, and the share of the tensor that it has changed."),
+    "skipped": ("Skipped updates", "Steps at which loss scaling left the weights alone."),
+    "trigger": ("Triggers", "Why tensors were written out."),
+    "note": ("Notes", ""),
+    "error": ("The end", "The exception that ended the run."),
+}
+
+
+def describe_recorded(scope: Scope, places: Sequence[ModelPlace]) -> list[tuple[str, str]]:
+    """Terms and their texts: which sites, which steps, which tensors."""
+    counts = Counter(_QUANTITIES[place.kind, quantity] for place in places for quantity in place.sites)
+    manifest, digits = scope.history.manifest, significant_digits(scope.mantissa_bits)
+    histogram = manifest.get("histogram")
+    recorded = histogram.get("recorded") if isinstance(histogram, Mapping) else histogram
+    terms = [
+        ("sites", ", ".join(count_of(counts[words], *words) for words in _QUANTITIES.values() if counts[words])),
+        ("without a gradient", _count_ungraded(places)),
+        ("selection", _join(manifest.get("selection"))),
+        ("schedule", _join(manifest.get("schedule"))),
+        ("shown here", f"phase “{scope.phase}”, micro-batches and ranks merged"),
+        ("statistics of your own", _join(manifest.get("statistics"))),
+        ("histograms of exponents", None if recorded is None else "yes" if recorded else "no"),
+        ("tensors kept", _join(manifest.get("tensors")) or "none"),
+        ("numbers on this page", "float32" if scope.mantissa_bits == MANTISSA_BITS else f"{digits} significant digits"),
+    ]
+    return [(term, text) for term, text in terms if text]
+
+
+def _count_ungraded(places: Sequence[ModelPlace]) -> str:
+    count = sum("grad" in place.without for place in places)
+    return f"{count_of(count, 'parameter')}, in the map of weight gradients" if count else ""
+
+
+def list_troubles(
+    manifest: Mapping[str, Any],
+    events: Iterable[Event],
+    ranks: Sequence[Rank] = (),
+    unseen: Sequence[str] = (),
+    places: Sequence[ModelPlace] = (),
+    damaged: Sequence[DamagedPart] = (),
+) -> list[dict[str, Any]]:
+    """Tables of what went wrong or was left out: ``title``, ``note``, ``columns``, ``rows``, and how many ``more``.
+
+    A parameter that has its row among ``places`` because it never got a gradient is not listed again.
+    """
+    mapped = {f"{place.name}.grad" for place in places if "grad" in place.without}
+    unrecorded = [line for line in _list_unrecorded(manifest.get("not_recorded")) if line[0] not in mapped]
+    by_kind: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        by_kind[event.kind].append(event)
+    tables = [
+        _tabulate("Not recorded", "", ("site", "why"), unrecorded),
+        _tabulate(
+            "Without numbers",
+            "Known sites of which this page has nothing.",
+            ("site",),
+            [(name,) for name in unseen],
+        ),
+        _tabulate(
+            "Faults",
+            "Errors of the recording itself, caught where they happened; training went on.",
+            ("site", "times", "first error"),
+            _list_faults(manifest.get("faults"), by_kind["fault"]),
+        ),
+        _tabulate(
+            "Damaged files",
+            "They cannot be read; what they held is missing on this page.",
+            ("file", "where", "why"),
+            [("/".join(part.path.parts[-3:]), part.place, part.error.problem) for part in damaged],
+        ),
+        _tabulate("Lost", "Data that could not be written to the run folder.", ("rank", "what"), _list_lost(ranks)),
+        _tabulate(
+            "Recorded by itself",
+            "Processes that found their rank taken; what they recorded is not on this page.",
+            ("rank", "folder"),
+            [(str(rank.rank), rank.folder.name) for rank in ranks if rank.is_extra],
+        ),
+        *(
+            _tabulate(title, note, ("step", "what", "why"), [_print_event(event) for event in by_kind[kind]])
+            for kind, (title, note) in _TROUBLES.items()
+        ),
+        _tabulate("Loss scale", "", ("step", "scale"), _list_scales(by_kind["scale"])),
+    ]
+    return [table for table in tables if table["rows"]]
+
+
+def _tabulate(title: str, note: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> dict[str, Any]:
+    more = max(0, len(rows) - MOST_LINES)
+    return {"title": title, "note": note, "columns": columns, "rows": rows[:MOST_LINES], "more": more}
+
+
+def _list_unrecorded(entries: Any) -> list[tuple[str, ...]]:
+    if isinstance(entries, Mapping):
+        return [(str(site), str(why)) for site, why in entries.items()]
+    return [
+        (str(entry.get("site", "")), str(entry.get("reason", entry.get("why", ""))))
+        if isinstance(entry, Mapping)
+        else (str(entry), "")
+        for entry in entries or ()
+    ]
+
+
+def _list_faults(counts: Any, events: Sequence[Event]) -> list[tuple[str, ...]]:
+    """Sites with faults: how often by the manifest, why by the first event."""
+    reasons = {event.name: event.text for event in reversed(events)}
+    times = dict(counts) if isinstance(counts, Mapping) else {}
+    return [(site, str(times.get(site, 1)), reasons.get(site, "")) for site in dict.fromkeys([*times, *reasons])]
+
+
+def _list_lost(ranks: Sequence[Rank]) -> list[tuple[str, ...]]:
+    losses = [(rank, {what: n for what, n in rank.facts.get("lost", {}).items() if n}) for rank in ranks]
+    return [(str(rank.rank), ", ".join(f"{n:,} {what}" for what, n in lost.items())) for rank, lost in losses if lost]
+
+
+def _list_scales(events: Sequence[Event]) -> list[tuple[str, ...]]:
+    """The loss scale where it changes."""
+    lines: list[tuple[str, ...]] = []
+    for event in events:
+        scale = f"{event.value:,.6g}"
+        if not lines or lines[-1][1] != scale:
+            lines.append((f"{event.moment.step:,}", scale))
+    return lines
+
+
+def _print_event(event: Event) -> tuple[str, ...]:
+    return (f"{event.moment.step:,}", event.name, event.text)
+
+
+def _join(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else ", ".join(map(str, value))

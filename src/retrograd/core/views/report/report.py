@@ -1,0 +1,142 @@
+"""The report: a run in, one HTML page out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retrograd.core.errors import RunWriteError
+from retrograd.core.history.history import History
+from retrograd.core.history.sink import Phase
+from retrograd.core.history.ungraded import list_ungraded
+from retrograd.core.runs.layout import INVENTORY
+from retrograd.core.runs.reader import Given, Run, read_history, read_run
+from retrograd.core.views.page.frame import frame_page, write_page
+from retrograd.core.views.report.blocks import (
+    Blocks,
+    make_exponent_block,
+    make_loss_block,
+    make_statistic_blocks,
+)
+from retrograd.core.views.report.facts import (
+    describe_data,
+    describe_recorded,
+    describe_run,
+    list_modules,
+    list_troubles,
+)
+from retrograd.core.views.report.findings import describe_findings, find_first_nonfinite
+from retrograd.core.views.report.scope import choose_scope
+from retrograd.core.views.report.ungraded import tell_ungraded
+from retrograd.core.views.shown import add_ungraded, group_places
+from retrograd.explaining.findings.detectors.missing_gradients import tell_reasons
+from retrograd.explaining.findings.explain import explain_record, make_record
+
+if TYPE_CHECKING:
+    from retrograd.memory.inventory.inventory import Inventory
+
+FILE_NAME = "report.html"
+
+
+def write_report(
+    run: Given,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    phase: Phase | None = None,
+    columns: int = 1000,
+    megabytes: float = 8.0,
+    inventory: Inventory | None = None,
+) -> Path:
+    """Write one HTML file that shows a run, opens offline and can be mailed.
+
+    Args:
+        run: a run, its folder, a recording, or a history.
+        path: the file; ``report.html`` in the run folder, or here for a history, when left out.
+        phase: which kind of forward to show; the first of ``train``, ``forward``, ``eval`` … that was recorded,
+            when left out.
+        columns: the most columns in which steps are drawn. A column keeps the extremes of its steps.
+        megabytes: about how large the file may get; digits, then columns are given up for it.
+        inventory: saved tensors to show; by default the inventory that ``retrograd run --inventory`` has written into
+            the folder of the first rank that has one.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        NothingRecordedError: ``run`` is not a record.
+        NotARunError, DamagedRunError: a folder cannot be read.
+        RunWriteError: if the file cannot be written.
+        SavedTensorError: if the inventory in the run folder is damaged.
+    """
+    found = read_run(run)
+    page = build_page(found, phase=phase, columns=columns, megabytes=megabytes, inventory=inventory)
+    if path is not None:
+        return write_page(path, page, "The report", RunWriteError)
+    home = found.path if isinstance(found, Run) else Path()
+    return write_page(home / FILE_NAME, page, "The report", RunWriteError, follow_links=not isinstance(found, Run))
+
+
+def build_page(
+    run: Run | History,
+    *,
+    phase: Phase | None = None,
+    columns: int = 1000,
+    megabytes: float = 8.0,
+    inventory: Inventory | None = None,
+) -> str:
+    """Build the page as text; arguments are those of :func:`write_report`."""
+    if inventory is None and isinstance(run, Run):
+        inventory = find_inventory(run)
+    history = read_history(run)
+    scope = choose_scope(history, phase, columns, megabytes)
+    blocks = Blocks(make_statistic_blocks(scope), make_loss_block(scope), make_exponent_block(scope))
+    record = make_record(run)
+    status = run.status if isinstance(run, Run) else history.manifest.get("status")
+    reasons = tell_reasons(record, list_ungraded(history))
+    told = tell_ungraded(history, reasons, is_running=status == "running")
+    events, places = history.few_events, add_ungraded(group_places(scope.sites), told, history.manifest)
+    ranks, damaged = (run.ranks, run.damaged) if isinstance(run, Run) else ([], [])
+    facts: dict[str, Any] = {
+        **describe_run(run, scope),
+        **describe_data(scope, places, blocks),
+        "findings": describe_findings(explain_record(record), scope, places),
+        "nonfinite": find_first_nonfinite(scope, places),
+        "recorded": describe_recorded(scope, places),
+        "troubles": list_troubles(history.manifest, events, ranks, scope.unseen, places, damaged),
+        "model": list_modules(history.manifest.get("model")),
+        "inventory": None,
+        "live": None,
+    }
+    packed = {block.name: block.text for block in blocks.listed}
+    if inventory is not None:
+        from retrograd.memory.views.inventory_page import (  # with torch, which takes seconds
+            pack_inventory,
+            tell_inventory,
+        )
+
+        facts["inventory"], packed["inventory"] = tell_inventory(inventory), pack_inventory(inventory)
+    return frame_report(facts, packed)
+
+
+def frame_report(facts: dict[str, Any], packed: dict[str, str], *, is_served: bool = False) -> str:
+    """The page of these facts and blocks; one that is served may ask its server for more."""
+    return frame_page(
+        "retrograd.core.views.report",
+        facts["title"],
+        facts,
+        packed,
+        is_served=is_served,
+        styles=(),
+        parts={"map": "retrograd.core.views.report", "kept": "retrograd.core.views.kept"},
+    )
+
+
+def find_inventory(run: Run) -> Inventory | None:
+    """Find the inventory of the first rank that has one."""
+    file = next((path for rank in run.ranks if (path := rank.folder / INVENTORY).exists()), None)
+    if file is None:
+        return None
+    from retrograd.memory.inventory.inventory import Inventory  # with torch, which takes seconds
+
+    return Inventory.load(file)

@@ -1,0 +1,282 @@
+"""Comparing two runs: :func:`compare`, and the comparison that it returns."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from retrograd.core.amounts import count_of, list_names
+from retrograd.core.errors import CompareError
+from retrograd.core.foreign.text import show_plainly
+from retrograd.core.history.history import History
+from retrograd.core.history.steps import number_steps
+from retrograd.core.runs.reader import Run
+from retrograd.core.sites.site import ROOT
+from retrograd.explaining.comparing.differences import find_context, find_differences, find_dtypes
+from retrograd.explaining.comparing.distance import FORMATS, Distances, Floor, measure
+from retrograd.explaining.comparing.divergence import (
+    Divergence,
+    Predecessors,
+    describe_pair,
+    find_first,
+    find_parting,
+    tell_parting,
+)
+from retrograd.explaining.comparing.pairs import Pairs, pair_rows
+from retrograd.explaining.findings.explain import make_record
+from retrograd.explaining.findings.finding import Finding
+from retrograd.explaining.findings.record import Record
+
+Verdict = Literal["identical", "same within noise", "different"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of comparing two runs. True when they are the same within noise.
+
+    Attributes:
+        verdict: ``identical`` (to the last bit of the records), ``same within noise``, or ``different``.
+        noise: source of the noise floor.
+        first: the first place where they differ, even by a last bit; None where they are identical.
+        parting: the first place where they differ by more than noise; None where they never do.
+        largest: the largest distance of all rows, relative to the sizes of their tensors.
+        findings: differences, grouped by cause: the first ones exist before or at the parting.
+        context: other differences in how they were run, such as the commit.
+        about: extent of the comparison.
+        letter: what the second run is called in all of this; the first is A.
+    """
+
+    verdict: Verdict
+    noise: str
+    first: Divergence | None
+    parting: Divergence | None
+    largest: float
+    findings: tuple[Finding, ...]
+    context: tuple[str, ...]
+    about: str
+    letter: str
+
+    def __bool__(self) -> bool:
+        return self.verdict != "different"
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __str__(self) -> str:
+        lines = [f"{self.verdict}{self._tell_where()}"]
+        for finding in self.findings:
+            lines.append(f"  {finding.severity:<7}  {finding}")
+            lines += [f"           hence: {each}" for each in finding.causes]
+        lines += [f"  also     {each}" for each in self.context]
+        return show_plainly("\n".join([*lines, f"compared: {self.about}"]))
+
+    __repr__ = __str__
+
+    def as_json_lines(self, run: str = "") -> str:
+        """Write the verdict as a line of JSON, and each finding as another; ``run`` names the second run of several."""
+        place = self.parting or self.first
+        head = {
+            **({"letter": self.letter, "run": run} if run else {}),
+            "verdict": self.verdict,
+            "noise": self.noise,
+            "site": place.site if place else "",
+            "step": place.step if place else None,
+            "distance": place.distance if place else 0.0,
+            "limit": place.limit if place else None,
+            "context": list(self.context),
+        }
+        plain = {name: str(value) if value == float("inf") else value for name, value in head.items()}
+        lines = [json.dumps(plain, ensure_ascii=False, allow_nan=False), *(each.as_json() for each in self.findings)]
+        return "".join(f"{line}\n" for line in lines)
+
+    def _tell_where(self) -> str:
+        if self.parting is not None:
+            place = self.parting
+            allowed = f" (noise allows {place.limit:.2g}: {self.noise})" if math.isfinite(place.distance) else ""
+            return f": they diverge at {place} {place.tell_distance()}{allowed}"
+        if self.first is not None:
+            most = f" there and by {self.largest:.2g} at most" if math.isfinite(self.largest) else ""
+            return f": they differ from {self.first} on, {self.first.tell_distance()}{most} ({self.noise})"
+        return ""
+
+
+Recorded = Run | History | str | os.PathLike[str]
+
+
+def compare(a: Recorded, b: Recorded, *, noise: Sequence[Recorded] = (), letter: str = "B") -> Comparison:
+    """Find where two runs first diverge, in the order in which training ran, and why.
+
+    Rows of the same site at the same moment are compared. The noise between them is measured by repeated runs, if these
+    are given; otherwise it is estimated from the rounding of their number formats, and from how rounding grows.
+
+    Args:
+        a: a run, its folder or that of a single rank (``RUN/rank00000``), or a history.
+        b: the other one.
+        noise: runs of the same program as ``a``, with the same seed.
+        letter: what ``b`` is called in what is said; ``a`` is A.
+
+    Returns:
+        A verdict (``identical``, ``same within noise``, ``different``), the first place, and findings by cause.
+
+    Raises:
+        CompareError: their records have nothing in common.
+        NotARunError, DamagedRunError: a folder cannot be read.
+    """
+    records = [make_record(each) for each in (a, b)]
+    repeats = [make_record(each).history for each in noise]
+    pairs = pair_rows(records[0].history, records[1].history)
+    unread = [each for each in records if each.history.rows.left_out and not each.history.rows.count]
+    if unread:
+        which = list_names([name for name, each in zip(("A", letter), records, strict=True) if each in unread])
+        raise CompareError(
+            f"No row of {which} could be read: {unread[0].missing()} left out.",
+            repair="copy the damaged files anew from where the run was recorded.",
+        )
+    if not len(pairs):
+        raise CompareError(
+            "The two have nothing in common: no site was recorded in both at the same step.",
+            repair="compare runs of the same model, recorded with the same sites and schedule.",
+        )
+    return _Comparing(records[0], records[1], pairs, repeats, letter).conclude()
+
+
+class _Comparing:
+    """Two records and their pairs."""
+
+    def __init__(self, a: Record, b: Record, pairs: Pairs, repeats: Sequence[History], letter: str) -> None:
+        self._a, self._b, self._pairs, self._letter = a, b, pairs, letter
+        self._distances: Distances = measure(pairs)
+        self._floor = Floor(pairs, a.history, repeats, (find_dtypes(a), find_dtypes(b)))
+
+    def conclude(self) -> Comparison:
+        """The verdict and its grounds."""
+        first = self._describe(find_first(self._pairs, self._distances))
+        place = find_parting(self._pairs, self._distances, self._floor)
+        parting = self._describe(place)
+        differences = [*find_differences(self._a, self._b, self._letter), *self._compare_formats()]
+        verdict: Verdict = "different" if parting else "same within noise" if first else "identical"
+        return Comparison(
+            verdict=verdict,
+            noise=self._floor.words,
+            first=first,
+            parting=parting,
+            largest=float(self._distances.usual.max()),
+            findings=tuple(self._group(differences, place, parting)) + tuple(self._compare_extent()),
+            context=tuple(find_context(self._a, self._b, self._letter)),
+            about=self._tell_extent(),
+            letter=self._letter,
+        )
+
+    def _describe(self, place: int | None) -> Divergence | None:
+        return None if place is None else describe_pair(self._pairs, self._distances, self._floor, place, self._letter)
+
+    def _group(self, found: Sequence[Finding], place: int | None, parting: Divergence | None) -> list[Finding]:
+        """Differences that exist when the runs part, the first with its consequence; later ones as notes."""
+        if parting is None or place is None:
+            return [replace(each, severity="note") for each in found]
+        before = [each for each in found if self._is_before(each, place, parting.step)]
+        after = [replace(each, severity="note") for each in found if each not in before]
+        is_told = any(each.detector == "initial-parameters" for each in before)
+        causes = before if is_told else [*self._tell_initial(), *before]
+        looked = self._look_before(place, parting.step)
+        told = tell_parting(parting, self._a, self._b, looked, is_explained=bool(causes))
+        if causes:
+            return [replace(causes[0], causes=(told,)), *causes[1:], *after]
+        return [told, *after]
+
+    def _is_before(self, finding: Finding, place: int, step: int) -> bool:
+        """Tell whether a difference existed when the runs parted; one of a model's inputs exists before its outputs."""
+        if finding.detector == "precision" or (finding.step or 0) > step:
+            return False
+        if finding.detector != "inputs" or finding.step != step:
+            return True
+        model = finding.site.partition(":")[0]
+        inside = (f"{model}.", f"{model}:")
+        is_inside = np.array([model == ROOT or name.startswith(inside) for name in self._pairs.names], np.bool_)
+        first = np.flatnonzero(is_inside[self._pairs.site] & (self._pairs.of_a("step") == step))
+        return not len(first) or bool(first[0] <= place)
+
+    def _look_before(self, place: int, step: int) -> Predecessors:
+        """Describe the rows before this one in its step and micro-batch, in its process."""
+        before = np.arange(place)
+        for name in ("step", "micro", "rank"):
+            column = self._pairs.of_a(name)
+            before = before[column[before] == column[place]]
+        gradients = self._pairs.of_a("backward")[before] >= 0
+        knows_weights, names = self._compare_weights(step)
+        return Predecessors(not len(before), not gradients.any(), knows_weights, tuple(names))
+
+    def _tell_initial(self) -> list[Finding]:
+        """Parameters that differ before the first update."""
+        _, names = self._compare_weights(0)
+        if not names:
+            return []
+        message = f"Initial parameters differ: {list_names(names)}."
+        return [Finding(detector="initial-parameters", severity="warning", message=message, site=names[0], step=0)]
+
+    def _compare_weights(self, step: int) -> tuple[bool, list[str]]:
+        """Tell whether updates of a step were recorded, and list the parameters whose sizes differed before."""
+        pairs = self._pairs
+        is_update = np.array([name.endswith(".update") for name in pairs.names], np.bool_)[pairs.site]
+        places = np.flatnonzero(is_update & (pairs.of_a("step") == step))
+        one, other = (np.sqrt(each[places]) for each in pairs.columns("reference"))
+        apart = np.abs(one - other) > self._floor.limits[places] * np.maximum(one, other)
+        return bool(len(places)), [pairs.names[site].removesuffix(".update") for site in pairs.site[places[apart]]]
+
+    def _compare_formats(self) -> list[Finding]:
+        """The first site whose numbers have different formats."""
+        one, other = self._floor.formats
+        differs = self._floor.is_other
+        places = np.flatnonzero(differs[self._pairs.site])
+        if not len(places):
+            return []
+        site = int(self._pairs.site[places[0]])
+        formats = [FORMATS[int(each[site])].name for each in (one, other)]
+        message = (
+            f"{self._pairs.names[site]} is computed in {formats[0]} in A and in {formats[1]} in {self._letter}, and "
+            f"so are {count_of(int(differs.sum()), 'site')} in all."
+        )
+        return [
+            Finding(
+                detector="precision",
+                severity="note",
+                message=message,
+                site=self._pairs.names[site],
+                step=int(self._pairs.of_a("step")[places[0]]),
+            )
+        ]
+
+    def _compare_extent(self) -> list[Finding]:
+        """Compare what only one of the runs has: steps, sites and rows."""
+        found = []
+        last = [each.last_step or 0 for each in (self._a, self._b)]
+        if last[0] != last[1]:
+            found.append(f"A was recorded up to step {last[0]}, {self._letter} up to step {last[1]}.")
+        names = set(self._pairs.names)
+        for record, run in ((self._a, "A"), (self._b, self._letter)):
+            alone = len(record.history.sites) - len(names)
+            if alone > 0:
+                found.append(f"{count_of(alone, 'site')} {'was' if alone == 1 else 'were'} recorded only in {run}.")
+        missing = self._pairs.missing_a + self._pairs.missing_b
+        if missing:
+            rows = f"{count_of(missing, 'row')} of sites that both have {'was' if missing == 1 else 'were'}"
+            found.append(f"{rows} recorded in only one of them.")
+        return [Finding(detector="extent", severity="note", message=each) for each in found]
+
+    def _tell_extent(self) -> str:
+        steps = len(number_steps(self._pairs.of_a("step"))[0])
+        differing = int((~self._distances.is_same).sum())
+        sizes = f"{count_of(len(self._pairs), 'row')} at {count_of(len(self._pairs.names), 'site')}"
+        told = [
+            f"; without {missing} of {run}"
+            for run, each in (("A", self._a), (self._letter, self._b))
+            if (missing := each.missing())
+        ]
+        found = f"{differing:,} {'differs' if differing == 1 else 'differ'}"
+        return f"{sizes} over {count_of(steps, 'step')}, {found}{''.join(told)}"

@@ -1,0 +1,195 @@
+"""Saved tensors that something overwrites before backward uses them; watched together with what is not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from retrograd.core.history.facts import Overwrite
+from retrograd.core.hooks.backward import EngineRun, backward_followers
+from retrograd.core.hooks.engine import without_functions
+from retrograd.core.hooks.nodes import name_of, number_of
+from retrograd.core.hooks.optimizer import held_by
+from retrograd.core.hooks.program_watch import ProgramWatch
+from retrograd.core.hooks.reach import PassNodes
+from retrograd.core.hooks.saved import version_of
+from retrograd.core.hooks.torch_calls import user_line
+from retrograd.core.hooks.writes import Changed, SavedWatch, WriteNotes
+from retrograd.explaining.facts.gradient_writes import GradientWriteWatch
+from retrograd.explaining.facts.nonfinite_watch import NonFiniteWatch
+from retrograd.explaining.facts.source import FactHost, FactSource
+from retrograd.following.graph.node import Line
+from retrograd.following.graph.origins import Origin
+from retrograd.following.graph.overwritten import Overwritten, explain_overwritten, name_behind, storage_of
+
+_TOLD = 20
+"""Writes that torch does not see, of which a run tells at most."""
+
+
+class OverwriteWatch(FactSource):
+    """Notes lines and writes of every step, and at looks digests of all that is saved.
+
+    Args:
+        host: the recorder.
+        watch: sees the program; one of its own where it is left out.
+    """
+
+    def __init__(self, host: FactHost, watch: ProgramWatch | None = None) -> None:
+        super().__init__(host)
+        self._watch = watch or ProgramWatch(host.name_module, lambda error: host.fault("overwritten tensors", error))
+        self._saved = SavedWatch(self._watch.writes)
+        self._told: set[tuple[str, str, str]] = set()
+
+    # ---- what is told where nodes are explained ----
+
+    @property
+    def writes(self) -> WriteNotes:
+        """The last writes."""
+        return self._watch.writes
+
+    def find(self, number: int) -> Origin | None:
+        """Where the node with this sequence number was made."""
+        place = self._watch.places.find(number)
+        return Origin(place.module or None, 1, Line(place.file, place.line, place.function)) if place.file else None
+
+    # ---- what happens ----
+
+    def begin(self) -> None:
+        """Watch the thread in which the recording begins."""
+        self._watch.begin()
+        backward_followers.add(self)
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        """Take digests at looks."""
+        if self._watch.is_here:
+            takes_digests = self.host.is_look and len(self._told) < _TOLD
+            self._watch.see_nodes = self._saved.see_nodes if takes_digests else None
+            self._saved.forward_begins()
+            self._watch.resume()
+
+    def run_begins(self, run: EngineRun) -> None:
+        """Is what the nodes of this pass have saved still what it was?"""
+        if run.is_batched or self._saved.is_empty or not self._watch.is_here:
+            return
+        try:
+            if any(isinstance(root, Tensor) and not root.requires_grad for root in run.roots):
+                return
+            found = PassNodes(run)
+            for changed in self._saved.find_changed(found.nodes, is_kept=run.keeps_graph):
+                self._tell_silent(changed)
+            found.release()
+        except Exception as error:
+            self.host.fault("overwritten tensors", error)
+
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """Was it refused? What it would have run is still there."""
+        if not isinstance(error, RuntimeError) or "modified by an inplace operation" not in str(error):
+            return
+        if run.is_batched or not self._watch.is_here:
+            return
+        try:
+            found = PassNodes(run)
+            overwritten = explain_overwritten(found.nodes, self, self.host.name_parameter)
+            found.release()
+            if overwritten is not None:
+                self.host.note_fact(_make_fact(overwritten))
+        except Exception as fault:
+            self.host.fault("overwritten tensors", fault)
+
+    def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Pause: what is saved from here on is of the next forward."""
+        if self._watch.is_here:
+            self._watch.see_nodes = None
+            self._watch.pause()
+
+    def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer has written to its parameters."""
+        if self._watch.is_here:
+            with without_functions():
+                self.writes.note_update(held_by(optimizer), f"{type(optimizer).__name__}.step", user_line())
+            self._watch.resume()
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        backward_followers.remove(self)
+        self._watch.end()
+        self._saved.end()
+
+    def _tell_silent(self, changed: Changed) -> None:
+        origin = self.find(number_of(changed.node)) or Origin()
+        line = f"{origin.line.file}:{origin.line.line}" if origin.line is not None else ""
+        writer = self.writes.since(storage_of(changed.tensor), changed.order)
+        kind = name_of(changed.node)
+        key = kind, line, changed.name
+        if key in self._told or len(self._told) >= _TOLD:
+            return
+        self._told.add(key)
+        name = name_behind(changed.node, changed.tensor, self.host.name_parameter)
+        self.host.note_fact(
+            Overwrite(
+                name=origin.module or "",
+                tensor=name or changed.name,
+                node=kind,
+                saved_line=line,
+                written_line=writer.line if writer is not None else "",
+                writer=writer.writer if writer is not None else "",
+                saved_version=changed.then,
+                found_version=version_of(changed.tensor),
+                silent=True,
+            )
+        )
+
+
+def _make_fact(found: Overwritten) -> Overwrite:
+    last = found.writes[-1] if found.writes else None
+    return Overwrite(
+        name=found.module or "",
+        tensor=found.parameter or found.saved,
+        node=found.node,
+        saved_line=found.line,
+        written_line=last.line if last is not None else "",
+        writer=last.writer if last is not None else "",
+        saved_version=found.then,
+        found_version=found.now,
+    )
+
+
+# ---- both watches on one look ----
+
+
+class ExactWatch(FactSource):
+    """Where what is not finite is made first, and what was overwritten, at every step; by hooks, at looks."""
+
+    def __init__(self, host: FactHost) -> None:
+        super().__init__(host)
+        watch = ProgramWatch(
+            host.name_module, lambda error: host.fault("overwritten tensors and non-finite numbers", error)
+        )
+        self._parts = NonFiniteWatch(host, watch), OverwriteWatch(host, watch), GradientWriteWatch(host, watch)
+
+    def begin(self) -> None:
+        for part in self._parts:
+            part.begin()
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        for part in self._parts:
+            part.forward_begins(model, arguments)
+
+    def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
+        for part in self._parts:
+            part.backward_begins(roots)
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        for part in self._parts:
+            part.update_begins(optimizer)
+
+    def update_ends(self, optimizer: Optimizer) -> None:
+        for part in self._parts:
+            part.update_ends(optimizer)
+
+    def end(self) -> None:
+        for part in self._parts:
+            part.end()

@@ -1,0 +1,120 @@
+"""Modules that are in training mode."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+
+from retrograd.core.history.facts import Modes
+from retrograd.core.hooks.names import walk_paths
+from retrograd.core.identities import IdentityDict
+from retrograd.core.sites.site import ROOT
+from retrograd.explaining.facts.source import FactHost, FactSource
+
+_AT_ONCE = 8
+"""Modules that are asked at each forward; the root is always."""
+_MOST = 100
+"""Changes that are noted, whatever they are; then those to what was not there before."""
+
+
+class ModeSource(FactSource):
+    """Notes the modes of a model when they are not as at the forward before.
+
+    A change of the root's is seen at once; one deep inside a large model at the latest when its turn to be asked has
+    come, or at the next look.
+    """
+
+    def __init__(self, host: FactHost) -> None:
+        super().__init__(host)
+        self._known: IdentityDict[nn.Module, _Known] = IdentityDict()
+        self._names: IdentityDict[nn.Module, str] = IdentityDict()
+
+    def model_added(self, name: str, model: nn.Module) -> None:
+        """A model is recorded from now on."""
+        self._names[model] = name
+        self._known.pop(model, None)
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        """A recorded model is called."""
+        for each in (model,) if model in self._names else list(self._names):  # a part is called by itself
+            self._ask(each)
+
+    def _ask(self, model: nn.Module) -> None:
+        known = self._known.get(model)
+        if known is None:
+            known = self._known[model] = _Known()
+        if known.root != model.training or known.have_some_changed() or self.host.is_look:
+            flags = known.look(self._names[model], model)
+            if flags is not None:
+                training, evaluating = _summarize(flags)
+                self.host.note_fact(Modes(name=self._names[model] or ROOT, training=training, evaluating=evaluating))
+
+
+class _Known:
+    """The modes of a model at the forward before."""
+
+    def __init__(self) -> None:
+        self.root: bool | None = None
+        self._flags: dict[str, bool] = {}
+        self._modules: list[tuple[weakref.ref[nn.Module], bool]] = []
+        self._place = 0
+        self._seen: set[int] = set()
+        self._changes = 0
+
+    def have_some_changed(self) -> bool:
+        """Ask a few modules, others at each forward."""
+        place = self._place
+        some = self._modules[place : place + _AT_ONCE]
+        self._place = place + _AT_ONCE if place + _AT_ONCE < len(self._modules) else 0
+        for find, flag in some:
+            module = find()
+            if module is not None and module.training is not flag:
+                return True
+        return False
+
+    def look(self, name: str, model: nn.Module) -> dict[str, bool] | None:
+        """Ask all modules; their modes by path if these are not as before and worth a note."""
+        self.root = model.training
+        modules = dict(walk_paths(name, model))
+        flags = {path: bool(module.training) for path, module in modules.items()}
+        if flags == self._flags:
+            return None
+        self._flags = flags
+        self._modules = [(weakref.ref(module), module.training) for module in modules.values()]
+        self._place = 0
+        self._changes += 1
+        pattern = hash(tuple(flags.items()))
+        is_new = pattern not in self._seen
+        self._seen.add(pattern)
+        return flags if is_new or self._changes <= _MOST else None
+
+
+def _summarize(flags: dict[str, bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Paths of modules in training and in eval mode, those of a subtree that is all alike by its root."""
+    found: dict[bool, list[str]] = {True: [], False: []}
+    uniform = _find_uniform(flags)
+    covered: set[str] = set()
+    for path, flag in flags.items():  # parents before children
+        if _parent(path) in covered and path:
+            covered.add(path)
+            continue
+        if path in uniform:
+            covered.add(path)
+        found[flag].append(path or ROOT)
+    return tuple(found[True]), tuple(found[False])
+
+
+def _find_uniform(flags: dict[str, bool]) -> set[str]:
+    """Paths whose whole subtree has one mode."""
+    mixed: set[str] = set()
+    for path in reversed(flags):
+        parent = _parent(path)
+        if path and parent in flags and (path in mixed or flags[parent] != flags[path]):
+            mixed.add(parent)
+    return flags.keys() - mixed
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]

@@ -1,0 +1,324 @@
+"""Operations between a forward and its backward pass.
+
+To note them is dear, and most steps make the same graph. So they are noted at the first two recorded steps, and then at
+the step behind a look at which a graph is met that is unlike all those that were noted.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from dataclasses import replace
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from retrograd.core.history.facts import GraphSize, Operations, Softmax
+from retrograd.core.hooks.dispatch import carry_out_unseen, is_in_compiled_call, without_graph
+from retrograd.core.hooks.engine import OUTSIDE, current_graph_task, grad_enabled, is_transformed
+from retrograd.core.hooks.nested import flatten
+from retrograd.core.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
+from retrograd.core.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node
+from retrograd.core.sites.site import ROOT
+from retrograd.explaining.facts.source import FactHost, FactSource
+
+MOST = 3000
+"""Operations of a look."""
+
+_MOST_PASSES = 8
+"""Backward passes between two updates of which operations are noted."""
+
+ALWAYS = 2
+"""Recorded steps at which operations are noted, whatever they are."""
+
+_MOST_GRAPHS = 256
+"""Graphs that are remembered."""
+
+_REMEMBERED = 16
+"""Graphs that are known, the last written; a step may have several, such as those of two models in turn."""
+
+
+class ForwardOperations(FactSource):
+    """Notes operations from the begin of a forward to the next update, and writes them at each backward pass.
+
+    Where no pass comes they are written when the forward has failed, an update is made without one, or recording ends.
+    """
+
+    rests = True
+
+    def __init__(self, host: FactHost) -> None:
+        super().__init__(host)
+        self._softmaxes = SoftmaxLooks(host)
+        see = self._softmaxes.see
+        self._notes = OperationNotes(host.name_module, MOST, lambda error: host.fault("operations", error), see)
+        self._sizes = GraphSizes(host)
+        self._written: deque[int] = deque(maxlen=_REMEMBERED)
+        self._name = ""
+        self._outputs: list[int] = []
+        self._passes = self._thread = 0
+        self._is_waiting = False
+        """A forward was noted, and no pass has come since."""
+        self._graphs: set[int] = set()
+        self._next = -1
+        """Recorded steps before that at which the next operations are noted."""
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        """Begin to note; go on where models are called one after the other."""
+        notes = self._notes
+        if notes.is_started and (not self._is_waiting or len(notes.noted) > MOST // 2):
+            self._stop()
+        if not self._is_time():
+            self._passes = 0
+        elif not notes.is_started and self._may_note(model):
+            self._name = self.host.name_module(model) or ROOT
+            self._thread = threading.get_ident()
+            notes.begin()
+        self._is_waiting = notes.is_started
+        if self._is_waiting:
+            notes.forward_begins()
+
+    def _is_time(self) -> bool:
+        host = self.host
+        if host.is_look and (host.recorded < ALWAYS or self._softmaxes.are_there):
+            return True
+        return host.recorded == self._next and host.is_recorded
+
+    def _may_note(self, model: nn.Module) -> bool:
+        may_train = grad_enabled() or model.training
+        return may_train and self._passes < _MOST_PASSES and not is_in_compiled_call()
+
+    def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
+        """Mark what it returned."""
+        if self._is_waiting:
+            self._outputs += [self._notes.find(tensor) for _, tensor in flatten(output, ())]
+            self._notes.forward_ends()
+            if failed:
+                self._stop()
+
+    def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
+        """Write them."""
+        is_noted = self._notes.is_started
+        graph = self._sizes.measure(roots, self._notes if is_noted else None)
+        if graph is not None:
+            self._compare(graph.kinds, is_noted=is_noted)
+        if is_noted:
+            self._passes += 1
+            self._is_waiting = False
+            nodes = None if graph is None else graph.nodes
+            self._write(self._notes.find(roots[0]) if roots else MADE_BEFORE, nodes)
+            self._notes.forward_ends()
+
+    def _compare(self, graph: int, *, is_noted: bool) -> None:
+        """Note operations at the next recorded step if this graph is unlike all whose operations were noted."""
+        if is_noted:
+            if len(self._graphs) >= _MOST_GRAPHS:
+                self._graphs.clear()
+            self._graphs.add(graph)
+        elif graph not in self._graphs and self.host.is_look:
+            self._next = self.host.recorded + 1
+
+    def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Stop noting after a forward. Within a pass no mode can be taken off: then the next forward does it."""
+        if threading.get_ident() == self._thread and current_graph_task() == OUTSIDE:
+            self._passes = 0
+            self._stop()
+
+    def drain(self) -> None:
+        """Note what was seen of softmax functions."""
+        self._softmaxes.drain()
+
+    def end(self) -> None:
+        """Leave nothing on the stack."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._notes.is_started:
+            if self._is_waiting:
+                self._write(MADE_BEFORE, None)
+            self._notes.end()
+            self._outputs.clear()
+            self._is_waiting = False
+
+    def _write(self, loss: int, nodes: int | None) -> None:
+        noted = self._notes.noted
+        outputs = tuple(sorted({each for each in self._outputs if each >= 0}))
+        signature = hash((self._name, outputs, loss, *map(_outline, noted)))
+        if noted and signature not in self._written:
+            self._written.append(signature)
+            self.host.tell_operations(self._notes)
+            value = float("nan") if nodes is None else float(nodes)
+            self.host.note_fact(
+                Operations.pack(
+                    noted, name=self._name, value=value, outputs=outputs, loss=loss, is_cut=self._notes.is_cut
+                )
+            )
+
+
+def _outline(noted: NotedOperation) -> tuple[Any, ...]:
+    """Key of an operation: without sizes, and without numbers that it is called with."""
+    kinds = tuple((each.partition("[")[0], each.count(",")) for each in (*noted.takes, *noted.makes))
+    operands = str(noted.operands)  # as text, for −1 and −2 have the same hash
+    return noted._replace(operands=(), takes=(), makes=(), arguments=""), operands, kinds
+
+
+# ---- sizes of graphs ----
+
+MOST_NODES = 200_000
+"""Beyond it nodes are not counted."""
+
+_FIRST = 8
+"""Recorded passes of which every one is looked at."""
+
+
+_MOST_SIGNED = 20_000
+"""Nodes of a graph of which each is watched; of a larger one its root alone."""
+
+
+class GraphSizes:
+    """Watches each recorded pass, and measures graphs at looks and at the first passes. It holds none."""
+
+    def __init__(self, host: FactHost) -> None:
+        self._host = host
+        self._signs: list[ref[NodeSign]] = []  # without callbacks, which would run within compiled code
+        self._count = self._living = 0
+        self._parts = GraphParts()
+
+    def measure(self, roots: tuple[torch.Tensor, ...], notes: OperationNotes | None) -> GraphOutline | None:
+        """A pass begins; returns the outline of its graph, where operations were noted, or it is time."""
+        nodes = [node for root in roots if not is_transformed(root) and (node := root.grad_fn) is not None]
+        if not nodes or not self._host.is_recorded:
+            return None
+        self._count += 1
+        is_wanted = notes is not None or self._count <= _FIRST or self._host.is_look
+        outline = self._measure(nodes, notes) if is_wanted else None
+        self._signs.append(ref(sign_node(nodes[0])))
+        if len(self._signs) > 2 * self._living + _FIRST:
+            self._count_living()
+        return outline
+
+    def _count_living(self) -> int:
+        """Count the graphs that are still held, and forget those that are gone."""
+        self._signs = [sign for sign in self._signs if sign() is not None]
+        self._living = len(self._signs)
+        return self._living
+
+    def _measure(self, nodes: list[Any], notes: OperationNotes | None) -> GraphOutline:
+        outline = outline_graph(nodes, MOST_NODES, self._parts.look, _MOST_SIGNED)
+        held = self._parts.add(outline.signs, notes)
+        ring, line = "", ""
+        if outline.rings:
+            number, ring = outline.rings[0]
+            made = None if notes is None else notes.made_by(number)
+            line = "" if made is None else made.line
+        self._host.note_fact(
+            GraphSize(
+                value=float(outline.nodes), alive=self._count_living(), ring=ring, ring_line=line, **held._asdict()
+            )
+        )
+        return outline
+
+
+class HeldParts(NamedTuple):
+    """What is held of graphs that were measured before: see :class:`~retrograd.core.history.facts.GraphSize`."""
+
+    looks: int
+    parts: int
+    held: str = ""
+    module: str = ""
+    line: str = ""
+
+
+class GraphParts:
+    """Watches the nodes of the graphs that were measured: of which of them is a part still held at the next look?
+
+    What is part of a later graph, too, is no part of an earlier one any more.
+    """
+
+    def __init__(self) -> None:
+        self.look = 0
+        self._signs: dict[int, list[ref[NodeSign]]] = {}
+        self._operations: dict[int, NotedOperation] = {}
+        """Number of a node of a graph of which operations were noted → the operation; while the node is held."""
+
+    def add(self, signs: list[ref[NodeSign]], notes: OperationNotes | None) -> HeldParts:
+        """A graph was measured, of which these nodes are signed."""
+        living = {look: kept for look, each in self._signs.items() if (kept := _list_living(look, each))}
+        newest = [max(kept, key=lambda sign: sign.number) for kept in living.values()]
+        found = HeldParts(self.look, len(living))
+        known = next((made for sign in newest if (made := self._operations.get(sign.number)) is not None), None)
+        if known is not None:
+            found = found._replace(held=known.name, module=known.module, line=known.line)
+        elif newest:
+            found = found._replace(held=newest[0].kind)
+        numbers = {sign.number for kept in living.values() for sign in kept}
+        self._signs = {look: self._signs[look] for look in living} | {self.look: signs}
+        self._operations = {each: made for each, made in self._operations.items() if each in numbers}
+        if notes is not None:
+            fresh = [sign.number for each in signs if (sign := each()) is not None]
+            self._operations |= {each: made for each in fresh if (made := notes.made_by(each)) is not None}
+        self.look += 1
+        return found
+
+
+def _list_living(look: int, signs: list[ref[NodeSign]]) -> list[NodeSign]:
+    """Signs of nodes that are still there, and in no later graph; what is gone is left out from now on."""
+    living = [(each, sign) for each in signs if (sign := each()) is not None]
+    signs[:] = [each for each, _ in living]
+    return [sign for _, sign in living if sign.look == look]
+
+
+# ---- softmax ----
+
+_MOST = 256
+"""Calls of a look that are seen."""
+
+
+class SoftmaxLooks:
+    """Is shown what operations make, and keeps Σp² and Σp of what a softmax in a module's forward has made."""
+
+    def __init__(self, host: FactHost) -> None:
+        self._host = host
+        self._held: list[tuple[Softmax, Tensor]] = []
+        self.are_there = False
+        """True once one has been seen."""
+
+    def see(self, noted: NotedOperation, result: Tensor) -> None:
+        """An operation has been called."""
+        if noted.name == "softmax" and noted.module and len(self._held) < _MOST and _is_readable(result):
+            entries, now = _count_entries(noted.arguments, result), self._host.now
+            fact = Softmax(name=noted.module, line=noted.line, value=0.0, entries=entries, moment=now)
+            self.are_there = True
+            self._held.append((fact, _add_up(without_graph(result))))
+
+    def drain(self) -> None:
+        """Note one fact for each line."""
+        held, self._held = self._held, []
+        sums: dict[Softmax, Tensor] = {}
+        for fact, pair in held:
+            sums[fact] = sums[fact] + pair if fact in sums else pair
+        for fact, pair in sums.items():
+            squares, total = pair.tolist()
+            if total > 0:
+                self._host.note_fact(replace(fact, value=squares / total))
+
+
+def _count_entries(arguments: str, result: Tensor) -> int:
+    """Count the numbers that add up to one: those along the dimension that it was called with, else the last one."""
+    found = re.search(r"\bdim=(-?\d+)", arguments)
+    return result.shape[int(found[1]) if found else -1]
+
+
+def _is_readable(result: Tensor) -> bool:
+    is_plain = type(result) is Tensor and not is_transformed(result) and result.layout is torch.strided
+    return is_plain and grad_enabled() and result.ndim > 1 and result.numel() > 0 and not result.is_meta
+
+
+def _add_up(result: Tensor) -> Tensor:
+    def add_up() -> Tensor:
+        numbers = result.float()
+        return torch.stack([numbers.square().sum(), numbers.sum()]).double()
+
+    return carry_out_unseen(add_up)

@@ -1,0 +1,1 @@
+"""`retrograd explain`, and findings while a script runs."""

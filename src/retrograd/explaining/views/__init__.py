@@ -1,0 +1,1 @@
+"""Findings and comparisons, printed and as pages."""

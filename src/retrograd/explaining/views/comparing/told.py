@@ -1,0 +1,80 @@
+"""What a comparison tells in words: the runs, where each parts from the first, and the findings that only some have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from retrograd.core.errors import CompareError
+from retrograd.core.history.history import History
+from retrograd.core.runs.reader import Run
+from retrograd.core.views.report.facts import make_status, print_command
+from retrograd.core.views.report.findings import describe_findings
+from retrograd.core.views.report.scope import Scope
+from retrograd.explaining.comparing.comparison import Comparison
+from retrograd.explaining.comparing.pairs import plain_name, plain_names
+from retrograd.explaining.findings.finding import SEVERITIES, Finding, Findings
+from retrograd.explaining.views.comparing.alignment import Aligned
+
+
+def describe_run(run: Run | History, name: str, letter: str, scope: Scope, findings: Findings) -> dict[str, Any]:
+    """A line of the table of runs."""
+    manifest, losses = scope.history.manifest, scope.history.made_loss.values
+    steps = scope.history.made_steps if scope.phase == "train" else scope.columns.steps
+    loss = float(losses[-1]) if len(losses) else None
+    return {
+        "letter": letter,
+        "name": name,
+        "status": make_status(run.status if isinstance(run, Run) else manifest.get("status")),
+        "steps": f"{len(steps):,} ({steps[0]:,} to {steps[-1]:,})" if len(steps) else "none",
+        "loss": None if loss is None else f"{loss:.4g}" if np.isfinite(loss) else str(loss).replace("nan", "NaN"),
+        "sites": f"{len(scope.sites):,}",
+        "findings": findings.headline,
+        "command": print_command(manifest),
+    }
+
+
+def describe_verdict(comparison: Comparison | CompareError, scope: Scope) -> dict[str, Any]:
+    """Where a run parts from the first, why, and how to see it."""
+    if isinstance(comparison, CompareError):
+        return {"verdict": "cannot be compared", "said": str(comparison).partition("\n")[0], "visit": None}
+    place = comparison.parting or comparison.first
+    shown = dict(zip(plain_names(scope.sites), scope.sites, strict=True))
+    is_there = place is not None and place.site in shown
+    return {
+        "verdict": comparison.verdict,
+        "called": comparison.letter,
+        "said": str(comparison).partition("\n")[0],
+        "visit": {"site": shown[place.site], "step": place.step} if place is not None and is_there else None,
+        "findings": describe_findings(Findings(comparison.findings), scope)["listed"],
+        "context": list(comparison.context),
+        "about": comparison.about,
+    }
+
+
+def describe_all_findings(found: Sequence[Findings], letters: Sequence[str], scope: Scope) -> dict[str, Any]:
+    """Findings of all runs, each once with the runs that have it; first those that not all have, the worst first."""
+    having: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
+    for letter, findings in zip(letters, found, strict=True):
+        for each in findings:
+            told = having.setdefault((each.detector, plain_name(each.site)), (each, []))[1]
+            if letter not in told:
+                told.append(letter)
+    ordered = sorted(having.values(), key=lambda each: SEVERITIES.index(each[0].severity))
+    described = describe_findings(Findings(each for each, _ in ordered), scope)["listed"]
+    listed = [{**told, "runs": runs} for told, (_, runs) in zip(described, ordered, strict=True)]
+    return {
+        "some": [each for each in listed if len(each["runs"]) < len(letters)],
+        "all": [each for each in listed if len(each["runs"]) == len(letters)],
+    }
+
+
+def note_places(aligned: Aligned, missing: Sequence[tuple[int, ...]], letters: Sequence[str]) -> dict[str, str]:
+    """For sites that not all runs have, which have them."""
+    return {
+        name: "only " + ", ".join(letter for number, letter in enumerate(letters) if number not in lacking)
+        for name, lacking in zip(aligned.names, missing, strict=True)
+        if lacking
+    }

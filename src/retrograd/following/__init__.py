@@ -1,0 +1,1 @@
+"""The backward graph, and what runs in it, node by node."""

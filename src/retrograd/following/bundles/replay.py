@@ -1,0 +1,309 @@
+"""Run the node of a replay bundle again, in any process, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from retrograd.core.amounts import count_of
+from retrograd.core.errors import ReplayError
+from retrograd.core.foreign.text import show_plainly
+from retrograd.core.hooks.dispatch import plain_torch
+from retrograd.core.randomness import random_kept
+from retrograd.following.bundles.bundle import Bundle, Came, read_bundle
+from retrograd.following.bundles.copies import TensorCopies, same_bits
+from retrograd.following.bundles.files import damaged
+from retrograd.following.bundles.guard import CallGuard, check_stored
+from retrograd.following.bundles.program import BundledOperation, Ran, describe_error, run_program, set_random, switched
+from retrograd.following.graph.walker import describe
+
+_MOST_OPERATIONS = 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """The outcome of running the node of a bundle again; true where it is the same as before.
+
+    Attributes:
+        bundle: what was run.
+        outputs: the gradients that it gave; empty where it raised.
+        expected: those that it gave when the bundle was written.
+        equal: whether they are the same bit for bit, or the same exception was raised; None where there is nothing to
+            compare: other gradients came in, or the exception came from code that is not in the bundle.
+        error: the exception that was raised.
+        differences: what is not the same, or was not compared, a line each.
+    """
+
+    bundle: Bundle
+    outputs: tuple[Tensor | None, ...]
+    expected: tuple[Tensor | None, ...]
+    equal: bool | None
+    error: Exception | None
+    differences: list[str]
+
+    def __bool__(self) -> bool:
+        return self.equal is True
+
+    def __str__(self) -> str:
+        return describe_replay(self)
+
+    def __repr__(self) -> str:
+        outcome = {True: "the same", False: "not the same", None: "not compared"}[self.equal]
+        return f"<Replayed {self.bundle.node.place}: {outcome}>"
+
+
+def replay(
+    bundle: Bundle | str | Path,
+    *,
+    incoming: Sequence[Tensor | None] | None = None,
+    strict: bool = True,
+    trusted: bool = False,
+) -> Replayed:
+    """Run the node of a bundle again, and compare what it gives with what it gave, bit for bit.
+
+    Neither the model nor its code is needed, but custom operations must be registered. What somebody else has written
+    may be opened: only operations that compute are carried out, after their sizes and indices have been looked at. The
+    random generators and switches of torch are as before when this returns.
+
+    Args:
+        bundle: a bundle, or its folder.
+        incoming: other gradients to run it with; then nothing is compared. Numbers that the node's code has read out of
+            the gradients (``.item()``, sizes) stay those of the recorded run.
+        strict: whether to refuse a bundle that another version of torch has written.
+        trusted: you know who wrote it, so that whatever it names may be carried out, custom operations among it.
+
+    Raises:
+        DamagedBundleError: the bundle cannot be read.
+        BundleVersionError: another version of torch has written it.
+        UnsafeBundleError: it is not trusted, and asks for more than to compute.
+        ReplayError: this process lacks an operation or a device, or the gradients do not fit.
+    """
+    if not isinstance(bundle, Bundle):
+        bundle = read_bundle(bundle, strict=strict)
+    ran = run_bundle(bundle, incoming, trusted=trusted)
+    expected = rebuild_outgoing(bundle)
+    if incoming is not None:
+        notes = [] if bundle.node.failure is None or ran.error else [_say_cut_short(bundle)]
+        return Replayed(bundle, ran.outputs, expected, None, ran.error, notes)
+    differences = find_differences(bundle, ran)
+    equal: bool | None = not differences
+    if differences and bundle.node.deviation:
+        differences.append("torch takes another formula for this node while its operations are recorded")
+    failure = bundle.node.failure
+    if equal and failure is not None and failure.by != "operation":
+        differences, equal = [_say_not_raised(bundle)], None
+    return Replayed(bundle, ran.outputs, expected, equal, ran.error, differences)
+
+
+def describe_replay(replayed: Replayed) -> str:
+    """Describe the run and its outcome to a person."""
+    return show_plainly("\n".join(_describe(replayed)))
+
+
+def _describe(replayed: Replayed) -> Iterator[str]:
+    bundle, node = replayed.bundle, replayed.bundle.node
+    number = "" if node.number is None else f", number {node.number}"
+    yield f"{node.place}{number}, written with torch {bundle.versions.torch}"
+    if node.line is not None:
+        yield f"  made at {node.line}"
+        yield from (f"  {'>' if number == node.line.line else ' '} {number:5} {text}" for number, text in node.source)
+    yield from (f"  came in  {index}: {_say_came(came)}" for index, came in enumerate(node.incoming))
+    yield from (f"  saved    {each.name}: {each.tensor or each.value}" for each in node.saved)
+    yield from (f"  kept     {name}: {text}" for name, text in (node.attributes or {}).items())
+    yield from _describe_operations(bundle.program.operations)
+    yield from (f"  went out {index}: {_say_output(replayed, index)}" for index in range(len(replayed.outputs)))
+    if node.failure is not None:
+        yield f"  raised   {node.failure.error}"
+    if replayed.error is not None:
+        yield f"  raised now {type(replayed.error).__name__}: {replayed.error}"
+    yield {True: "The same.", False: "Not the same.", None: "Not compared."}[replayed.equal]
+    yield from (f"  {each}" for each in replayed.differences)
+
+
+def _describe_operations(operations: Sequence[BundledOperation]) -> Iterator[str]:
+    for index, operation in enumerate(operations[:_MOST_OPERATIONS]):
+        yield f"  ran      {index}: {operation.name}"
+    if len(operations) > _MOST_OPERATIONS:
+        yield f"  ran      … and {len(operations) - _MOST_OPERATIONS} more operations"
+
+
+def _say_came(came: Came | None) -> str:
+    if came is None:
+        return "None"
+    return f"{came.tensor}, {came.nonfinite} not finite" if came.nonfinite else str(came.tensor)
+
+
+def _say_output(replayed: Replayed, index: int) -> str:
+    output = replayed.outputs[index]
+    if output is None:
+        return "None"
+    text = str(describe(output))
+    start = f"outgoing {index}: "
+    found = [each.removeprefix(start) for each in replayed.differences if each.startswith(start)]
+    if found or replayed.equal is None:
+        return f"{text}, {found[0]}" if found else text
+    return f"{text}, the same"
+
+
+def _say_not_raised(bundle: Bundle) -> str:
+    failure = bundle.node.failure
+    assert failure is not None
+    code = "Python code" if failure.by == "Python" else "autograd itself"
+    return f"raised by {code}, not by an operation: {failure.error}\n{failure.traceback}".rstrip()
+
+
+def _say_cut_short(bundle: Bundle) -> str:
+    count = len(bundle.program.operations)
+    return f"{bundle.node.name} raised when it was recorded: what would have come after {count} operations is not known"
+
+
+# ---- running ----
+
+_CANNOT_BE_MADE = (RuntimeError, AssertionError, TypeError, ValueError, OverflowError, AttributeError, ImportError)
+"""Errors of torch where a tensor has a shape, dtype or device that it cannot have here."""
+
+
+def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None, *, trusted: bool = False) -> Ran:
+    """Run the program of a bundle, from the random state and with the switches of then; those of now are put back.
+
+    Args:
+        bundle: holds the program.
+        incoming: other gradients than those in the bundle.
+        trusted: whether to carry out whatever it names, with whatever sizes and indices.
+
+    Raises:
+        DamagedBundleError: its tensors, or its states of random generators, are not valid.
+        ReplayError: this process lacks an operation or a device, or the gradients do not fit.
+        UnsafeBundleError: it is not trusted, and may do harm.
+    """
+    guard = None if trusted else _guard(bundle)
+    with ExitStack() as stack:
+        stack.enter_context(plain_torch())
+        inputs = _rebuild_inputs(bundle)
+        if incoming is not None:
+            _replace(bundle, inputs, incoming)
+        stack.enter_context(random_kept())
+        stack.enter_context(switched(bundle.switches))
+        _set_random(bundle, 0)
+        return run_program(bundle.program, inputs, partial(_set_random, bundle), guard)
+
+
+def rebuild_outgoing(bundle: Bundle) -> tuple[Tensor | None, ...]:
+    """Make the gradients that the node gave when the bundle was written.
+
+    Raises:
+        DamagedBundleError: it cannot be made.
+    """
+    try:
+        return bundle.outgoing.rebuild()
+    except _CANNOT_BE_MADE as error:
+        raise damaged(bundle.path, f"the tensors that came out cannot be made: {error}") from error
+
+
+def _guard(bundle: Bundle) -> CallGuard:
+    stored = bundle.inputs.stored_bytes() + bundle.outgoing.stored_bytes()
+    for copies in (bundle.inputs, bundle.outgoing):
+        check_stored(copies, stored)
+    return CallGuard(stored)
+
+
+def _set_random(bundle: Bundle, number: int) -> None:
+    try:
+        set_random(bundle.random[number])
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        raise damaged(bundle.path, f"a state of the random generators is not valid: {error}") from error
+
+
+def find_differences(bundle: Bundle, ran: Ran) -> list[str]:
+    """Compare a run with that of the node; returns a sentence for each difference."""
+    failure, operations = bundle.node.failure, bundle.program.operations
+    if ran.stopped_at is not None:
+        where = f"operation {ran.stopped_at} ({operations[ran.stopped_at].name})"
+        expected = operations[ran.stopped_at].raises
+        if ran.error is None:
+            return [f"{where} did not raise {expected}"]
+        raised = describe_error(ran.error)
+        return [] if raised == expected else [f"{where} raised {raised}{f', not {expected}' if expected else ''}"]
+    if failure is not None:
+        return [] if failure.by != "operation" else [f"nothing raised {failure.error}"]
+    expected_tensors = rebuild_outgoing(bundle)
+    return list(_compare_all(ran.outputs, expected_tensors))
+
+
+def find_deviation(recorded: TensorCopies, real: TensorCopies) -> str:
+    """Compare the gradients of a node whose operations were recorded with those it gives otherwise."""
+    return next(_compare_all(recorded.rebuild(), real.rebuild()), "")
+
+
+def _compare_all(outputs: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> Iterator[str]:
+    for index, (one, other) in enumerate(zip(outputs, expected, strict=True)):
+        if one is None or other is None:
+            if one is not other:
+                yield f"outgoing {index}: {_name(one)} instead of {_name(other)}"
+        elif not same_bits(one, other):
+            yield f"outgoing {index}: {_compare(one, other)}"
+
+
+def _compare(one: Tensor, other: Tensor) -> str:
+    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        return f"{_name(one)} instead of {_name(other)}"
+    if one.layout is not torch.strided:
+        return "the indices or values differ"
+    one, other = one.detach().cpu(), other.detach().cpu()
+    if one.dtype is torch.bool:
+        return f"{int((one != other).sum())} of {count_of(one.numel(), 'element')} differ"
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    one, other = one.to(wide), other.to(wide)
+    is_same = (one == other) | (one.isnan() & other.isnan())
+    gap = torch.where(is_same, 0.0, (one - other).abs())
+    count = int((~is_same).sum())
+    if not count:
+        return "signs of zeros, or bits of NaN, differ"
+    return f"{count} of {count_of(one.numel(), 'element')} differ, by at most {gap.max().item():.3g}"
+
+
+def _name(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "None"
+    layout = "" if tensor.layout is torch.strided else f" ({str(tensor.layout).removeprefix('torch.')})"
+    return f"{describe(tensor)}{layout}"
+
+
+def _rebuild_inputs(bundle: Bundle) -> list[Tensor]:
+    try:
+        return [tensor for tensor in bundle.inputs.rebuild() if tensor is not None]
+    except _CANNOT_BE_MADE as error:
+        devices = sorted({block.device for block in bundle.inputs.blocks})
+        raise ReplayError(
+            f"The tensors of this bundle cannot be made here: {error}.",
+            repair=f"replay it on a machine that has the device {', '.join(devices)}.",
+        ) from error
+
+
+def _replace(bundle: Bundle, inputs: list[Tensor], incoming: Sequence[Tensor | None]) -> None:
+    """Put other gradients in the places of those that came in."""
+    came = bundle.node.incoming
+    if [each is None for each in incoming] != [each is None for each in came]:
+        wanted = ", ".join("None" if each is None else str(each.tensor) for each in came)
+        raise ReplayError(
+            f"These are not the gradients that {bundle.node.name} took: it took ({wanted}).",
+            repair="give as many, and None in the same places.",
+            reason="the operations of a bundle are those that were carried out for such gradients.",
+        )
+    for index, gradient in enumerate(incoming):
+        if gradient is None:
+            continue
+        place = bundle.names.index(f"incoming.{index}")
+        old = inputs[place]
+        if bundle.node.failure is None and (gradient.shape, gradient.dtype) != (old.shape, old.dtype):
+            raise ReplayError(
+                f"The gradient {index} is {_name(gradient)}, but {_name(old)} came in.",
+                repair="give one of the same shape and dtype.",
+            )
+        inputs[place] = gradient.detach().to(old.device, copy=True)

@@ -1,0 +1,234 @@
+"""Where in the forward a node was made: in which call of which module, and at which source line."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType, TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from retrograd.core.hooks.calls import Logs, ModuleCall, ThreadLog
+from retrograd.core.hooks.forward_log import ForwardLog
+from retrograd.core.hooks.torch_calls import called_name, line_at
+from retrograd.core.hooks.writes import WriteNotes
+from retrograd.following.graph.module_names import GivenNames, SeenNames, name_models
+from retrograd.following.graph.node import Line
+
+LIMIT = 1_000_000
+"""Operations of one thread that are remembered; some 200 bytes each."""
+
+_DEEPEST = 8
+"""Steps back for which operations in backward passes of backward passes are followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a node was made.
+
+    Attributes:
+        module: path of the innermost module in whose call it was made; None outside of all.
+        call: which call of that module in its forward: 1, 2, …
+        line: the user's source line that called the operation; None where that was not noted.
+    """
+
+    module: str | None = None
+    call: int = 1
+    line: Line | None = None
+
+
+class Origins:
+    """Where the nodes of a forward were made: from :func:`record_origins`, which see.
+
+    It records while it is entered, and may be entered again. Numbers of nodes count within one thread. Nothing is held
+    but numbers, names and code.
+
+    Attributes:
+        writes: the last writes in place, where they are noted.
+    """
+
+    def __init__(self, log: ForwardLog, names: GivenNames | SeenNames, writes: WriteNotes | None = None) -> None:
+        self._log = log
+        self._names = names
+        self.writes = writes
+        self._lines: dict[tuple[int, int, int], tuple[CodeType, Any, Line]] = {}
+        """Identity of code, offset, identity of function → code and function, so that nothing else gets their
+        identities, and their line."""
+        self._turn = 0
+        self._is_unasked = False
+
+    def __enter__(self) -> Self:
+        global _latest, _unheld
+        self._log.start()
+        self._is_unasked = True
+        self._turn = next(_turns)
+        _latest, _unheld = (self._turn, weakref.ref(self)), None
+        return self
+
+    def __del__(self) -> None:
+        """Leave what a ``with`` without ``as`` has noted for the walk that comes."""
+        global _unheld
+        if self._is_unasked and _latest and self._turn == _latest[0]:
+            _unheld = Origins(self._log, self._names, self.writes)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._log.stop()
+
+    def find(self, number: int, thread: int | None = None) -> Origin | None:
+        """Where the node with this sequence number was made; None where nothing is known of it.
+
+        Args:
+            number: the node's sequence number.
+            thread: number of the thread that made it, as ``threading.get_ident()`` gives it. Left out, the calling
+                thread is asked first, then the others, the newest first.
+        """
+        self._is_unasked = False
+        for log in self._log.logs(thread):
+            origin = self._find_in(log, number)
+            if origin is not None:
+                return origin
+        return None
+
+    def name_parameter(self, tensor: torch.Tensor) -> str | None:
+        """The name of a parameter, as in ``"blocks.3.fc:weight"``; None for another tensor.
+
+        Known are the parameters of the models given, or of those that were called.
+        """
+        return self._names.name_of(tensor)
+
+    @property
+    def models(self) -> list[tuple[str, nn.Module]]:
+        """The models given, or those that were called, with their names."""
+        return list(self._names.models())
+
+    @property
+    def spans(self) -> list[ForwardSpan]:
+        """Every call of a module that has ended, in the order in which they began."""
+        spans = [_describe(call, log.thread) for log in self._log.logs() for call in list(log.ended)]
+        return sorted(spans, key=lambda span: (span.begin, -span.end))
+
+    def clear(self) -> None:
+        """Forget what was seen so far, as at the end of a training step. Calls that still run are kept."""
+        self._log.clear()
+        self._lines.clear()
+
+    def _find_in(self, log: ThreadLog, number: int) -> Origin | None:
+        operation = log.operation_at(number)
+        if operation is None:
+            call = log.call_at(number)
+            return Origin(call.path, call.call) if call is not None else None
+        _, _, code, offset, function, owner = operation
+        call = self._resolve(log, owner)
+        line = self._line(code, offset, function) if code is not None else None
+        return Origin(call.path, call.call, line) if call is not None else Origin(line=line)
+
+    def _resolve(self, log: ThreadLog, owner: ModuleCall | int | None) -> ModuleCall | None:
+        """The module call that an operation belongs to. One called by a node's backward belongs to that of the node."""
+        for _ in range(_DEEPEST):
+            if not isinstance(owner, int):
+                return owner
+            logs = (log, *self._log.logs())
+            number = owner
+            operation = next((found for each in logs if (found := each.operation_at(number)) is not None), None)
+            owner = operation[-1] if operation is not None else log.call_at(number)
+        return None
+
+    def _line(self, code: CodeType, offset: int, function: Any) -> Line:
+        key = (id(code), offset, id(function))
+        known = self._lines.get(key)
+        if known is None:
+            name = function if isinstance(function, str) else called_name(function)
+            line = Line(code.co_filename, line_at(code, offset), code.co_name, name)
+            known = self._lines[key] = (code, function, line)
+        return known[2]
+
+
+_turns = itertools.count(1)
+_latest: tuple[int, Callable[[], Origins | None]] = (0, lambda: None)
+"""The origins that were entered last, and how many were before."""
+
+_unheld: Origins | None = None
+"""Their notes, if nobody held them, and nobody had asked them yet; until others are entered."""
+
+
+def latest_origins() -> Origins | None:
+    """The origins that were entered last, if somebody still holds them, or has not yet asked them."""
+    return _latest[1]() or _unheld
+
+
+def record_origins(
+    model: nn.Module | Mapping[str, nn.Module] | None = None,
+    *,
+    lines: bool = True,
+    writes: bool = False,
+    limit: int = LIMIT,
+) -> Origins:
+    """Note where the nodes of a forward are made, while it runs, at a cost of microseconds an operation.
+
+        with rg.record_origins() as origins:
+            loss = model(x).sum()
+        graph = rg.walk(loss)
+
+    Compiled code is left alone: what it makes has the line that called it. Threads that were running before are
+    listened to within calls of modules; those that begin later, everywhere.
+
+    Args:
+        model: paths of modules are relative to it; a dict of models gives them prefixes. Left out, they are relative
+            to the outermost module that is called.
+        lines: note source lines; else only calls of modules.
+        writes: with the lines, note also what was written to in place.
+        limit: operations of one thread that are remembered, and as many calls of modules; beyond it the older half is
+            forgotten.
+
+    Returns:
+        A block to be entered around the forward.
+
+    Raises:
+        TraceError: ``model`` is not a module; or, on entering, it is being recorded to already.
+    """
+    names = name_models(model)
+    notes = WriteNotes() if writes and lines else None
+    listeners = () if notes is None else (notes,)
+    return Origins(ForwardLog(names, Logs(limit), *listeners, lines=lines), names, notes)
+
+
+def _describe(call: ModuleCall, thread: int) -> ForwardSpan:
+    return ForwardSpan(
+        module=call.path,
+        call=call.call,
+        thread=thread,
+        begin=call.begin,
+        end=call.end,
+        first=call.first,
+        last=call.last,
+        recompute=call.is_recomputed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSpan:
+    """A call of a module in the forward.
+
+    Attributes:
+        module: its path.
+        call: which call of it in its forward: 1, 2, …
+        thread: number of the thread.
+        begin, end: when, on the clock of ``time.perf_counter_ns``.
+        first, last: sequence numbers of the nodes it could make: from ``first`` up to but not including ``last``.
+        recompute: whether a checkpoint ran it again during a backward pass.
+    """
+
+    module: str
+    call: int
+    thread: int
+    begin: int
+    end: int
+    first: int
+    last: int
+    recompute: bool = False

@@ -1,0 +1,1 @@
+"""`retrograd trace` and `retrograd debug` in the process of a script."""

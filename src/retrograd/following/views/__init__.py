@@ -1,0 +1,1 @@
+"""Graphs and traces, printed and as pictures."""

@@ -1,0 +1,140 @@
+"""Events of a trace, for all its views: short texts, the events that were chosen, and their own time and memory."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePath
+
+from retrograd.core.cells import show_file
+from retrograd.core.errors import NoSuchNodeError
+from retrograd.core.views.terminal import print_number
+from retrograd.following.graph.node import Line, TensorInfo, matches
+from retrograd.following.tracing.trace import BackwardPass, NodeEvent, Trace
+
+
+def name_call(module: str, call: int) -> str:
+    """A module call, as in ``"blocks.3#2"``; the first call has no number."""
+    return f"{module}#{call}" if call > 1 else module
+
+
+def shorten_line(line: Line | None) -> str:
+    """File and number, as in ``model.py:30``; empty for None. An ``__init__.py`` keeps the folder that names it."""
+    if line is None:
+        return ""
+    path = PurePath(show_file(line.file))
+    name = f"{path.parent.name}/{path.name}" if path.stem == "__init__" else path.name
+    return f"{name}:{line.line}"
+
+
+def print_tensors(tensors: Sequence[TensorInfo | None]) -> str:
+    """Shapes, as in ``float32[4, 8]``, several of them in parentheses; a dash for a gradient that is not there."""
+    texts = ["-" if tensor is None else str(tensor) for tensor in tensors]
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})" if texts else ""
+
+
+def print_flow(event: NodeEvent, arrow: str = "→") -> str:
+    """Print what went into a node and came out of it, as in ``float32[4] → (float32[4], -)``; nothing leaves a leaf."""
+    sides = [print_tensors(tensors) for tensors in (event.incoming, event.outgoing)]
+    return f" {arrow} ".join(side for side in sides if side)
+
+
+def largest(norms: Iterable[float | None]) -> float:
+    """The largest norm that is known: NaN counts as larger than any; -1 for none."""
+    known = [norm for norm in norms if norm is not None]
+    return math.nan if any(map(math.isnan, known)) else max(known, default=-1.0)
+
+
+def print_norm(norm: float) -> str:
+    """A norm to three digits; a dash if it is unknown."""
+    return "-" if norm < 0 else "nan" if math.isnan(norm) else print_number(norm)
+
+
+def make_visible(text: str) -> str:
+    """Escape control characters, which could steer a terminal: names of modules may hold anything."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def make_filter(pattern: str | None) -> Callable[[NodeEvent], bool]:
+    """Make a test of events by a glob, which remembers its answer for each place. None lets all events pass."""
+    if pattern is None:
+        return lambda event: True
+    known: dict[tuple[str | None, int, str, str | None], bool] = {}
+
+    def fits(event: NodeEvent) -> bool:
+        key = (event.module, event.call, event.name, event.parameter)
+        if key not in known:
+            known[key] = matches(pattern, event)
+        return known[key]
+
+    return fits
+
+
+def choose_events(events: Sequence[NodeEvent], pattern: str | None) -> list[int]:
+    """Indices of the events that a pattern fits; of all for None.
+
+    Raises:
+        NoSuchNodeError: it fits none; the nearest places are named.
+    """
+    fits = make_filter(pattern)
+    chosen = [index for index, event in enumerate(events) if fits(event)]
+    if pattern is not None and not chosen and events:
+        places = list(dict.fromkeys(event.place for event in events))
+        near = difflib.get_close_matches(pattern, places, n=5, cutoff=0.3) or places[:5]
+        raise NoSuchNodeError(
+            f"The pattern {pattern!r} matches no node of this trace.", repair=f"the nearest are {', '.join(near)}."
+        )
+    return chosen
+
+
+def own_times(trace: Trace) -> list[int]:
+    """Nanoseconds of each event without passes that ran inside it (reentrant checkpointing)."""
+    return _without_inner(trace, [event.end - event.begin for event in trace.events], _span_of)
+
+
+def own_memory(trace: Trace) -> list[int]:
+    """Bytes that each event gained without nodes that ran inside it; 0 where memory was not measured."""
+    gained = [event.memory or 0 for event in trace.events]
+    inner: dict[int, int] = defaultdict(int)
+    for event, count in zip(trace.events, gained, strict=True):
+        inner[event.run] += count
+    return _without_inner(trace, gained, lambda run: inner[run.number])
+
+
+def _span_of(run: BackwardPass) -> int:
+    return run.end - run.begin
+
+
+def _without_inner(trace: Trace, totals: list[int], share: Callable[[BackwardPass], int]) -> list[int]:
+    """Take from each event the share of every pass that ran directly inside of it."""
+    own = list(totals)
+    if any(run.depth for run in trace.passes):
+        around = _Surroundings(trace)
+        for run in trace.passes:
+            index = around.find(run)
+            if index is not None:
+                own[index] -= share(run)
+    return own
+
+
+class _Surroundings:
+    """Finds the event inside which a pass was started."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._events = trace.events
+        self._lists: dict[tuple[int, int], list[int]] = defaultdict(list)
+        depths = {run.number: run.depth for run in trace.passes}
+        for index, event in enumerate(trace.events):
+            self._lists[event.thread, depths.get(event.run, 0)].append(index)
+        for indices in self._lists.values():
+            indices.sort(key=lambda index: self._events[index].begin)
+
+    def find(self, run: BackwardPass) -> int | None:
+        """Index of that event; None for an outermost pass, or if no event is known."""
+        indices = self._lists.get((run.thread, run.depth - 1), []) if run.depth else []
+        place = bisect_right(indices, run.begin, key=lambda index: self._events[index].begin)
+        index = indices[place - 1] if place else None
+        return index if index is not None and run.begin < self._events[index].end else None

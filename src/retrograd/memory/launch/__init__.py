@@ -1,0 +1,1 @@
+"""`retrograd inventory` in the process of a script."""

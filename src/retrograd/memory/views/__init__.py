@@ -1,0 +1,1 @@
+"""Inventories, printed and as pages."""

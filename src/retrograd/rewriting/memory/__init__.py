@@ -1,0 +1,1 @@
+"""Memory of rules and Functions between calls."""

@@ -1,0 +1,1 @@
+"""Features, Functions with a memory, and a check of adjoints."""

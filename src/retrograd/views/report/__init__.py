@@ -1,3 +1,0 @@
-"""The report: one HTML file that opens offline."""
-
-from retrograd.views.report.report import write_report as write_report

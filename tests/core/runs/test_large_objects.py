@@ -1,0 +1,119 @@
+"""Part files in a store that are too large to be held: each reading fetches what it needs of them, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import retrograd as rg
+from retrograd.core import addresses
+from retrograd.core.addresses import RemoteFile, open_folder
+from retrograd.core.runs import event_parts, parts
+from retrograd.core.runs.parts import PartFile
+from tests.core.runs.written import sort_rows, write_run
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("upath")
+memory = pytest.importorskip("fsspec.implementations.memory")
+
+STEPS = range(70)
+RUN = "memory://runs/large"
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of two merged parts of several row groups, and six of a step."""
+    monkeypatch.setattr(parts, "ROWS_A_GROUP", 30)
+    return write_run(tmp_path / "run", STEPS)
+
+
+@pytest.fixture
+def fetched(local: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int, int]]]:
+    """Name, start and end of what is fetched of a copy of that run in a store, all of whose files are large."""
+    store = fsspec.filesystem("memory")
+    store.put(str(local), "/runs/large", recursive=True)
+    monkeypatch.setattr(addresses, "_WHOLE_BYTES", 0)
+    noted: list[tuple[str, int, int]] = []
+    plain = memory.MemoryFileSystem.cat_file
+
+    def note(self: Any, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        data: bytes = plain(self, path, start=start, end=end)
+        noted.append((path, start or 0, (start or 0) + len(data)))
+        return data
+
+    monkeypatch.setattr(memory.MemoryFileSystem, "cat_file", note)
+    monkeypatch.setattr(memory.MemoryFileSystem, "open", None)  # whose file would read ahead
+    yield noted
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
+
+
+def assert_fetched_once(fetched: list[tuple[str, int, int]]) -> None:
+    for path in {path for path, _, _ in fetched}:
+        ranges = sorted((start, end) for each, start, end in fetched if each == path)
+        assert all(end <= start for (_, end), (start, _) in pairwise(ranges)), path
+
+
+@pytest.mark.parametrize("most_events", [0, 1 << 16])
+def test_what_is_read_is_what_a_disk_holds(
+    local: Path, fetched: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch, most_events: int
+) -> None:
+    monkeypatch.setattr(event_parts, "MOST_EVENTS", most_events)
+    here, there = rg.open_run(local).history, rg.open_run(RUN).history
+    assert sort_rows(here).equals(sort_rows(there))
+    assert here.events == there.events
+    np.testing.assert_array_equal(here.loss.values, there.loss.values)
+
+
+def test_a_reading_fetches_what_it_needs_once(local: Path, fetched: list[tuple[str, int, int]]) -> None:
+    run = rg.open_run(RUN)
+    fetched.clear()
+    np.testing.assert_array_equal(run.history["a:output"].rms, rg.open_run(local).history["a:output"].rms)
+    assert_fetched_once(fetched)
+    whole = sum(path.stat().st_size for path in (local / "rank00000/statistics").iterdir())
+    assert 0 < sum(end - start for _, start, end in fetched) < whole / 2
+
+
+@pytest.mark.parametrize("columns", [["step"], ["bins"], ["step", "bins"], None])
+def test_a_row_group_is_fetched_at_once(
+    local: Path, fetched: list[tuple[str, int, int]], columns: list[str] | None
+) -> None:
+    path = next(
+        path for path in (local / "rank00000/statistics").iterdir() if pq.read_metadata(path).num_row_groups > 2
+    )
+    file = PartFile(open_folder(f"{RUN}/rank00000/statistics/{path.name}"))
+    fetched.clear()
+    assert file.read_group(1, columns).equals(PartFile(path).read_group(1, columns))
+    assert len(fetched) == 1
+
+
+def test_a_file_is_read_as_any_file(local: Path, fetched: list[tuple[str, int, int]]) -> None:
+    path = next((local / "rank00000/statistics").iterdir())
+    whole = path.read_bytes()
+    file = RemoteFile(open_folder(f"{RUN}/rank00000/statistics/{path.name}"), len(whole))
+    held = file.holding(10, 20)
+    fetched.clear()
+    for each in (file, held):
+        assert each.seek(12) == each.tell() == 12
+        assert each.read(5) == whole[12:17]
+        assert each.read(8) == whole[17:25]
+        assert each.seek(-3, 2) == len(whole) - 3
+        assert each.read() == whole[-3:]
+        assert each.read(1) == b""
+    assert [(start, end) for _, start, end in fetched] == [
+        *[(12, 17), (17, 25), (len(whole) - 3, len(whole))],
+        *[(17, 25), (len(whole) - 3, len(whole))],
+    ]
+
+
+def test_a_file_that_is_removed_while_it_is_read(fetched: list[tuple[str, int, int]]) -> None:
+    run = rg.open_run(RUN)
+    fsspec.filesystem("memory").rm("/runs/large/rank00000/statistics", recursive=True)
+    with pytest.raises(rg.errors.DamagedRunError, match=r"part-.* is gone"):
+        run.history["a:output"].statistic("rms")

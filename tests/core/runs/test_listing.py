@@ -1,0 +1,126 @@
+"""What a list of runs tells, against the events that were written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from retrograd.core.cli import main
+from retrograd.core.errors import NotARunError
+from retrograd.core.history.sink import Event, Moment
+from retrograd.core.runs.listing import list_runs
+from retrograd.core.runs.reader import open_run
+from tests.core.runs.written import open_writer, write_run
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Path:
+    """Three runs that are over, one that goes on, a folder that is none, and a run with a torn file."""
+    folder = tmp_path / "runs"
+    write_run(folder / "short", range(2))
+    write_run(folder / "long", range(9))
+    ill = open_writer(folder / "ill")
+    ill.add_event(Event(Moment(0, 0, 0), "loss", value=math.nan, time=1.0))
+    ill.close("failed")
+    (folder / "ill" / "findings.jsonl").write_text('{"severity": "critical"}\n{"severity": "note"}\n')
+    (folder / "notes").mkdir()
+    write_run(folder / "torn", range(1))
+    (folder / "torn" / "rank00000" / "rank.json").write_text("{")
+    return folder
+
+
+def test_runs_are_told_sorted_and_found(
+    parent: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {line.name: line for line in list_runs(parent)}
+    assert set(told) == {"short", "long", "ill", "torn"}
+    assert (told["long"].last_step, told["long"].status, told["long"].loss) == (8, "finished", 8.0)
+    assert told["long"].findings is None
+    assert told["ill"].status == "failed"
+    assert told["ill"].loss is not None
+    assert math.isnan(told["ill"].loss)
+    assert told["ill"].findings == {"critical": 1, "warning": 0, "note": 1}
+    assert told["torn"].status == "damaged"
+    assert [line.name for line in list_runs(parent, "steps")][:2] == ["long", "short"]
+    assert [line.name for line in list_runs(parent, "loss")] == ["short", "long", "ill", "torn"]
+    assert list_runs(parent, "findings")[0].name == "ill"
+
+    writer = open_writer(parent / "going")
+    writer.flush()
+    assert {line.name: line.status for line in list_runs(parent)}["going"] == "running"
+    writer.close()
+
+    assert main(["ls", str(parent), "--json", "--sort", "name"]) == 0
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [line["name"] for line in lines] == ["going", "ill", "long", "short", "torn"]
+    assert lines[1]["loss"] == "nan"
+    assert main(["ls", str(parent)]) == 0
+    assert "1 critical, 1 note" in capfd.readouterr().out
+    with pytest.raises(NotARunError):
+        list_runs(parent / "nowhere")
+
+    os.utime(parent / "long" / "manifest.json", (4e9, 4e9))
+    monkeypatch.chdir(parent.parent)
+    assert main(["ls", "--json"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) == len(list_runs(parent))
+    assert main(["view", "--statistic", "foo"]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "the newest run: runs/long" in said.err
+    assert "[bad-statistic]" in said.err
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: not opened.append(address))
+    assert main(["report", "--open"]) == 0
+    assert opened == [(parent / "long" / "report.html").as_uri()]
+
+
+def test_the_last_loss_is_that_of_the_last_step_over_micro_batches_and_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 ends a step earlier, as when it is killed; each micro-batch lies in a part file of its own."""
+    losses = {0: {0: (1.0, 2.0), 1: (5.0, 6.0)}, 1: {0: (3.0, 4.0), 1: (7.0, 9.0), 2: (10.0, 40.0)}}
+    for rank, steps in losses.items():
+        monkeypatch.setenv("RANK", str(rank))
+        writer = open_writer(tmp_path / "run", join=True)
+        for step, values in steps.items():
+            for micro, value in enumerate(values):
+                writer.add_event(Event(Moment(step, micro, 0), "loss", value=value, time=1.0))
+                writer.flush()
+        writer.close()
+    monkeypatch.delenv("RANK")
+    [line] = list_runs(tmp_path)
+    assert line.loss == 25.0
+    assert line.loss == open_run(tmp_path / "run").history.loss.values[-1]
+    shutil.rmtree(tmp_path / "run" / "rank00001")
+    assert list_runs(tmp_path)[0].loss == 5.5
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("updates", [0, 1, 3])
+def test_the_last_loss_is_not_that_of_passes_behind_the_last_update(
+    tmp_path: Path, updates: int, in_parts: bool
+) -> None:
+    """Losses of two micro-batches a step, and then of an evaluation; without an update nothing tells them apart."""
+    writer = open_writer(tmp_path / "run")
+    for step in range(max(updates, 1)):
+        for micro in range(2):
+            writer.add_event(Event(Moment(step, micro, 0), "loss", value=10.0 * step + micro, time=1.0))
+            if in_parts:
+                writer.flush()
+        if updates:
+            writer.add_event(Event(Moment(step, 1), "update", "SGD", step + 1.0, time=1.0))
+    for micro in range(5):
+        writer.add_event(Event(Moment(max(updates, 1), micro, 0), "loss", value=-100.0, time=1.0))
+        if in_parts:
+            writer.flush()
+    writer.close()
+    [line] = list_runs(tmp_path)
+    expected = 10.0 * (updates - 1) + 0.5 if updates else -100.0
+    assert line.loss == expected
+    assert open_run(tmp_path / "run").history.made_loss.values[-1] == expected
+    assert line.last_step == (updates - 1 if updates else 1)

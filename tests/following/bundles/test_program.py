@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from retrograd.core.errors import CannotBundleError, ReplayError
+from retrograd.following.bundles.copies import MemoryCopier, copy_tensors, same_bits
+from retrograd.following.bundles.files import parse_copies, parse_program, print_copies, print_program
+from retrograd.following.bundles.program import (
+    BundledOperation,
+    Program,
+    Raised,
+    UnwritableArgumentError,
+    bind,
+    check_program,
+    decode,
+    describe_error,
+    encode,
+    run_program,
+)
+from tests.following.graph.bits import same
+
+PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.complex_numbers()
+    | st.text()
+    | st.sampled_from([torch.float32, torch.bool, torch.strided, torch.sparse_coo, torch.channels_last])
+    | st.sampled_from([torch.device("cpu"), torch.device("cuda:1"), torch.device("meta")])
+)
+VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.lists(inner).map(tuple), max_leaves=10)
+
+
+def no_tensor(tensor: Tensor) -> int:
+    raise AssertionError("there is none")
+
+
+def run(operations: list[BundledOperation], outputs: tuple[int | None, ...], *inputs: Tensor) -> Any:
+    program = Program(len(inputs), tuple(operations), outputs)
+    check_program(program)
+    program = parse_program(json.loads(json.dumps(print_program(program))), len(inputs))
+    return run_program(program, inputs, lambda number: None)
+
+
+@given(VALUES)
+def test_arguments_survive_json(value: Any) -> None:
+    again = decode(json.loads(json.dumps(encode(value, no_tensor), allow_nan=False)), {})
+    assert repr(again) == repr(value)
+
+
+def test_tensors_go_by_number() -> None:
+    one, other = torch.ones(1), torch.zeros(2)
+    numbers = {id(one): 0, id(other): 1}
+    value = ([one, None], (other, 2.5), torch.Size([3]))
+    written = json.loads(json.dumps(encode(value, lambda tensor: numbers[id(tensor)])))
+    assert decode(written, {0: one, 1: other}) == ([one, None], (other, 2.5), [3])
+    tensors: dict[int, Any] = {}
+    bind(written, value, tensors)
+    assert tensors == {0: one, 1: other}
+
+
+@pytest.mark.parametrize("thing", [torch.Generator(), object(), {"a": 1}, [torch.nn.Linear(1, 1)]])
+def test_what_lives_in_this_process_alone_is_refused(thing: Any) -> None:
+    with pytest.raises(UnwritableArgumentError):
+        encode(thing, no_tensor)
+
+
+@pytest.mark.parametrize(
+    "data", [{"tensor": 0}, {"float": "x"}, {"dtype": "Tensor"}, {"a": 1, "b": 2}, {}, {"device": 3}]
+)
+def test_what_was_never_written_is_refused(data: Any) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        decode(data, {})
+
+
+def test_a_program_runs() -> None:
+    x = torch.randn(3, 4)
+    add = BundledOperation("aten::add.Tensor", ({"tensor": 0}, {"tensor": 0}), {"alpha": 2}, {"tensor": 1})
+    top = BundledOperation("aten::topk", ({"tensor": 1}, 2), {}, {"tuple": [{"tensor": 2}, {"tensor": 3}]})
+    ran = run([add, top], (3, None, 0), x)
+    assert same(ran.outputs[0], (3 * x).topk(2).indices)
+    assert ran.outputs[1] is None
+    assert ran.outputs[2] is x
+
+
+def test_an_input_that_is_written_to_is_written_to() -> None:
+    x = torch.ones(4)
+    write = BundledOperation("aten::mul_.Scalar", ({"tensor": 1}, 3), {}, {"tensor": 1})
+    ran = run([write], (0,), x, x[1:3])
+    assert ran.outputs[0].tolist() == [1, 3, 3, 1]
+
+
+def test_what_was_caught_is_passed_over() -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(RuntimeError) as caught:
+        x.mm(x)
+    wrong = BundledOperation("aten::mm", ({"tensor": 0}, {"tensor": 0}), {}, raises=describe_error(caught.value))
+    right = BundledOperation("aten::neg", ({"tensor": 0},), {}, {"tensor": 1})
+    assert run([wrong, right], (1,), x).outputs[0].tolist() == (-x).tolist()
+    ran = run([right, wrong], (), x)
+    assert (str(ran.error), ran.stopped_at) == (str(caught.value), 1)
+    other = BundledOperation("aten::mm", wrong.args, {}, raises=Raised("ValueError", "no"))
+    assert isinstance(run([other, right], (1,), x).error, RuntimeError)
+    silent = BundledOperation("aten::neg", right.args, {}, {"tensor": 1}, raises=Raised("ValueError", "no"))
+    ran = run([silent, right], (1,), x)
+    assert (ran.error, ran.stopped_at) == (None, 0)
+
+
+@pytest.mark.parametrize("name", ["nowhere::mm", "aten::mm.sideways", "aten::__class__", "_dir::add"])
+def test_an_operation_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(ReplayError, match=f"does not know the operation {name}"):
+        run([BundledOperation(name, (), {})], ())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        Program(1, (BundledOperation("aten::neg", ({"tensor": 1},), {}),), ()),
+        Program(1, (), (1,)),
+        Program(0, (BundledOperation("import os", (), {}),), ()),
+        Program(0, (BundledOperation("aten::neg", ({"what": 1},), {}),), ()),
+    ],
+)
+def test_a_program_that_cannot_run_is_found_before(program: Program) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        check_program(program)
+
+
+# copies of tensors
+
+
+def tensors_of_all_kinds() -> list[Tensor]:
+    base = torch.randn(6, 8)
+    wild = torch.tensor([0.0, -0.0, math.nan, -math.inf])
+    sparse = torch.eye(3).to_sparse()
+    return [
+        base,
+        base.t()[1:, ::2],
+        base[2:4].expand(3, 2, 8),
+        torch.randn(3, dtype=torch.complex64).conj(),
+        torch.randn(3, dtype=torch.complex128).conj().imag,
+        wild.bfloat16(),
+        wild.to(torch.float8_e4m3fn),
+        torch.tensor([True, False]),
+        torch.arange(5),
+        torch.tensor(3),
+        torch.empty(0, 3),
+        sparse,
+        sparse.to_sparse_csr(),
+        torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), check_invariants=False),
+        torch._efficientzerotensor((2, 3)),
+        torch.empty(2, 3, device="meta"),
+        torch.from_numpy(torch.randn(9).numpy()[1:]),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_copy_is_the_same_in_every_respect() -> None:
+    tensors = tensors_of_all_kinds()
+    entries: dict[str, Tensor] = {}
+    written = print_copies(copy_tensors(tensors), [str(index) for index in range(len(tensors))], entries)
+    copies, _ = parse_copies(json.loads(json.dumps(written)), entries)
+    for tensor, copy in zip(tensors, copies.rebuild(), strict=True):
+        assert copy is not None
+        assert same_bits(tensor, copy)
+        assert (copy.device, copy.is_conj(), copy.is_neg()) == (tensor.device, tensor.is_conj(), tensor.is_neg())
+        if tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor._is_zerotensor():
+            assert (copy.stride(), copy.storage_offset() >= 0) == (tensor.stride(), True)
+            assert copy.data_ptr() % 16 == tensor.data_ptr() % 16
+        elif tensor.layout is torch.sparse_coo:
+            assert copy.is_coalesced() == tensor.is_coalesced()
+
+
+def test_views_of_one_memory_share_it_again() -> None:
+    base = torch.arange(100.0)
+    middle, end, _ = rebuilt = copy_tensors([base[50:60], base[55:], torch.ones(3)]).rebuild()
+    assert rebuilt[2] is not None
+    assert middle is not None
+    assert end is not None
+    middle.zero_()
+    assert end[:6].tolist() == [0, 0, 0, 0, 0, 60]
+    assert base[55] == 55
+
+
+def test_only_what_is_seen_of_a_large_memory_is_copied() -> None:
+    base = torch.zeros(1_000_000)
+    assert sum(block.data.numel() for block in copy_tensors([base[500_000:][:10]]).blocks) < 200
+
+
+def test_what_was_written_to_is_put_back() -> None:
+    memory, tensor = MemoryCopier(), torch.arange(10.0)
+    view = tensor[2:4]
+    memory.store(view)
+    memory.will_write(view)
+    view.mul_(5)
+    memory.store(tensor)  # what lies around it is copied only now
+    memory.restore()
+    assert tensor.tolist() == list(range(10))
+    assert tensor._version == 0
+
+
+def test_memory_that_was_given_back_is_refused() -> None:
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(CannotBundleError, match="given back"):
+        copy_tensors([tensor])
+
+
+@pytest.mark.parametrize("other", [torch.tensor([0.0, -0.0]), torch.zeros(2, dtype=torch.float64), torch.zeros(3)])
+def test_other_bits_are_other_bits(other: Tensor) -> None:
+    assert not same_bits(torch.zeros(2), other)
