@@ -32,9 +32,11 @@ def __getattr__(name: str) -> object:
     from retrograd.core.randomness import random_kept
 
     with random_kept():  # rich draws when it is loaded, and a script may have seeded before
-        if homes[name] == __name__:  # a room that is public as a whole: ``rg.rules.ClipNorm``
-            return import_module(f"{homes[name]}.{name}")
-        thing = getattr(import_module(homes[name]), name)
+        home = import_module(homes[name])
+        if hasattr(home, name):
+            thing: object = getattr(home, name)
+        else:  # a room that is public as a whole: ``rg.rules.ClipNorm``
+            thing = import_module(f"{homes[name]}.{name}")
     globals()[name] = thing
     return thing
 

@@ -60,7 +60,7 @@ from retrograd.memory.views.inventory_page import write_inventory as write_inven
 from retrograd.memory.views.inventory_table import format_inventory as format_inventory
 from retrograd.memory.views.inventory_table import print_inventory as print_inventory
 from retrograd.rewriting import rules as rules
-from retrograd.rewriting.memory import saved as saved
+from retrograd.memory import saved as saved
 from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
 from retrograd.rewriting.rules.simulation import simulate_rule as simulate_rule

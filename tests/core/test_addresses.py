@@ -1,4 +1,4 @@
-"""A run folder at an address, in the memory of this process; ``tests/core/runs/test_object_storage.py`` has a real store."""
+"""A run folder at an address, in memory; ``tests/core/runs/test_object_storage.py`` has a real store."""
 
 from __future__ import annotations
 

@@ -381,7 +381,8 @@ def rewrite(
             alone.
         rules: for modules: rules by site, ``{"blocks.*:output.grad": rg.rules.ClipNorm(1.0)}``; a rule, or a list of
             them that act in that order. Rules of several patterns that match one site act in the order of the mapping.
-            A rule is a function ``(value, state) -> tensor or None``, or a :class:`~retrograd.rewriting.rules.rule.Rule`.
+            A rule is a function ``(value, state) -> tensor or None``, or a
+            :class:`~retrograd.rewriting.rules.rule.Rule`.
             For an optimizer: a rule, or a list of them.
 
     Returns:

@@ -26,7 +26,7 @@ DTYPES = (
 
 
 class PolicyTests:
-    """The contract of :class:`rg.saved.Policy <retrograd.memory.policies.policy.Policy>`, to inherit from in a test file.
+    """The contract of :class:`rg.saved.Policy <retrograd.memory.policies.policy.Policy>`, to inherit in a test file.
 
     Write ``make_policy``::
 

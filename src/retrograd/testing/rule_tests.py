@@ -17,7 +17,7 @@ from retrograd.rewriting.rules.rule import Rule
 
 
 class RuleTests:
-    """The contract of :class:`retrograd.rewriting.rules.rule.Rule`. Inherit from it in a test file and write ``make_rule``.
+    """The contract of :class:`retrograd.rewriting.rules.rule.Rule`: inherit it in a test file, write ``make_rule``.
 
         class TestMyRule(RuleTests):
             def make_rule(self) -> Rule:

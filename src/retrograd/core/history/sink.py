@@ -27,7 +27,7 @@ EventKind = Literal[
     "call", "calls", "optimizer", "modes", "input", "buffer", "parameter", "units", "operations", "softmax", "graph",
     "nonfinite", "overwrite", "shared", "unpacked", "freed", "lost", "kink", "finding",
 ]  # fmt: skip
-"""The last two lines are facts, see :mod:`retrograd.core.history.facts`, and findings reported while the run went on."""
+"""The last two lines are facts, see :mod:`retrograd.core.history.facts`, and findings reported during the run."""
 
 
 UPDATES: tuple[EventKind, ...] = ("update", "skipped")

@@ -66,8 +66,8 @@ def explain_gradients(
         tensors: further tensors by name.
 
     Returns:
-        A mapping from names, ``"fc:weight"``, to a :class:`~retrograd.explaining.gradients.reasons.Reason` each. Its ``missing``
-        are those where something is missing or zero, and its ``findings`` put together what has one cause.
+        A mapping from names, ``"fc:weight"``, to a :class:`~retrograd.explaining.gradients.reasons.Reason` each. Its
+        ``missing`` are those where something is missing or zero, and its ``findings`` put together what has one cause.
 
     Raises:
         GraphError: ``model`` is not a module, or a tensor is none.

@@ -1,6 +1,7 @@
 """``retrograd explain``, and the last words of ``retrograd run``: what is wrong with a run, from its record.
 
-A command is run first, and watched closely. ``python -m retrograd.explaining.launch.explaining RUN SHOWN`` prints the last words.
+A command is run first, and watched closely. ``python -m retrograd.explaining.launch.explaining RUN SHOWN`` prints the
+last words.
 """
 
 from __future__ import annotations

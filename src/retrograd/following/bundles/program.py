@@ -142,7 +142,8 @@ def check_program(program: Program) -> None:
     """Check that a program uses no tensor before there is one.
 
     Raises:
-        ValueError: it does, or something in it is not of what :func:`retrograd.following.bundles.program.encode` writes.
+        ValueError: it does, or something in it is not of what
+            :func:`retrograd.following.bundles.program.encode` writes.
         KeyError: likewise.
     """
     known: dict[int, Any] = dict.fromkeys(range(program.inputs))

@@ -19,7 +19,7 @@ NameLeaf = Callable[[Tensor], str | None]
 
 
 class Places(Protocol):
-    """Knows where nodes were made, and what was written: :class:`~retrograd.following.graph.origins.Origins`, for one."""
+    """Knows where nodes were made, and what was written: :class:`~retrograd.following.graph.origins.Origins`, say."""
 
     @property
     def writes(self) -> WriteNotes | None:

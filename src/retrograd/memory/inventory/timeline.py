@@ -22,7 +22,7 @@ SCHEMA = pa.schema(
         (
             "held",
             pa.string(),
-        ),  # saved, attribute, hooks, checkpoint or argument: see retrograd.memory.inventory.notes.Held
+        ),  # saved, attribute, hooks, checkpoint or argument: see inventory.notes.Held
         ("kind", pa.string()),  # parameter, parameter view, buffer, buffer view, cast, input, intermediate, unknown
         ("name", pa.string()),  # of that parameter or buffer; empty for anything else
         ("shape", pa.list_(pa.int64())),  # null for nested tensors, and for what was never there

@@ -372,8 +372,8 @@ class Recompute(Policy):
 
     The random numbers are those of torch, of ``random`` and of ``numpy.random``. Of each tensor that is saved sixteen
     elements are kept and compared: a forward that is not the same again raises
-    :class:`~retrograd.core.errors.RecomputeError` where the gradient would use it; on a CUDA device some time later, or when
-    :func:`~retrograd.memory.saved.keeping.keep_saved` ends, since nothing waits for the device.
+    :class:`~retrograd.core.errors.RecomputeError` where the gradient would use it; on a CUDA device some time later, or
+    when :func:`~retrograd.memory.saved.keeping.keep_saved` ends, since nothing waits for the device.
     """
 
     def __init__(self) -> None:

@@ -113,8 +113,9 @@ def keep_saved(
             matches a module, or one that it lies in, holds for it; modules that none matches are left alone.
         budget: instead of a policy: bytes that may be held at any position, as an int or as ``"8GB"``, or a share of
             what would be held, such as ``0.5``. Short for :class:`~retrograd.memory.budget.planned.Planned`.
-        watch_writes: note every write in place, 3 µs an operation, so that :class:`~retrograd.core.errors.OverwrittenError`
-            names the line that wrote. Only for this thread, and not for compiled models.
+        watch_writes: note every write in place, 3 µs an operation, so that
+            :class:`~retrograd.core.errors.OverwrittenError` names the line
+            that wrote. Only for this thread, and not for compiled models.
 
     Returns:
         A context manager; ``remove()`` ends it as well.

@@ -103,8 +103,8 @@ class Remembering(nn.Module):
     """A module with a memory, which is part of its ``state_dict`` as soon as there is something in it.
 
     Attributes:
-        memory: numbers, averages and windows by name; see :class:`~retrograd.rewriting.memory.memory.Memory`. Threads that use
-            it at the same time need a lock of their own around it; ``remember`` has one.
+        memory: numbers, averages and windows by name; see :class:`~retrograd.rewriting.memory.memory.Memory`. Threads
+            that use it at the same time need a lock of their own around it; ``remember`` has one.
     """
 
     _memory: Memory
