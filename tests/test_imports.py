@@ -7,8 +7,6 @@ import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 SOURCE = Path(__file__).parents[1] / "src" / "retrograd"
 
 PARTS = {

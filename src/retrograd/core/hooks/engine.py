@@ -188,7 +188,12 @@ def is_in_compiled_backward() -> bool:
 
 @uncompiled
 def is_tracing() -> bool:
-    """Tell whether what runs now only makes a graph (ahead-of-time autograd, export): its tensors have no values."""
+    """Whether what runs now only makes a graph (ahead-of-time autograd, export, the capture of a CUDA graph).
+
+    Its tensors have no values yet, and nothing may wait for a device.
+    """
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return True
     if not dispatch_modes():  # as nearly always
         return False
     return not (_mode_of_kind(_FAKE) is _mode_of_kind(_FUNCTIONAL) is _mode_of_kind(_PROXY) is None)

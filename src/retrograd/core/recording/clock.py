@@ -399,7 +399,7 @@ class RecordedPass:
     def begin(self, roots: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
         """Begin a pass from these tensors, whose gradients are multiplied by ``scale``."""
         self.scale = scale
-        if self.clock.on:
+        if self.clock.on and not is_tracing():
             self.losses = tuple(root.detach().clone() for root in roots if is_loss(root))
 
     def enter(self) -> bool:

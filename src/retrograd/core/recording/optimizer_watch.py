@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.core.history.sink import ENDS_NONE, Moment
 from retrograd.core.hooks.distributed import local_part
-from retrograd.core.hooks.engine import count_function_modes, without_functions
+from retrograd.core.hooks.engine import count_function_modes, is_tracing, without_functions
 from retrograd.core.hooks.listeners import never_raise
 from retrograd.core.hooks.names import parameter_site
 from retrograd.core.hooks.optimizer import OptimizerNumbers, held_by, list_optimizers
@@ -323,7 +323,7 @@ class OptimizerWatch:
         """Begin to measure an update when ``optimizer.step`` is called."""
         if self._loose is not None:
             self._loose.see(optimizer)
-        if not self._is_heeded(optimizer):
+        if is_tracing() or not self._is_heeded(optimizer):  # what a CUDA graph captures is no update yet
             return
         self._steps.update_begins(optimizer)
         if self._clock.on:
@@ -334,7 +334,7 @@ class OptimizerWatch:
     @never_raise()
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
         """Measure and note the update when the parameters have been changed."""
-        if not self._is_heeded(optimizer):
+        if is_tracing() or not self._is_heeded(optimizer):
             return
         self.updates.end(optimizer)
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1

@@ -244,12 +244,16 @@ class TorchSlab:
         """All parts, repeated, and the bins of these rows, on the host."""
         integer = EXPONENT[self._real][0]
         parts = torch.stack(self._parts) if self._parts else self._bins.new_empty((0, len(PART)), dtype=self._real)
-        chosen = self._bins if len(used) == len(self) else self._bins[torch.from_numpy(used).to(self.device)]
+        chosen = self._bins if len(used) == len(self) else self._bins[self._to_device(torch.from_numpy(used))]
         host = torch.cat([parts.view(integer).to(torch.int64).flatten(), chosen.flatten()]).cpu()
         bits, bins = host[: parts.numel()], host[parts.numel() :]
         numbers = bits.to(integer).view(self._real).double().reshape(parts.shape).numpy()
         numbers[:, :LOW] *= np.array(self._part_repeats, dtype=np.float64)[:, None]
         return numbers, bins.reshape(chosen.shape).numpy()
+
+    def _to_device(self, numbers: Tensor) -> Tensor:
+        """Copy host memory to the device without waiting for it."""
+        return (numbers.pin_memory() if self.device.type == "cuda" else numbers).to(self.device, non_blocking=True)
 
     def _clear(self) -> None:
         self._calls = [0] * len(self)

@@ -364,7 +364,7 @@ class Readings:
 
     def collect(self) -> dict[int, TensorReading]:
         """All that was read, by number. This waits for the devices; numbers begin anew."""
-        heads, self._heads = self._heads, []
+        heads, self._heads = _on_host(self._heads), []
         found: dict[int, TensorReading] = {}
         if heads:
             for slab in self._slabs.values():
@@ -373,7 +373,20 @@ class Readings:
         return found
 
 
-def _understand(rows: bytes, heads: list[bytes | Tensor | None]) -> Iterator[tuple[int, TensorReading]]:
+def _on_host(heads: list[bytes | Tensor | None]) -> list[bytes | None]:
+    """Copy heads to the host, those of a device at once."""
+    found = [None if isinstance(head, Tensor) else head for head in heads]
+    far = [(number, head) for number, head in enumerate(heads) if isinstance(head, Tensor)]
+    for device in dict.fromkeys(head.device for _, head in far):
+        here = [(number, head) for number, head in far if head.device == device]
+        together, end = bytes(torch.cat([head for _, head in here]).cpu().numpy()), 0
+        for number, head in here:
+            begin, end = end, end + len(head)
+            found[number] = together[begin:end]
+    return found
+
+
+def _understand(rows: bytes, heads: list[bytes | None]) -> Iterator[tuple[int, TensorReading]]:
     table = np.frombuffer(rows, ROW)
     numbers = table["row"].tolist()
     nonfinite = table["nan"] + table["pos_inf"] + table["neg_inf"]
@@ -389,10 +402,8 @@ def _understand(rows: bytes, heads: list[bytes | Tensor | None]) -> Iterator[tup
     return zip(numbers, readings, strict=True)
 
 
-def _digest(rows: bytes, place: int, head: bytes | Tensor | None) -> str:
+def _digest(rows: bytes, place: int, head: bytes | None) -> str:
     if head is None:
         return ""
-    if isinstance(head, Tensor):
-        head = bytes(head.cpu().numpy())
     begin = place * ROW.itemsize
     return f"{zlib.crc32(rows[begin + _BEGIN : begin + _END], zlib.crc32(head)):08x}"
