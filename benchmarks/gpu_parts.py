@@ -57,6 +57,7 @@ def watch_with_record(net: Net, folder: str) -> AbstractContextManager[Any]:
 # ---- build ----------------------------------------------------------------------------------------------------
 
 COMPILED = ("statistics._kernel", "hooks._native", "hooks._resting", "hooks._taps")
+"""Below ``retrograd.core``."""
 
 
 def build(*, small: bool) -> None:
@@ -68,7 +69,7 @@ def build(*, small: bool) -> None:
 
 
 def can_be_loaded() -> bool:
-    program = "; ".join(f"import retrograd.{name}" for name in COMPILED)
+    program = "; ".join(f"import retrograd.core.{name}" for name in COMPILED)
     return subprocess.run([sys.executable, "-c", program], check=False, stderr=subprocess.DEVNULL).returncode == 0
 
 
