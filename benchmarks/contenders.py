@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from nets import Net
+from retrograd.core.recording.fact_source import MakeSource
 from retrograd.core.recording.recorder import Recorder
-from retrograd.explaining.facts.source import MakeSource
 
 
 class Attached(NamedTuple):

@@ -68,7 +68,8 @@ def release_pinned() -> None:
     """Give back what torch keeps of pinned memory: that of two contenders may be more than there is."""
     if ON_DEVICE:
         torch.cuda.synchronize()
-        getattr(torch.accelerator, "empty_host_cache", getattr(torch._C, "_host_emptyCache", None))()  # newest, torch 2.11
+        older = getattr(torch._C, "_host_emptyCache", None)  # torch 2.11
+        getattr(torch.accelerator, "empty_host_cache", older)()
 
 
 def cached_bytes(path: Path) -> int:

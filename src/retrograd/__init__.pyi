@@ -16,6 +16,8 @@ from retrograd.core.recording.schedule import every as every
 from retrograd.core.recording.schedule import log_schedule as log_schedule
 from retrograd.core.recording.settings import plan_recording as plan_recording
 from retrograd.core.runs.compaction import compact as compact
+from retrograd.core.runs.findings import Finding as Finding
+from retrograd.core.runs.findings import Findings as Findings
 from retrograd.core.runs.reader import Run as Run
 from retrograd.core.runs.reader import open_run as open_run
 from retrograd.core.statistics.custom import statistic as statistic
@@ -28,8 +30,6 @@ from retrograd.explaining import findings as findings
 from retrograd.explaining.comparing.comparison import Comparison as Comparison
 from retrograd.explaining.comparing.comparison import compare as compare
 from retrograd.explaining.findings.explain import explain as explain
-from retrograd.explaining.findings.finding import Finding as Finding
-from retrograd.explaining.findings.finding import Findings as Findings
 from retrograd.explaining.gradients.explain import GradientReasons as GradientReasons
 from retrograd.explaining.gradients.explain import explain_gradients as explain_gradients
 from retrograd.explaining.kinks.kinks import Kinks as Kinks

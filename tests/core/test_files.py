@@ -21,8 +21,8 @@ from retrograd.core import files
 from retrograd.core.errors import RunWriteError
 from retrograd.core.exports.tables import export_csv
 from retrograd.core.history.history import History
-from retrograd.core.launch.requests import TraceRequest
 from retrograd.following.graph.graph import Graph
+from retrograd.following.launch.requests import TraceRequest
 from retrograd.following.tracing.trace import Trace
 from retrograd.memory.inventory.inventory import Inventory
 from tests.core.runs.written import write_run

@@ -1,7 +1,7 @@
 """Pictures of things, for those who ask the thing itself.
 
-Drawing is done in ``views/``, above all rooms whose things are drawn. A view is loaded when it is first asked, so that
-a room neither knows it nor waits for it.
+Drawing is done in rooms named ``views``, above all rooms whose things are drawn. A view is loaded when it is first
+asked, so that a room neither knows it nor waits for it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ from typing import Any
 
 from retrograd.core.randomness import random_kept
 
-_HOME = "retrograd.core.views.notebook"
 
-
-def ask_view(file: str, name: str) -> Callable[..., Any]:
-    """A function of the views of notebooks.
+def ask_view(home: str, name: str) -> Callable[..., Any]:
+    """A function of a view.
 
     Args:
-        file: its file, as in ``plots``.
+        home: its module, as in ``retrograd.core.views.notebook.plots``.
         name: its name.
     """
-    home = f"{_HOME}.{file}"
     if home not in sys.modules:
         with random_kept():  # rich and matplotlib draw numbers when they are loaded; a script may have seeded before
             import_module(home)
@@ -31,17 +28,17 @@ def ask_view(file: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def drawn_by(file: str, name: str) -> Callable[[Any], str]:
+def drawn_by(home: str, name: str) -> Callable[[Any], str]:
     """A ``_repr_html_`` that leaves the drawing to a view.
 
     Args:
-        file: its file.
+        home: its module.
         name: the name of a function from the thing to HTML.
     """
 
     def draw(thing: Any) -> str:
         with random_kept():
-            return str(ask_view(file, name)(thing))
+            return str(ask_view(home, name)(thing))
 
     draw.__doc__ = "Give the HTML that a notebook shows."
     return draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from retrograd.explaining.findings.finding import Finding, Findings, list_place, tell_repair
+from retrograd.core.runs.findings import Finding, Findings, list_place, tell_repair
 
 Board = Any
 """TensorBoard's writer, a run of W&B, or anything else, which takes no text from us."""

@@ -15,6 +15,7 @@ from torch import nn
 
 from retrograd.core.addresses import open_folder
 from retrograd.core.amounts import count_of
+from retrograd.core.launch.live_findings import LiveFindings, say_critical
 from retrograd.core.launch.start import name_folder
 from retrograd.core.notices import say
 from retrograd.core.randomness import random_kept
@@ -23,14 +24,12 @@ from retrograd.core.recording.record import Recording, record
 from retrograd.core.recording.schedule import Schedule
 from retrograd.core.recording.settings import Settings, UserStatistic
 from retrograd.core.runs.ending import find_exception
+from retrograd.core.runs.findings import MOST_ROWS, SEVERITIES, Finding, Findings
 from retrograd.core.runs.layout import is_run
 from retrograd.core.runs.ranks import ask_rank
 from retrograd.core.runs.reader import open_run
 from retrograd.core.sites.pattern import Pattern
-from retrograd.explaining.findings.explain import MOST_ROWS
-from retrograd.explaining.findings.finding import SEVERITIES, Finding, Findings
 from retrograd.explaining.launch.explaining import find_and_store, tell_verdict
-from retrograd.explaining.launch.live_findings import LiveFindings, say_critical
 from retrograd.integrations.boards import Board, send_alert, write_text
 
 T = TypeVar("T")

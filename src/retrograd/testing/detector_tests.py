@@ -11,8 +11,8 @@ from torch import nn
 
 from retrograd.core.history.history import History
 from retrograd.core.recording.record import record
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.detector import Detector
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.record import CannotTell, Record
 
 MOST_LETTERS = 240

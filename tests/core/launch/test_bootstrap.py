@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.core.launch.requests import InventoryRequest, RunRequest, TraceRequest
+from retrograd.core.launch.requests import RunRequest
 from retrograd.core.launch.start import BOOTSTRAP, Request, make_environment
+from retrograd.following.launch.requests import TraceRequest
+from retrograd.memory.launch.requests import InventoryRequest
 from tests.core.launch.conftest import ENVIRONMENT
 
 REQUEST = RunRequest(path="/nowhere/run", shown="run", command=("train.py",))

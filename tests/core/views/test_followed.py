@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from retrograd.core.history.sink import Event, Moment
+from retrograd.core.runs.findings import Finding
 from retrograd.core.runs.reader import open_run
 from retrograd.core.views import followed
 from retrograd.core.views.table import format_table
-from retrograd.explaining.findings.finding import Finding
 from tests.core.history.made import make_steps
 from tests.core.runs.written import add_step, open_writer
 

@@ -21,7 +21,7 @@ import retrograd as rg
 from retrograd.core.errors import RetrogradWarning
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.runs import lookout
-from retrograd.explaining.findings.finding import Finding
+from retrograd.core.runs.findings import Finding
 from tests.drawing import draw, make_net, train
 
 pytest.importorskip("IPython")

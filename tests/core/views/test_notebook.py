@@ -24,9 +24,9 @@ import retrograd as rg
 from retrograd.core.cells import show_line
 from retrograd.core.errors import LibraryError
 from retrograd.core.history.matrix import Matrix
+from retrograd.core.runs.findings import Finding, Findings
 from retrograd.core.views.notebook.page import MOST_ROWS, NotebookPage
 from retrograd.core.views.notebook.records import colour_map
-from retrograd.explaining.findings.finding import Finding, Findings
 from retrograd.memory.budget.planned import Planned
 from tests.following.views.invented_trace import invent_trace
 

@@ -13,9 +13,8 @@ from torch import nn
 from retrograd.core.history.facts import NonFinite, read_facts
 from retrograd.core.history.history import History
 from retrograd.core.recording.recorder import Recorder
-from retrograd.explaining.facts.facts import SOURCES
 from retrograd.explaining.facts.nonfinite_watch import NonFiniteWatch
-from retrograd.explaining.facts.watches import WATCHES
+from retrograd.explaining.facts.sources import SOURCES, WATCHES
 from tests.explaining.facts.births import (
     BAD_STEP,
     PROGRAMS,

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from retrograd.core.history.history import History
+from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.recording.recorder import Recorder
 from retrograd.core.recording.settings import Settings
-from retrograd.explaining.facts.source import FactHost, FactSource
 
 CALLS = ["forward_begins", "forward_ends", "backward_begins", "backward_ends", "update_begins", "update_ends"]
 

@@ -10,11 +10,11 @@ import numpy as np
 from retrograd.core.history.fact import Fact
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Event, Moment, RowBatch
+from retrograd.core.runs.findings import Finding, Findings
 from retrograd.core.statistics.row import ROW
 from retrograd.core.views.report.findings import describe_findings
 from retrograd.core.views.report.scope import choose_scope
 from retrograd.explaining.findings.detector import Detector
-from retrograd.explaining.findings.finding import Finding, Findings
 from retrograd.explaining.findings.record import CannotTell, Record
 from tests.core.history.made import make_row
 

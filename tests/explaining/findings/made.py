@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retrograd.explaining.findings.finding import Evidence, Finding, Findings, NotChecked
+from retrograd.core.runs.findings import Evidence, Finding, Findings, NotChecked
 
 SYMPTOM = Finding(detector="flat-loss", severity="note", message="The loss has not fallen since step 12.", step=12)
 

@@ -6,6 +6,7 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.core.history.sink import Event, Moment
+from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.detectors.accumulation import AccumulationNotDivided, DoubleBackward
 from retrograd.explaining.findings.detectors.call_order import (
     BackwardNeverCalled,
@@ -14,7 +15,6 @@ from retrograd.explaining.findings.detectors.call_order import (
     StepTooSeldom,
 )
 from retrograd.explaining.findings.explain import make_record
-from retrograd.explaining.findings.finding import Finding
 from tests.explaining.findings.by_hand import ask
 from tests.explaining.findings.programs import make_calls, make_chain, make_optimizer, make_program
 

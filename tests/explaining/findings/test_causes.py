@@ -1,9 +1,9 @@
 import pytest
 
+from retrograd.core.runs.findings import SEVERITIES, Finding, Severity
 from retrograd.explaining.findings.detector import Detector
 from retrograd.explaining.findings.detectors import DETECTORS
 from retrograd.explaining.findings.explain import rank_findings
-from retrograd.explaining.findings.finding import SEVERITIES, Finding, Severity
 
 EXPLAINS = {"cause": ("symptom",), "symptom": ("cause",)}
 

@@ -12,8 +12,8 @@ import torch
 
 import retrograd as rg
 from retrograd.core.errors import ExplainError, NotARunError
+from retrograd.core.runs.findings import SHOWN, Evidence, Finding, Findings
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import SHOWN, Evidence, Finding, Findings
 from retrograd.explaining.findings.record import CannotTell, Record
 from tests.explaining.findings.made import BORN, DEAD, MADE, SYMPTOM
 

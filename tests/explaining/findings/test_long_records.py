@@ -15,7 +15,7 @@ from torch import nn
 import retrograd as rg
 from retrograd.core.history import history, windows
 from retrograd.core.runs import event_parts, stored
-from retrograd.explaining.findings.finding import Findings
+from retrograd.core.runs.findings import Findings
 
 
 class Recurrent(nn.Module):

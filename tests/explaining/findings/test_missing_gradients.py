@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.core.recording.record import record
 from retrograd.core.runs.ending import describe_exception
+from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.detectors.broken_graphs import FreedGraph, NoGraph, OverwrittenTensor
 from retrograd.explaining.findings.detectors.missing_gradients import MissingGradient, NotOptimized
 from retrograd.explaining.findings.explain import explain
-from retrograd.explaining.findings.finding import Finding
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.gradients.explain import explain_gradients
 from tests import warm

@@ -14,15 +14,14 @@ from torch import nn
 from retrograd.core.history.facts import NonFinite
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Moment
+from retrograd.core.launch.live_findings import LiveFindings
 from retrograd.core.recording.record import record
 from retrograd.core.recording.recorder import Recorder
-from retrograd.explaining.facts.facts import SOURCES
-from retrograd.explaining.facts.watches import WATCHES
+from retrograd.core.runs.findings import Finding
+from retrograd.explaining.facts.sources import SOURCES, WATCHES
 from retrograd.explaining.findings.detectors.nonfinite import NanBackward, NanForward, NanUpdate
 from retrograd.explaining.findings.explain import explain, explain_record
-from retrograd.explaining.findings.finding import Finding
 from retrograd.explaining.findings.record import Record
-from retrograd.explaining.launch.live_findings import LiveFindings
 from tests.explaining.facts.births import (
     BAD_STEP,
     PROGRAMS,

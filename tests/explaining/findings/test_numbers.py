@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from retrograd.core.amounts import count_more
-from retrograd.explaining.findings.finding import write_plainly
+from retrograd.core.runs.findings import write_plainly
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import retrograd as rg
+from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.explaining.findings.explain import make_record as make_record_of
-from retrograd.explaining.findings.finding import Finding
 from retrograd.explaining.findings.record import CannotTell, Record
 from tests.explaining.findings.by_hand import ask, make_record, spread
 from tests.explaining.findings.programs import make_calls, make_optimizer, make_program

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.explain import explain
-from retrograd.explaining.findings.finding import Finding
 from tests import warm
 
 ROUTER = """

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from retrograd.core.history.history import History
+from retrograd.core.recording.fact_source import FactSource
 from retrograd.core.recording.recorder import Recorder
 from retrograd.core.runs.ending import describe_exception
+from retrograd.core.runs.findings import Finding, Findings
 from retrograd.explaining.facts.exact_watch import ExactWatch
-from retrograd.explaining.facts.facts import SOURCES
 from retrograd.explaining.facts.kink_watch import KinkWatch
-from retrograd.explaining.facts.source import FactSource
+from retrograd.explaining.facts.sources import SOURCES
 from retrograd.explaining.findings.detectors import DETECTORS
 from retrograd.explaining.findings.explain import explain_record
-from retrograd.explaining.findings.finding import Finding, Findings
 from retrograd.explaining.findings.record import Record
 from tests.explaining.findings.remedies import FAULTS, IN_A_HOOK, NO_CHANGE_OF_CODE, Fault
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.core.recording.record import record
+from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.explain import explain
-from retrograd.explaining.findings.finding import Finding
 
 
 class Cube(torch.autograd.Function):

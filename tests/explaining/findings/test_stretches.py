@@ -10,11 +10,11 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.core.history.history import History
+from retrograd.core.launch.live_findings import DIVERGED, LiveFindings
 from retrograd.core.recording.recorder import Recorder
-from retrograd.explaining.findings.finding import Finding
+from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.findings.stretches import Stretch, find_stretches, list_parts
-from retrograd.explaining.launch.live_findings import DIVERGED, LiveFindings
 
 HELD = {"A": ("a:weight",), "A2": ("a:weight", "a:bias"), "B": ("b:weight",), "C": ("c:weight",), "unknown": ()}
 

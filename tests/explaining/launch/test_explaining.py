@@ -20,12 +20,12 @@ from retrograd.core.history.facts import NonFinite
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.launch import closing
 from retrograd.core.launch.chosen_run import is_command
+from retrograd.core.launch.live_findings import LiveFindings, say_critical
 from retrograd.core.recording.sink_log import EventLog
+from retrograd.core.runs.findings import store_findings
 from retrograd.core.runs.layout import find_latest
 from retrograd.core.runs.reader import open_run
-from retrograd.explaining.findings.finding import store_findings
 from retrograd.explaining.launch.explaining import find_verdict
-from retrograd.explaining.launch.live_findings import LiveFindings, say_critical
 from tests.core.launch.conftest import ENVIRONMENT, SCRIPTS, run
 from tests.core.launch.recorded import HEALTHY, Command, Outcome, recorded
 from tests.core.runs.written import write_run

@@ -10,10 +10,10 @@ import pytest
 from playwright.sync_api import expect
 
 from retrograd.core.history.sink import Event
+from retrograd.core.runs.findings import Finding, Findings
 from retrograd.core.views.report import report, write_report
 from retrograd.core.views.report.findings import describe_findings
 from retrograd.core.views.report.scope import choose_scope
-from retrograd.explaining.findings.finding import Finding, Findings
 from tests.core.views.conftest import Visit
 from tests.core.views.invented import invent_training, make_history, name_resnet
 from tests.core.views.test_page import HOSTILE

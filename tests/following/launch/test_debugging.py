@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.core.launch.requests import DebugRequest
 from retrograd.following.launch.debugger import DebuggedPass, Debugger, Orders
 from retrograd.following.launch.prompt import _HELP, Prompt, _names_of
+from retrograd.following.launch.requests import DebugRequest
 from retrograd.following.stepping.breakpoints import parse_breakpoint
 from tests import warm
 from tests.core.launch.conftest import ENVIRONMENT, SCRIPTS

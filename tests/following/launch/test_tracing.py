@@ -15,7 +15,7 @@ import pytest
 from retrograd.core.cli import main
 from retrograd.core.errors import TraceError
 from retrograd.core.launch import closing
-from retrograd.core.launch.requests import TraceRequest, parse_passes
+from retrograd.following.launch.requests import TraceRequest, parse_passes
 from retrograd.following.tracing.trace import Trace
 from tests import warm
 from tests.core.launch.conftest import SCRIPTS, run

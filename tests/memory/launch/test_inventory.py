@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from retrograd.core.cli import main
-from retrograd.core.launch.requests import InventoryRequest
 from retrograd.memory.inventory.inventory import Inventory
+from retrograd.memory.launch.requests import InventoryRequest
 from tests.core.launch.conftest import SCRIPTS, run
 
 MODES = """

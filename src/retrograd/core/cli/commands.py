@@ -1,4 +1,4 @@
-"""The commands: each is a class here, or in ``launch/requests.py`` if it runs a program; its fields are its options.
+"""The commands: each is a class, whose fields are its options; other parts have theirs in ``launch/commands.py``.
 
 Torch takes seconds to load, and neither ``--help`` nor a wrong path needs it: a command asks for public names, as in
 ``rg.compare``, which are loaded when they are used.
@@ -7,18 +7,15 @@ Torch takes seconds to load, and neither ``--help`` nor a wrong path needs it: a
 from __future__ import annotations
 
 import contextlib
-import sys
 import sysconfig
 from dataclasses import MISSING, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import retrograd as rg
 from retrograd.core.addresses import path_to_read, read_path
-from retrograd.core.amounts import name_letters
-from retrograd.core.foreign.text import show_plainly
 from retrograd.core.launch.chosen_run import (
-    check_is_no_script,
     check_run,
     choose_run,
     reading,
@@ -28,71 +25,11 @@ from retrograd.core.launch.chosen_run import (
 from retrograd.core.launch.completion import write_completion
 from retrograd.core.launch.hook_file import install_hook, remove_hook
 from retrograd.core.launch.options import Command, option
-from retrograd.core.launch.requests import DebugRequest, ExplainOptions, InventoryRequest, RunRequest, TraceRequest
+from retrograd.core.launch.requests import RunRequest
 from retrograd.core.notices import print_text, waiting
+from retrograd.core.plugins import list_provided
 from retrograd.core.runs.layout import PARENT
 from retrograd.core.runs.listing import RunOrder, list_runs
-
-
-class Explain(ExplainOptions):
-    """Say what is wrong with a run, or with a script that is run for it."""
-
-    def check(self) -> None:
-        if not self.command:
-            check_is_no_script(self.run)
-            check_run(self.run)
-
-    def carry_out(self) -> int:
-        from retrograd.explaining.launch.explaining import explain_as_asked
-
-        return explain_as_asked(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compare(Command):
-    """Say where runs first diverge from the first of them, and why."""
-
-    name: ClassVar[str] = "compare"
-    reads: ClassVar[bool] = True
-    examples: ClassVar[str] = """
-examples:
-  retrograd compare runs/first runs/second
-  retrograd compare runs/first runs/second --noise runs/first-again
-  retrograd compare runs/first/rank00000 runs/first/rank00001
-  retrograd compare runs/first runs/second --json
-  retrograd compare runs/first runs/second runs/third --open
-
-Runs are compared in the order in which training reached each site; --report lays them over each other in one HTML file.
-The exit code is 0 if they are the same, but for noise, 1 if they are not, and 2 if they cannot be compared.
-"""
-
-    a: Path = option("A", MISSING, "the folder of a run, or of one of its ranks")
-    others: tuple[Path, ...] = option("B", MISSING, "another one, or several, each of which is compared with A")
-    noise: tuple[Path, ...] = option("--noise", (), "runs of the same program as A, of the same seed", metavar="RUN")
-    json: bool = option("--json", False, "the verdict and each difference, as lines of JSON")
-    report: bool = option("--report", False, "write a page that shows the runs over each other")
-    output: Path | None = option("-o --output", None, "its file (default: compared.html, here)", metavar="FILE")
-    open: bool = option("--open", False, "write it, and show it in the browser")
-
-    def check(self) -> None:
-        for each in (self.a, *self.others, *self.noise):
-            check_run(each)
-
-    def carry_out(self) -> int:
-        with contextlib.ExitStack() as stack:
-            runs = [stack.enter_context(reading(each)) for each in (self.a, *self.others)]
-            noise = [stack.enter_context(reading(each)) for each in self.noise]
-            named = zip(runs[1:], name_letters(len(runs))[1:], strict=True)
-            comparisons = [rg.compare(runs[0], other, noise=noise, letter=letter) for other, letter in named]
-        for path, comparison in zip(self.others, comparisons, strict=True):
-            which = str(path) if len(self.others) > 1 else ""
-            text = f"{comparison.letter} = {which}: {comparison}\n" if which else f"{comparison}\n"
-            told = comparison.as_json_lines(which) if self.json else show_plainly(text)
-            print_text(told, end="", is_json=self.json)
-        if self.report or self.output or self.open:
-            written = rg.write_comparison(runs, self.output, comparisons=comparisons)
-            tell_page(written, is_opened=self.open, file=sys.stderr if self.json else sys.stdout)
-        return 0 if all(comparisons) else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +110,9 @@ class View(Command):
         check_run(self._tell_apart()[0])
 
     def carry_out(self) -> int:
+        from retrograd.core.runs.findings import explain_run
+        from retrograd.core.views.findings_text import list_findings
         from retrograd.core.views.shown import check_choice
-        from retrograd.explaining.views.findings_text import list_findings
 
         path, sites = self._tell_apart()
         if self.follow:
@@ -184,7 +122,7 @@ class View(Command):
             return 0
         with reading(path) as run:
             check_choice(run.history, sites, self.statistic)
-            findings = rg.explain(run)
+            findings = explain_run(run)
         first = [findings.headline] if findings.missing or not len(findings) else []
         print_text("\n".join([*first, *list_findings(findings)]), flush=True)
         with waiting("laying the table out"):
@@ -257,53 +195,6 @@ any moment, the run can be read as before or as after. A run that is still being
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hangs(Command):
-    """Say where each process of a run is in its backward pass, also when it hangs."""
-
-    name: ClassVar[str] = "hangs"
-    examples: ClassVar[str] = """
-examples:
-  retrograd hangs traces/train-20250131-120000
-  retrograd hangs --once --limit 60 traces/train-20250131-120000
-
-It reads what the processes leave in their files, so it also works on one that hangs, or has died.
-"""
-
-    run: Path = option("DIR", MISSING, "folder that `retrograd trace` or `rg.watch_hangs` writes to")
-    once: bool = option("--once", False, "say it once, and end")
-    limit: float | None = option(
-        "--limit", None, "how long a node may take until it counts as hanging", metavar="SECONDS"
-    )
-
-    def carry_out(self) -> int:
-        from retrograd.following.views.hang_report import watch_run
-
-        return watch_run(path_to_read(self.run), once=self.once, limit=self.limit)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replay(Command):
-    """Run one node of a backward pass again, from its bundle."""
-
-    name: ClassVar[str] = "replay"
-    examples: ClassVar[str] = """
-examples:
-  retrograd replay traces/train-20250131-120000/rank00000/bundles/blocks.3-SoftmaxBackward0
-
-The exit code is 0 if the node gives the same as before, bit for bit, and 1 if not, or if there is nothing to compare.
-"""
-
-    bundle: Path = option("BUNDLE", MISSING, "folder of the bundle")
-    any_torch: bool = option("--any-torch", False, "try it though another version of torch has written it")
-    trust: bool = option("--trust", False, "you know who wrote it: carry out whatever it names, without checks")
-
-    def carry_out(self) -> int:
-        replayed = rg.replay(path_to_read(self.bundle), strict=not self.any_torch, trusted=self.trust)
-        print_text(str(replayed))
-        return 0 if replayed else 1
-
-
-@dataclass(frozen=True, kw_only=True)
 class InstallHook(Command):
     """Let isolated interpreters (python -I) of this environment be recorded too."""
 
@@ -365,22 +256,14 @@ examples:
         print_text(write_completion(COMMANDS, self.shell), end="")
 
 
-COMMANDS: tuple[type[Command], ...] = (
-    RunRequest,
-    Explain,
-    Compare,
-    Report,
-    Serve,
-    View,
-    ListRuns,
-    Export,
-    Compact,
-    TraceRequest,
-    InventoryRequest,
-    DebugRequest,
-    Hangs,
-    Replay,
-    InstallHook,
-    Completion,
+_ORDER = (
+    "run", "explain", "compare", "report", "serve", "view", "ls", "export", "compact", "trace", "inventory", "debug",
+    "hangs", "replay", "install-hook", "completion",
+)  # fmt: skip
+
+OWN: tuple[type[Command], ...] = (RunRequest, Report, Serve, View, ListRuns, Export, Compact, InstallHook, Completion)
+
+COMMANDS: tuple[type[Command], ...] = tuple(
+    sorted((*OWN, *chain.from_iterable(list_provided("commands"))), key=lambda each: _ORDER.index(each.name))
 )
 """All commands, in the order of the help."""

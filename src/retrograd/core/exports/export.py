@@ -13,10 +13,10 @@ from retrograd.core.exports.tables import export_csv, export_parquet
 from retrograd.core.exports.tracker import TRACKERS, open_tracker
 from retrograd.core.files import refuse_link
 from retrograd.core.history.matrix import check_name
+from retrograd.core.runs.findings import explain_run
 from retrograd.core.runs.reader import Given, Run, read_run
 from retrograd.core.sites.pattern import Pattern
 from retrograd.core.views.shown import find_phase
-from retrograd.explaining.findings.explain import explain
 
 SCALARS = ("rms", "mean", "std", "abs_max", "zero_share", "nonfinite", "update_ratio")
 """Statistics that go to a tracker, and users' own."""
@@ -114,7 +114,7 @@ def _export_to_tracker(run: Run, to: str, folder: Path, sites: Sequence[str], st
         steps = spread_steps(list_row_steps(history, phase), MOST_HISTOGRAMS)
         for step, name, exponents in read_histograms(history, sites, phase, steps):
             tracker.add_histogram(step, name, exponents)
-        for finding in explain(run):
+        for finding in explain_run(run):
             tracker.add_finding(finding)
         status = run.status
     finally:

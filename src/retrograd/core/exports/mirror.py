@@ -19,6 +19,7 @@ from retrograd.core.history.matrix import check_name
 from retrograd.core.history.rows import StoredPart
 from retrograd.core.history.sink import Phase
 from retrograd.core.notices import warn
+from retrograd.core.runs.findings import MOST_ROWS, Finding, explain_run
 from retrograd.core.runs.lookout import Lookout
 from retrograd.core.runs.ranks import ask_rank
 from retrograd.core.runs.reader import Given, Run, open_run, read_run
@@ -26,8 +27,6 @@ from retrograd.core.sites.pattern import Candidate, Pattern
 from retrograd.core.sites.selection import Selection, suggest
 from retrograd.core.sites.site import parse_leniently
 from retrograd.core.views.shown import find_phase
-from retrograd.explaining.findings.explain import MOST_ROWS, explain
-from retrograd.explaining.findings.finding import Finding
 
 MOST_SITES = 24
 """Sites that are mirrored where nobody has chosen some: gradients of weights, evenly spaced over the model."""
@@ -273,7 +272,7 @@ class Mirror:
     def _find(self) -> Iterable[Finding]:
         record = self._record
         history = record.history if isinstance(record, Run) else record
-        return explain(record) if 0 < history.rows.count <= MOST_ROWS else ()
+        return explain_run(record) if 0 < history.rows.count <= MOST_ROWS else ()
 
 
 def _is_weight_gradient(name: str) -> bool:

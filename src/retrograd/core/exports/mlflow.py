@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retrograd.core.exports.tracker import OURS, Exponents, write_finding
 from retrograd.core.libraries import library_needed
-from retrograd.explaining.findings.finding import Finding
+from retrograd.core.runs.findings import Finding
 
 with library_needed("mlflow-skinny", "3", "trackers"):
     import mlflow

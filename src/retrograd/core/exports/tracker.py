@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.randomness import random_kept
-from retrograd.explaining.findings.finding import Finding, list_grounds, list_place, tell_repair
+from retrograd.core.runs.findings import Finding, list_grounds, list_place, tell_repair
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 """Their names, those of files here; each has ``open_tracker(name, folder, sends)`` and ``use_tracker(run)``."""

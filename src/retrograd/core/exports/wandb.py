@@ -12,7 +12,7 @@ from typing import Any
 from retrograd.core.errors import ExportError
 from retrograd.core.exports.tracker import OURS, Exponents, write_finding
 from retrograd.core.libraries import library_needed
-from retrograd.explaining.findings.finding import Finding
+from retrograd.core.runs.findings import Finding
 
 with library_needed("wandb", "0.19.10", "trackers"):
     import wandb

@@ -219,7 +219,7 @@ class History:
         counts = f"{count_of(rows.count, 'row')}, {count_of(self.all_events.count, 'event')}"
         return f"History({count_of(len(self.sites), 'site')}, {span}, {counts})"
 
-    _repr_html_ = drawn_by("records", "draw_history")
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_history")
 
     def select(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
         """Names of the recorded sites that match a pattern, or one of several.

@@ -33,7 +33,7 @@ class Matrix(NamedTuple):
     values: npt.NDArray[np.float64]
 
     def _repr_html_(self) -> str:
-        return drawn_by("records", "draw_matrix")(self)
+        return drawn_by("retrograd.core.views.notebook.records", "draw_matrix")(self)
 
     def plot(self, *, ax: Axes | None = None, **mesh: Any) -> Axes:
         """Draw magnitudes as colours with matplotlib: zero is grey, what is not finite red.
@@ -48,7 +48,7 @@ class Matrix(NamedTuple):
         Raises:
             LibraryError: matplotlib is not installed.
         """
-        axes: Axes = ask_view("plots", "plot_matrix")(self, ax, **mesh)
+        axes: Axes = ask_view("retrograd.core.views.notebook.plots", "plot_matrix")(self, ax, **mesh)
         return axes
 
 

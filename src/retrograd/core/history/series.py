@@ -148,7 +148,7 @@ class Series:
         steps = f"{count_of(len(self), 'step')} {self.steps[0]}…{self.steps[-1]}"
         return f"Series({self.site!r}: {merged}{steps}, rms … {last})"
 
-    _repr_html_ = drawn_by("records", "draw_series")
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_series")
 
     def plot(self, statistic: str = "rms", *, ax: Axes | None = None, **line: Any) -> Axes:
         """Draw a statistic over steps with matplotlib; a red tick marks a step with elements that are not finite.
@@ -165,7 +165,7 @@ class Series:
             StatisticError: for an unknown statistic.
             LibraryError: matplotlib is not installed.
         """
-        axes: Axes = ask_view("plots", "plot_series")(self, statistic, ax, **line)
+        axes: Axes = ask_view("retrograd.core.views.notebook.plots", "plot_series")(self, statistic, ax, **line)
         return axes
 
     @property

@@ -29,8 +29,8 @@ def reading(given: Path | None) -> Iterator[Run]:
     Raises:
         NotARunError, DamagedRunError: there is none, or it cannot be read.
     """
+    from retrograd.core.runs.findings import MOST_ROWS  # with Arrow
     from retrograd.core.runs.reader import open_run
-    from retrograd.explaining.findings.explain import MOST_ROWS  # with Arrow
 
     path = choose_run(given)
     with waiting(f"reading {path}"):

@@ -17,7 +17,7 @@ from retrograd.core.addresses import open_folder
 from retrograd.core.amounts import count_of
 from retrograd.core.foreign.text import read_json
 from retrograd.core.launch.beside import is_alive
-from retrograd.core.launch.requests import MIRROR, REQUESTS, RunRequest
+from retrograd.core.launch.requests import MIRROR, RunRequest, list_requests
 from retrograd.core.launch.start import Request, make_own_environment
 from retrograd.core.notices import say, showing
 from retrograd.core.runs.layout import FINDINGS, MANIFEST, parse_rank
@@ -85,7 +85,7 @@ def _count_processes(folder: Path, leaves: str) -> int:
 
 def _read_request() -> Request | None:
     """The request that this process was started with; None where the program has taken it out of its environment."""
-    return next((kind.read(os.environ) for kind in REQUESTS if kind.variable in os.environ), None)
+    return next((kind.read(os.environ) for kind in list_requests() if kind.variable in os.environ), None)
 
 
 def _ask_verdict(run: Path, shown: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from retrograd.core.addresses import read_path
 from retrograd.core.launch.options import Command, Option
-from retrograd.core.launch.requests import REQUESTS
+from retrograd.core.launch.requests import list_requests
 from retrograd.core.notices import print_text
 
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "uv", "srun", "mpirun", "env", "bash", "sh")
@@ -33,7 +33,7 @@ def parse(words: Sequence[str], load: Load, description: str, examples: str) -> 
     """
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
-    kind = _find(words[0], REQUESTS) or _find(words[0], load()) if words else None
+    kind = _find(words[0], list_requests()) or _find(words[0], load()) if words else None
     if kind is None:
         _leave(words, load(), description, examples)
     parser = _make_parser(kind)
@@ -57,7 +57,7 @@ def _is_command(words: Sequence[str]) -> bool:
     return is_command(words)
 
 
-def _find(name: str, commands: Sequence[type[Command]]) -> type[Command] | None:
+def _find(name: str, commands: Iterable[type[Command]]) -> type[Command] | None:
     return next((each for each in commands if each.name == name), None)
 
 

@@ -1,22 +1,23 @@
-"""The commands that run a program: their options, which travel to its processes.
+"""``retrograd run``: its options, which travel to the processes of the program.
 
-Adding an option is one line here; a command that runs a program is a class here, in ``REQUESTS``, and its session in
-the bootstrap. Loads without torch, and within a moment, as ``--help`` does.
+Adding an option is one line here. Loads without torch, and within a moment, as ``--help`` does; so do the requests of
+other parts, in ``launch/requests.py`` of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from retrograd.core.addresses import local_path
-from retrograd.core.errors import SavedTensorError, ScheduleError, TraceError
+from retrograd.core.errors import SavedTensorError, ScheduleError
 from retrograd.core.launch.interpreter import OURS
-from retrograd.core.launch.options import Command, option
-from retrograd.core.launch.start import Request, make_usage
+from retrograd.core.launch.options import option
+from retrograd.core.launch.start import Request
 from retrograd.core.notices import say
+from retrograd.core.plugins import list_provided
 
 if TYPE_CHECKING:
     from retrograd.core.recording.schedule import NamedSchedule
@@ -24,11 +25,8 @@ if TYPE_CHECKING:
 MIRROR = f"{OURS}MIRROR"
 """Environment variable with the number of the process that tells a tracker of the run."""
 
-Passes = tuple[int, int | None]
-"""First of some backward passes, counted from 0, and the one after the last; None for no end."""
 
-
-def _folder(parent: str) -> Any:
+def folder_option(parent: str) -> Any:
     """The option that names the folder."""
     what = "run folder" if parent == "runs" else "folder"
     return option("-o --output", "", f"{what} (default: {parent}/<script>-<date>-<time>)", metavar="DIR")
@@ -47,7 +45,12 @@ def _check_every(name: str, steps: int) -> None:
         )
 
 
-def _check_number(name: str, number: int) -> None:
+def check_number(name: str, number: int) -> None:
+    """Check the number of a backward pass.
+
+    Raises:
+        SavedTensorError: it is negative.
+    """
     if number < 0:
         raise SavedTensorError(f"{name} {number} is before the first.", repair="count from 0.")
 
@@ -82,7 +85,7 @@ What follows the command belongs to it, and so do its output and its exit code. 
 one at once for anything critical, and the findings when it ends.
 """
 
-    shown: str = _folder("runs")
+    shown: str = folder_option("runs")
     sites: tuple[str, ...] | None = option(
         "--sites", None, "what to record, as in 'blocks.*:output.grad'", metavar="PATTERN", check=_check_patterns
     )
@@ -99,7 +102,7 @@ one at once for anything critical, and the findings when it ends.
         None,
         "show in the report what autograd keeps until backward pass N, counted from 0",
         metavar="N",
-        check=_check_number,
+        check=check_number,
     )
     resume: bool = option("--resume", False, "continue the run that DIR holds")
     merge_ranks: bool = option("--merge-ranks", False, "merge the rows of all ranks into one folder as they come")
@@ -147,157 +150,7 @@ one at once for anything critical, and the findings when it ends.
         return variables
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceRequest(Request):
-    """Trace every node of some backward passes of an unmodified script."""
-
-    name: ClassVar[str] = "trace"
-    promise: ClassVar[str] = "tracing {} into {}"
-    parent: ClassVar[str] = "traces"
-    done: ClassVar[str] = "traced"
-    leaves: ClassVar[str] = "rank*/chrome.json"
-    see: ClassVar[str] = "see it in ui.perfetto.dev: {}/rank*/chrome.json"
-    examples: ClassVar[str] = """
-examples:
-  retrograd trace train.py --lr 0.1
-  retrograd trace --passes 100:102 --memory --by module train.py
-  retrograd trace --live --nodes 'blocks.3*' --norms -m package.train
-  retrograd trace -o traces/first torchrun --nproc-per-node 2 train.py
-
-DIR/rank*/chrome.json opens in ui.perfetto.dev, and rg.Trace.load() reads DIR/rank*/trace.json.gz. The table goes to
-stderr when the script has ended; the script's output and exit code are its own. When a traced pass raises, the
-exception says in which node, and how to run that node again. After the traced passes only the last events are kept,
-for `retrograd hangs DIR`.
-"""
-
-    shown: str = _folder("traces")
-    passes: str = option(
-        "--passes",
-        "3",
-        "the first N backward passes, or A to B-1 from 0 (default: 3)",
-        metavar="N|A:B",
-        check=lambda _, text: parse_passes(text),
-    )
-    nodes: str | None = option(
-        "--nodes", None, "nodes to show, as in 'blocks.3*'; the files hold all", metavar="PATTERN"
-    )
-    live: bool = option("--live", False, "print each of them to stderr as soon as it has run")
-    norms: bool = option("--norms", False, "norms of what goes in and comes out")
-    memory: bool = option("--memory", False, "bytes that each node gains")
-    by: Literal["node", "module", "kind"] = option("--by", "node", "what makes a line of the table")
-    sort: Literal["time", "memory"] = option("--sort", "time", "order of the table")
-
-    @property
-    def span(self) -> Passes:
-        """First of the backward passes to trace, counted from 0, and the one after the last; None for no end."""
-        return parse_passes(self.passes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class InventoryRequest(Request):
-    """Find what autograd keeps between forward and backward in one step of an unmodified script."""
-
-    name: ClassVar[str] = "inventory"
-    promise: ClassVar[str] = "taking an inventory of {} into {}"
-    parent: ClassVar[str] = "inventories"
-    done: ClassVar[str] = "listed"
-    leaves: ClassVar[str] = "rank*/inventory.html"
-    see: ClassVar[str] = "see it in a browser: {}/rank*/inventory.html"
-    examples: ClassVar[str] = """
-examples:
-  retrograd inventory train.py --batch-size 256
-  retrograd inventory --pass 100 --by tensor -m package.train
-
-DIR/rank*/inventory.html opens in a browser, and rg.Inventory.load() reads DIR/rank*/inventory.parquet. The table goes
-to stderr when the script has ended; the script's output and exit code are its own.
-"""
-
-    shown: str = _folder("inventories")
-    number: int = option(
-        "--pass",
-        1,
-        "which backward pass, counted from 0 (default: 1, the second)",
-        metavar="N",
-        check=_check_number,
-    )
-    by: Literal["module", "node", "tensor"] = option("--by", "module", "what makes a line of the table")
-    timed: bool = option("--timed", False, "measure how long operations take")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DebugRequest(Request):
-    """Stop inside the backward passes of an unmodified script, and look."""
-
-    name: ClassVar[str] = "debug"
-    promise: ClassVar[str] = "debugging {}; a prompt opens where a backward pass stops"
-    examples: ClassVar[str] = """
-examples:
-  retrograd debug train.py
-  retrograd debug --break 'blocks.3*' 'norm > 100' -- train.py --lr 0.1
-  retrograd debug --break non-finite -m package.train
-
-A prompt opens where a pass stops: at a breakpoint, at the first gradient that is not finite, at an exception.
-"""
-
-    breakpoints: tuple[str, ...] = option(
-        "--break", (), "nodes, as in 'blocks.3*', or conditions, as in non-finite and 'norm > 100'", metavar="WHERE"
-    )
-    nonfinite: bool = option("--no-non-finite", True, "go on where a gradient is not finite")
-
-
-REQUESTS: tuple[type[Request], ...] = (RunRequest, TraceRequest, InventoryRequest, DebugRequest)
-"""All of them; the bootstrap has their sessions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainOptions(Command):
-    """The options of ``retrograd explain``: what to explain, and how."""
-
-    name: ClassVar[str] = "explain"
-    runs: ClassVar[bool] = True
-    takes_run: ClassVar[bool] = True
-    reads: ClassVar[bool] = True
-    usage: ClassVar[str] = make_usage("explain", "[RUN]")
-    examples: ClassVar[str] = """
-examples:
-  retrograd explain                                      the newest run below runs/
-  retrograd explain runs/train-20250131-120000 -v        with the evidence
-  retrograd explain runs/first --json --fail-on warning  JSON lines, and an exit code for CI
-  retrograd explain train.py --lr 0.1                    run it, watched closely, and explain what it did
-  retrograd explain --steps 20 -m package.train          no longer than 20 steps
-
-A run is explained from its record alone. A command is run, and watched more closely than `retrograd run` does: also
-writes to what autograd has saved, where exactly NaN is made, and points without a derivative. The exit code is that of
-the command, or 0 for a run; 1 where --fail-on says so; 2 for an error of usage. Options after the script belong to it.
-"""
-
-    command: tuple[str, ...] = ()
-    run: Path | None = option("RUN", None, "folder of a run (default: the newest)")
-    verbose: bool = option("-v --verbose", False, "add the evidence for each finding, and what it explains")
-    all: bool = option("--all", False, "all findings (default: at most five)")
-    not_checked: bool = option("--not-checked", False, "what could not be checked, and why")
-    json: bool = option("--json", False, "all findings, as lines of JSON")
-    fail_on: Literal["critical", "warning", "note"] | None = option(
-        "--fail-on", None, "exit with 1 if a finding is this severe, or worse"
-    )
-    steps: int | None = option("--steps", None, "of a command: end it after N steps", metavar="N")
-    output: str | None = option("-o --output", None, "of a command: run folder, as for `retrograd run`", metavar="DIR")
-
-
-def parse_passes(text: str) -> Passes:
-    """Read a range of backward passes: ``3`` for the first three, ``10:12`` for 10 and 11, ``10:`` for all from 10 on.
-
-    Raises:
-        TraceError: for anything else, and for none at all.
-    """
-    begin, colon, end = text.rpartition(":")
-    try:
-        first, last = int(begin or 0), (int(end) if end or not colon else None)
-    except ValueError:
-        first, last = 0, 0
-    if first < 0 or (last is not None and last <= first):
-        raise TraceError(
-            f"--passes {text} selects no backward pass.",
-            repair="--passes 3 for the first three, --passes 10:12 for the passes 10 and 11, counted from 0.",
-        )
-    return first, last
+def list_requests() -> Iterator[type[Request]]:
+    """All commands that run a program, the quickest to load first; the bootstrap has their sessions."""
+    yield RunRequest
+    yield from chain.from_iterable(list_provided("requests"))

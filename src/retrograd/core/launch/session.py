@@ -34,25 +34,24 @@ from retrograd.core.hooks.names import walk_modules
 from retrograd.core.identities import IdentityDict
 from retrograd.core.launch.closing import is_speaker, say_end
 from retrograd.core.launch.late_sink import LateSink
+from retrograd.core.launch.live_findings import LiveFindings, say_critical
 from retrograd.core.launch.models import Search, name_models
 from retrograd.core.launch.requests import RunRequest
 from retrograd.core.launch.tracebacks import hide_our_frames
 from retrograd.core.notices import say, warn_apart, warnings_kept
+from retrograd.core.plugins import find_provided
 from retrograd.core.randomness import random_kept
-from retrograd.core.recording.recorder import Recorder
+from retrograd.core.recording.fact_source import FactHost, FactSource, MakeSource
+from retrograd.core.recording.recorder import Recorder, list_sources
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.weight_sums import sum_squares
 from retrograd.core.runs.attempts import leave
 from retrograd.core.runs.ending import describe_exception, describe_exit, find_exception
 from retrograd.core.runs.ranks import ask_rank, is_loader_worker
-from retrograd.explaining.facts.facts import SOURCES
-from retrograd.explaining.facts.source import FactHost, FactSource, MakeSource
-from retrograd.explaining.launch.live_findings import LiveFindings, say_critical
 
 if TYPE_CHECKING:
     from retrograd.core.merging.shared_run import SharedRun
     from retrograd.core.runs.writer import RunWriter
-    from retrograd.memory.launch.inventory import RunInventory
 
 
 def start_session() -> None:
@@ -98,7 +97,7 @@ class Session:
         self._lock = threading.RLock()
         self._exit = ExitNote()
         self._spare = SpareFiles()
-        self._inventory: RunInventory | None = None
+        self._inventory: Any = None
         self._search = Search(self._record, self._give_up, self._leave_out)
         self._has_given_up = self._has_left_out = False
         self._step: int | None = None
@@ -194,9 +193,7 @@ class Session:
         """Take one beside the recording, if that was asked for."""
         if self._request.inventory is None:
             return
-        from retrograd.memory.launch.inventory import RunInventory
-
-        self._inventory = RunInventory(self._request, self._sink.add_file)
+        self._inventory = find_provided("run_inventory")(self._request, self._sink.add_file)
         self._inventory.follow_process()
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
@@ -292,11 +289,10 @@ class Session:
         limit = self._request.limit
         ending = () if limit is None else (partial(StopAfter, limit, lambda: self._sink.steps),)
         if not self._request.watch:
-            return (*SOURCES, *ending)
+            return (*list_sources(), *ending)
         with random_kept(), warnings_kept():
-            from retrograd.explaining.facts.watches import WATCHES
-
-        return (*SOURCES, *WATCHES, *ending)
+            watches = find_provided("watches")
+        return (*list_sources(), *(watches or ()), *ending)
 
     def _open_unless_worker(self) -> RunWriter | SharedRun | None:
         return None if is_loader_worker() else self._open_run()

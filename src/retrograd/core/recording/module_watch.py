@@ -33,11 +33,11 @@ from retrograd.core.hooks.saved import top_pair
 from retrograd.core.identities import IdentityDict, IdentitySet
 from retrograd.core.progress.steps import Steps
 from retrograd.core.recording.clock import RecordedPass
+from retrograd.core.recording.facts import Facts
 from retrograd.core.recording.mode_buffer import CallCount, Mode, ModeBuffer
 from retrograd.core.recording.sink_log import SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory, SiteRecorder, TensorRecorder
 from retrograd.core.sites.site import Site
-from retrograd.explaining.facts.facts import Facts
 
 MOST_CALLS = 100
 """Calls of one module within a micro-batch that get records of their own; later ones merge into the last."""

@@ -177,7 +177,7 @@ class Recording:
         where = "in memory" if self.path is None else f"to {self.path}"
         return f"<Recording {where}, step {self.step}>"
 
-    _repr_html_ = drawn_by("live", "draw_recording")
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.live", "draw_recording")
 
     def _ipython_display_(self) -> None:
         """Show a cell that follows the recording; in a console IPython prints the text."""

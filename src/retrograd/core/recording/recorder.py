@@ -33,9 +33,12 @@ from retrograd.core.hooks.rewriters import intervention_listeners
 from retrograd.core.hooks.watched import unwatch_by_hand, watch_by_hand
 from retrograd.core.identities import IdentitySet
 from retrograd.core.notices import warn
+from retrograd.core.plugins import find_provided
 from retrograd.core.progress.steps import Steps
 from retrograd.core.recording.clock import Clock, RecordedPass, is_loss
 from retrograd.core.recording.emitter import Emitter
+from retrograd.core.recording.fact_source import MakeSource
+from retrograd.core.recording.facts import Facts
 from retrograd.core.recording.intervention_watch import InterventionWatch
 from retrograd.core.recording.keep import TensorKeeper
 from retrograd.core.recording.late_taps import warn_of_compiled_code
@@ -49,11 +52,15 @@ from retrograd.core.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory
 from retrograd.core.recording.taps import Taps
 from retrograd.core.sites.site import WATCH, Site
-from retrograd.explaining.facts.facts import SOURCES, Facts
-from retrograd.explaining.facts.source import MakeSource
 
 _threads: dict[int, int] = {}
 """Recorder → the thread in which it began; one without models leaves the passes of such a thread to that recorder."""
+
+
+def list_sources() -> Sequence[MakeSource]:
+    """The sources of facts of every recording."""
+    sources: Sequence[MakeSource] = find_provided("sources") or ()
+    return sources
 
 
 class Recorder:
@@ -65,7 +72,7 @@ class Recorder:
         settings: what is recorded of them, and when.
         step: number of the first step.
         loose: record tensors, too, that optimizers update and that belong to no model.
-        sources: what makes the sources of facts.
+        sources: what makes the sources of facts; those of every recording when left out.
 
     Attributes:
         settings: what is recorded.
@@ -85,7 +92,7 @@ class Recorder:
         *,
         step: int = 0,
         loose: bool = False,
-        sources: Sequence[MakeSource] = SOURCES,
+        sources: Sequence[MakeSource] | None = None,
     ) -> None:
         self.settings = settings = settings or Settings()
         self._sink = sink
@@ -116,7 +123,7 @@ class Recorder:
         self._taps = Taps(self._factory, self._reductions)
         self._emitter = Emitter(sink, self._factory, self._taps)
         self._interventions = InterventionWatch(self._factory, self._emitter)
-        self._facts = Facts(events, sources)
+        self._facts = Facts(events, list_sources() if sources is None else sources)
         strangers = LooseParameters(self._taps, steps, self._facts.optimizers) if loose else None
         self._optimizers = OptimizerWatch(clock, events, steps, self._taps, buffers.grad, strangers)
         self._models = ModelWatch(

@@ -176,7 +176,7 @@ class RecordingPlan:
             lines.append(f"{name:<{width}}  {kind:<20} {elements:>12}  {kept}")
         return "\n".join([*lines, self.total])
 
-    _repr_html_ = drawn_by("results", "draw_recording_plan")
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.results", "draw_recording_plan")
 
     @property
     def total(self) -> str:

@@ -126,7 +126,7 @@ class Run:
         damaged = f", {count_of(len(self.damaged), 'damaged file')} left out" if self.damaged else ""
         return f"Run({str(self.path)!r}, {self.status}, {ranks}{also}{damaged}, {self.history!r})"
 
-    _repr_html_ = drawn_by("records", "draw_run")
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_run")
 
     def refresh(self) -> None:
         """Take in what has been written since. Series and matrices that were taken before stay as they are.

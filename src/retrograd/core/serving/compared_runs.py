@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrograd.core.errors import CompareError
+from retrograd.core.plugins import find_provided
+from retrograd.core.runs.findings import MOST_ROWS, read_findings
 from retrograd.core.runs.listing import read_line
 from retrograd.core.runs.reader import open_run
-from retrograd.explaining.findings.explain import MOST_ROWS
-from retrograd.explaining.findings.kept import read_findings
-from retrograd.explaining.views.comparing.comparison_page import Again, build_page
+from retrograd.core.views.page.frame import Again
 
 PAUSE = 5.0
 """Seconds after which a page of runs of which one goes on asks whether there is anything new, at least."""
@@ -47,7 +47,7 @@ class ComparedRuns:
                 "These runs are too long to be compared each time they are looked at.",
                 repair="`retrograd compare` says where they part.",
             )
-            page = build_page(
+            page: str = find_provided("comparison_page")(
                 runs,
                 comparisons=[refused] * (len(runs) - 1) if is_long else None,
                 findings=[read_findings(run) for run in runs] if is_long else None,

@@ -20,6 +20,7 @@ import numpy as np
 from retrograd.core.errors import DamagedRunError, RunError
 from retrograd.core.history.history import History
 from retrograd.core.history.ungraded import list_ungraded
+from retrograd.core.runs.findings import MOST_ROWS, explain_with_reasons, read_findings
 from retrograd.core.runs.layout import PAUSE
 from retrograd.core.runs.reader import Run, open_run
 from retrograd.core.sites.site import parse_leniently
@@ -47,9 +48,6 @@ from retrograd.core.views.report.report import frame_report
 from retrograd.core.views.report.scope import Scope, choose_scope
 from retrograd.core.views.report.ungraded import tell_ungraded
 from retrograd.core.views.shown import add_ungraded, group_places
-from retrograd.explaining.findings.detectors.missing_gradients import tell_reasons
-from retrograd.explaining.findings.explain import MOST_ROWS, explain_record, make_record
-from retrograd.explaining.findings.kept import read_findings
 
 MOST_COLUMNS = 1000
 """Columns in which the steps are drawn at first; when there are twice as many, each holds twice as many steps."""
@@ -308,8 +306,7 @@ class FollowedRun:
         begun = time.monotonic()
         try:
             run = open_run(self._run.path)  # by itself: a refresh takes files away that it reads
-            record = make_record(run)
-            found, reasons = explain_record(record), tell_reasons(record, list_ungraded(run.history))
+            found, reasons = explain_with_reasons(run, list_ungraded(run.history))
         except RunError:
             return  # at the next look it may be whole
         finally:

@@ -14,9 +14,11 @@ from rich.live import Live
 from rich.text import Text
 
 from retrograd.core.history.history import History
+from retrograd.core.runs.findings import MOST_ROWS, explain_run, read_findings
 from retrograd.core.runs.layout import PAUSE
 from retrograd.core.runs.reader import Run
 from retrograd.core.views.downsample import FloatArray
+from retrograd.core.views.findings_text import list_findings
 from retrograd.core.views.shown import find_phase
 from retrograd.core.views.terminal import (
     BLOCKS,
@@ -28,9 +30,6 @@ from retrograd.core.views.terminal import (
     print_name,
     print_number,
 )
-from retrograd.explaining.findings.explain import MOST_ROWS, explain
-from retrograd.explaining.findings.kept import read_findings
-from retrograd.explaining.views.findings_text import list_findings
 
 _SPAN = 50
 """Steps over which a change is told."""
@@ -100,7 +99,7 @@ def glance_at(record: Run | History) -> RunGlance:
     """What is told of a run as it was read, or of a history in memory. No random number is drawn."""
     history = record.history if isinstance(record, Run) else record
     curve, limits = history.loss, history.rows.step_limits
-    findings = explain(record) if history.rows.count <= MOST_ROWS else read_findings(record)
+    findings = explain_run(record) if history.rows.count <= MOST_ROWS else read_findings(record)
     last = max([int(curve.steps[-1])] if len(curve.steps) else [], default=limits[1] if limits else None)
     return RunGlance(
         status=str(history.manifest.get("status", "running")),

@@ -16,6 +16,7 @@ from retrograd.core.errors import CompareError
 from retrograd.core.foreign.text import show_plainly
 from retrograd.core.history.history import History
 from retrograd.core.history.steps import number_steps
+from retrograd.core.runs.findings import Finding
 from retrograd.core.runs.reader import Run
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.comparing.differences import find_context, find_differences, find_dtypes
@@ -30,7 +31,6 @@ from retrograd.explaining.comparing.divergence import (
 )
 from retrograd.explaining.comparing.pairs import Pairs, pair_rows
 from retrograd.explaining.findings.explain import make_record
-from retrograd.explaining.findings.finding import Finding
 from retrograd.explaining.findings.record import Record
 
 Verdict = Literal["identical", "same within noise", "different"]

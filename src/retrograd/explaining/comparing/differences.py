@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.history.fact import Fact
 from retrograd.core.history.facts import Buffer, Call, Input, Modes, Operation, Operations, OptimizerMade, Parameter
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.comparing.pairs import plain_name
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.record import Record
 
 _NO_HYPER_PARAMETERS = {"parameters", "unknown", "initial_lr"}

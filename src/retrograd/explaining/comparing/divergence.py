@@ -11,11 +11,11 @@ import numpy.typing as npt
 from retrograd.core.amounts import list_names
 from retrograd.core.history.rows import Part
 from retrograd.core.history.sink import PHASES, Moment
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.core.sites.site import Site, parse_leniently
 from retrograd.explaining.comparing.differences import knows_inputs
 from retrograd.explaining.comparing.distance import GROWTH, UPDATE, Distances, FloatArray, Floor
 from retrograd.explaining.comparing.pairs import Pairs
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.record import Record
 
 _DRAWING = ("dropout", "bernoulli", "rand", "multinomial", "normal", "rrelu", "uniform", "exponential", "poisson")

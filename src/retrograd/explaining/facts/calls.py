@@ -30,8 +30,8 @@ from retrograd.core.hooks.optimizer import call_listeners
 from retrograd.core.hooks.parts import gradient_of, parameters_of
 from retrograd.core.hooks.torch_calls import program_frame
 from retrograd.core.identities import IdentityDict
+from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT
-from retrograd.explaining.facts.source import FactHost, FactSource
 
 Details = tuple[tuple[str, Any], ...]
 Key = tuple[str, str, int, str, Details]

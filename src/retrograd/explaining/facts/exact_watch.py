@@ -18,9 +18,9 @@ from retrograd.core.hooks.reach import PassNodes
 from retrograd.core.hooks.saved import version_of
 from retrograd.core.hooks.torch_calls import user_line
 from retrograd.core.hooks.writes import Changed, SavedWatch, WriteNotes
+from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.gradient_writes import GradientWriteWatch
 from retrograd.explaining.facts.nonfinite_watch import NonFiniteWatch
-from retrograd.explaining.facts.source import FactHost, FactSource
 from retrograd.following.graph.node import Line
 from retrograd.following.graph.origins import Origin
 from retrograd.following.graph.overwritten import Overwritten, explain_overwritten, name_behind, storage_of

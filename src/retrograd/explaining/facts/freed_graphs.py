@@ -14,7 +14,7 @@ from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.engine import next_sequence_number
 from retrograd.core.hooks.nodes import is_freed, name_of, number_of, variable_of
 from retrograd.core.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
-from retrograd.explaining.facts.source import FactHost, FactSource
+from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.variables import find_variable
 
 _REFUSED = "backward through the graph a second time"

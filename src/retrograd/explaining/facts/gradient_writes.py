@@ -19,7 +19,7 @@ from retrograd.core.hooks.shared_gradients import (
     tables_of_leaves,
 )
 from retrograd.core.hooks.torch_calls import describe_function
-from retrograd.explaining.facts.source import FactHost, FactSource
+from retrograd.core.recording.fact_source import FactHost, FactSource
 
 _TOLD = 20
 """Writes of which a run tells at most."""

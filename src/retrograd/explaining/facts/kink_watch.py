@@ -14,7 +14,7 @@ from retrograd.core.hooks.calls import running_module
 from retrograd.core.hooks.nodes import name_of, number_of, root_edges
 from retrograd.core.hooks.reach import find_nodes, guard_nodes
 from retrograd.core.hooks.torch_calls import user_frame
-from retrograd.explaining.facts.source import FactHost, FactSource
+from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.kinks.look import Look, Sighting
 from retrograd.explaining.kinks.point import Point, key_of
 

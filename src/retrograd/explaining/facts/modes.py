@@ -10,8 +10,8 @@ from torch import nn
 from retrograd.core.history.facts import Modes
 from retrograd.core.hooks.names import walk_paths
 from retrograd.core.identities import IdentityDict
+from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT
-from retrograd.explaining.facts.source import FactHost, FactSource
 
 _AT_ONCE = 8
 """Modules that are asked at each forward; the root is always."""

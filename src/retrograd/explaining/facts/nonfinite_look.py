@@ -22,6 +22,7 @@ from retrograd.core.hooks.engine import next_sequence_number, without_functions
 from retrograd.core.hooks.nodes import edges_of, number_of
 from retrograd.core.hooks.nonfinite import is_fine, read_saved
 from retrograd.core.hooks.operation_notes import NotedOperation, OperationNotes
+from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.graph_births import BornInGraph, find_birth
 from retrograd.explaining.facts.nonfinite_reasons import (
     UNNAMED_LEAF,
@@ -29,7 +30,6 @@ from retrograd.explaining.facts.nonfinite_reasons import (
     find_gradient_reason,
     operation_of,
 )
-from retrograd.explaining.facts.source import FactHost, FactSource
 
 _PARTED = frozenset(
     {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0", "PowBackward0", "LogBackward0", "Log2Backward0",

@@ -32,6 +32,7 @@ from retrograd.core.hooks.nonfinite import (
 )
 from retrograd.core.hooks.program_watch import NodeOrigin, ProgramWatch
 from retrograd.core.hooks.torch_calls import tensors_of, user_frame
+from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.graph_births import find_birth
 from retrograd.explaining.facts.nonfinite_look import MOST_TOLD
 from retrograd.explaining.facts.nonfinite_reasons import (
@@ -42,7 +43,6 @@ from retrograd.explaining.facts.nonfinite_reasons import (
     find_reason,
     operation_of,
 )
-from retrograd.explaining.facts.source import FactHost, FactSource
 
 _NAMES = ("self", "other", "third", "fourth")
 _TAUGHT = ("input", "target", "weight")

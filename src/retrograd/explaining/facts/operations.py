@@ -22,8 +22,8 @@ from retrograd.core.hooks.engine import OUTSIDE, current_graph_task, grad_enable
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.core.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node
+from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT
-from retrograd.explaining.facts.source import FactHost, FactSource
 
 MOST = 3000
 """Operations of a look."""

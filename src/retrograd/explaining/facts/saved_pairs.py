@@ -10,7 +10,7 @@ from retrograd.core.history.facts import Unpacked
 from retrograd.core.hooks.saved import Pack, Unpack
 from retrograd.core.hooks.torch_calls import describe_function
 from retrograd.core.hooks.user_pairs import PairWatch
-from retrograd.explaining.facts.source import FactHost, FactSource
+from retrograd.core.recording.fact_source import FactHost, FactSource
 
 _Place = tuple[str, str, str, str]
 

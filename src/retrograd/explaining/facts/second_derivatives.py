@@ -15,7 +15,7 @@ from retrograd.core.hooks.engine import next_sequence_number
 from retrograd.core.hooks.nodes import holds, is_python, name_of, number_of, saved_tensors_of
 from retrograd.core.hooks.operation_notes import GRAPH_BEFORE, NotedOperation, OperationNotes
 from retrograd.core.hooks.reach import PassNodes, number_nodes
-from retrograd.explaining.facts.source import FactHost, FactSource
+from retrograd.core.recording.fact_source import FactHost, FactSource
 
 _IN_FUNCTION = "function"
 

@@ -24,10 +24,10 @@ from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.parts import gradient_of
 from retrograd.core.hooks.storages import count_same_rows, first_bytes
 from retrograd.core.identities import IdentityDict
+from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT, Site
 from retrograd.core.statistics.row import ROW
 from retrograd.core.statistics.slab import Slab, UnreadableTensorError, make_slab
-from retrograd.explaining.facts.source import FactHost, FactSource
 
 _BUFFER = 1 << 20
 """Elements of the largest buffer that is read."""

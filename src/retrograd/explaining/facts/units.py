@@ -35,8 +35,8 @@ from retrograd.core.hooks.names import walk_modules
 from retrograd.core.hooks.nested import Keys
 from retrograd.core.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.core.identities import IdentityDict
+from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import Site
-from retrograd.explaining.facts.source import FactHost, FactSource
 
 OFTEN, SELDOM, SETTLED = 16, 128, 512
 """Every so many recorded steps units are looked at, for each 16 modules; the second once the third were recorded."""

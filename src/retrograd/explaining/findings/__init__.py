@@ -3,11 +3,11 @@
 These names, for detectors of your own, are ``rg.findings``.
 """
 
+from retrograd.core.runs.findings import Evidence as Evidence
+from retrograd.core.runs.findings import Finding as Finding
+from retrograd.core.runs.findings import Findings as Findings
+from retrograd.core.runs.findings import NotChecked as NotChecked
 from retrograd.explaining.findings.detector import Detector as Detector
 from retrograd.explaining.findings.detector import Words as Words
-from retrograd.explaining.findings.finding import Evidence as Evidence
-from retrograd.explaining.findings.finding import Finding as Finding
-from retrograd.explaining.findings.finding import Findings as Findings
-from retrograd.explaining.findings.finding import NotChecked as NotChecked
 from retrograd.explaining.findings.record import CannotTell as CannotTell
 from retrograd.explaining.findings.record import Record as Record

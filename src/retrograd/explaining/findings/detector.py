@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from retrograd.core.history.fact import Fact
+from retrograd.core.runs.findings import Evidence, Finding, Severity, write_plainly
 from retrograd.explaining.findings.chain import Chain
-from retrograd.explaining.findings.finding import Evidence, Finding, Severity, write_plainly
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.findings.updates import Update
 

@@ -8,15 +8,13 @@ from dataclasses import replace
 from retrograd.core.amounts import count_of
 from retrograd.core.errors import ExplainError
 from retrograd.core.notices import tell_far
+from retrograd.core.runs.findings import SEVERITIES, Finding, Findings, NotChecked
 from retrograd.core.runs.reader import Given, Run, find_run
 from retrograd.explaining.findings.detector import Detector
 from retrograd.explaining.findings.detectors import DETECTORS
-from retrograd.explaining.findings.finding import SEVERITIES, Finding, Findings, NotChecked
+from retrograd.explaining.findings.detectors.missing_gradients import tell_reasons
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.stretches import list_parts
-
-MOST_ROWS = 1_000_000
-"""Rows of a run that is explained while somebody waits, or anew while it grows: about a second of work."""
 
 
 def explain(what: Given, *, detectors: Sequence[Detector] | None = None) -> Findings:
@@ -34,6 +32,20 @@ def explain(what: Given, *, detectors: Sequence[Detector] | None = None) -> Find
         ExplainError: it is nothing that was recorded.
     """
     return explain_record(make_record(what), detectors)
+
+
+def explain_with_reasons(what: Given, names: Sequence[str]) -> tuple[Findings, dict[str, str]]:
+    """Explain a run, and why parameters never got a gradient.
+
+    Args:
+        what: as for :func:`explain`.
+        names: parameters that got none.
+
+    Returns:
+        The findings, and for those of the names of which it is known, why.
+    """
+    record = make_record(what)
+    return explain_record(record), tell_reasons(record, names)
 
 
 def make_record(what: Given) -> Record:

@@ -20,8 +20,8 @@ from retrograd.core.hooks.flow import FlowNotes
 from retrograd.core.hooks.forward_log import ForwardLog
 from retrograd.core.hooks.names import walk_parameters
 from retrograd.core.hooks.optimizer import held_by
+from retrograd.core.runs.findings import Evidence, Finding, Findings
 from retrograd.core.sites.site import parse_site
-from retrograd.explaining.findings.finding import Evidence, Finding, Findings
 from retrograd.explaining.gradients.passes import PassSeen, PassWatch, look_at_graph
 from retrograd.explaining.gradients.reasons import (
     WITH,

@@ -25,14 +25,15 @@ from retrograd.core.foreign.text import show_plainly
 from retrograd.core.launch.chosen_run import reading
 from retrograd.core.launch.interpreter import find_obstacle
 from retrograd.core.launch.lean import load_lean_arrow
-from retrograd.core.launch.requests import ExplainOptions, RunRequest
+from retrograd.core.launch.requests import RunRequest
 from retrograd.core.launch.start import make_environment, resolve_command
 from retrograd.core.notices import print_text, say
+from retrograd.core.runs.findings import Findings, store_findings
 from retrograd.core.runs.layout import find_latest, is_run
 from retrograd.core.runs.reader import Run, open_run
+from retrograd.core.views.findings_text import format_findings, list_findings
 from retrograd.explaining.findings.explain import explain
-from retrograd.explaining.findings.finding import Findings, store_findings
-from retrograd.explaining.views.findings_text import format_findings, list_findings
+from retrograd.explaining.launch.options import ExplainOptions
 
 MOST_ROWS_AT_END = 16_000_000
 """Rows of a run that is explained when its program has ended: about ten seconds of work."""

@@ -97,7 +97,7 @@ class Graph:
         leaves = sum(number is None for number in self._columns.numbers)
         return f"<Graph of {count_of(len(self), 'node')}, {count_of(leaves, 'leaf', 'leaves')} among them>"
 
-    _repr_html_ = drawn_by("results", "draw_graph")
+    _repr_html_ = drawn_by("retrograd.following.views.notebook", "draw_graph")
 
     def order(self) -> list[int]:
         """Indices in the order in which the engine runs them: those made last first, leaves as soon as they can.

@@ -16,7 +16,6 @@ from typing import IO, Any, TextIO
 import torch
 
 from retrograd.core.errors import PatternError, RetrogradError
-from retrograd.core.launch.requests import DebugRequest
 from retrograd.core.notices import print_text, say
 from retrograd.following.launch.debugger import NON_FINITE, STEP, DebuggedPass, Debugger, Orders
 from retrograd.following.launch.prompt_text import (
@@ -32,6 +31,7 @@ from retrograd.following.launch.prompt_text import (
     list_breakpoints,
     list_places,
 )
+from retrograd.following.launch.requests import DebugRequest
 from retrograd.following.stepping.breakpoints import FORMS, Change, Stop, parse_breakpoint
 
 _PROMPT = "(retrograd) "

@@ -17,11 +17,11 @@ from retrograd.core.amounts import count_of
 from retrograd.core.errors import RetrogradError
 from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.launch.pass_session import PassSession
-from retrograd.core.launch.requests import TraceRequest
 from retrograd.core.notices import say
 from retrograd.core.runs.layout import rank_name
 from retrograd.core.runs.ranks import RankClaim, ask_rank, is_loader_worker
 from retrograd.following.hangs.watch import HangWatch, watch_hangs
+from retrograd.following.launch.requests import TraceRequest
 from retrograd.following.tracing.trace import Trace
 from retrograd.following.tracing.tracer import Tracing, trace
 from retrograd.following.views.chrome_trace import write_chrome_trace

@@ -241,7 +241,7 @@ class Trace:
             ) from error
         return trace
 
-    _repr_html_ = drawn_by("results", "draw_trace")
+    _repr_html_ = drawn_by("retrograd.following.views.notebook", "draw_trace")
 
     def __repr__(self) -> str:
         failed = ", the last one failed" if self.failure is not None else ""

@@ -111,7 +111,7 @@ class Plan:
     def __str__(self) -> str:
         return self.explain()
 
-    _repr_html_ = drawn_by("results", "draw_budget_plan")
+    _repr_html_ = drawn_by("retrograd.memory.views.notebook", "draw_budget_plan")
 
     def add_up(self) -> list[tuple[tuple[str, str, str], int, int]]:
         """Ranges and bytes by module, kind and where they wait, the most bytes first."""

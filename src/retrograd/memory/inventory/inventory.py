@@ -88,7 +88,7 @@ class Inventory:
     def __str__(self) -> str:
         return show_plainly("\n".join(_describe(self)))
 
-    _repr_html_ = drawn_by("results", "draw_inventory")
+    _repr_html_ = drawn_by("retrograd.memory.views.notebook", "draw_inventory")
 
     @property
     def resident(self) -> int:

@@ -14,12 +14,13 @@ from typing import BinaryIO, TextIO
 from retrograd.core.hooks.backward import backward_listeners
 from retrograd.core.launch.closing import is_speaker
 from retrograd.core.launch.pass_session import PassSession
-from retrograd.core.launch.requests import InventoryRequest, RunRequest
+from retrograd.core.launch.requests import RunRequest
 from retrograd.core.notices import say
 from retrograd.core.runs.layout import INVENTORY
 from retrograd.core.runs.ranks import RankClaim
 from retrograd.memory.inventory.inventory import Inventory
 from retrograd.memory.inventory.recorder import InventoryRecorder, take_inventory
+from retrograd.memory.launch.requests import InventoryRequest
 from retrograd.memory.views.inventory_page import write_inventory
 
 PAGE = "inventory.html"

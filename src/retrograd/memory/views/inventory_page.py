@@ -51,6 +51,16 @@ def build_page(inventory: Inventory, title: str = "Saved tensors") -> str:
     )
 
 
+def make_block(found: Inventory | Path) -> tuple[dict[str, Any], str]:
+    """Make the part of a report that shows an inventory, or the file of one: its facts, and its packed entries.
+
+    Raises:
+        SavedTensorError: the file is damaged.
+    """
+    inventory = Inventory.load(found) if isinstance(found, Path) else found
+    return tell_inventory(inventory), pack_inventory(inventory)
+
+
 _COLUMNS = (
     "module", "place", "slot", "kind", "held", "name", "info", "line", "source", "maker", "remake", "group",
     "asked", "sharers", "packed", "released", "runs", "seconds",

@@ -137,7 +137,7 @@ class AdjointCheck:
         return f"{draw_table(self.rows)}\n\n{describe_faults(self.rows, self.faults)}"
 
     __repr__ = __str__
-    _repr_html_ = drawn_by("results", "draw_check")
+    _repr_html_ = drawn_by("retrograd.tools.views.notebook", "draw_check")
 
     def _rank(self, row: Row) -> tuple[int, bool, float]:
         verdict, excess = rank(row)

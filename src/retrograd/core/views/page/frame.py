@@ -30,7 +30,7 @@ from importlib import metadata, resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,20 @@ _THEME_SWITCH = (
     '<button id="theme" class="icon" type="button" aria-pressed="false" aria-label="Dark theme" title="Light or dark">'
     '<span aria-hidden="true">◐</span></button>'
 )
+
+
+class Again(NamedTuple):
+    """How a page that is served learns that its runs have gone on.
+
+    Attributes:
+        base: the address at which it asks for their state.
+        state: that of the runs when the page was made.
+        pause: seconds between two questions.
+    """
+
+    base: str
+    state: str
+    pause: float
 
 
 def frame_page(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retrograd.core.errors import RunWriteError
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Phase
 from retrograd.core.history.ungraded import list_ungraded
+from retrograd.core.plugins import find_provided
+from retrograd.core.runs.findings import explain_with_reasons
 from retrograd.core.runs.layout import INVENTORY
 from retrograd.core.runs.reader import Given, Run, read_history, read_run
 from retrograd.core.views.page.frame import frame_page, write_page
@@ -30,11 +32,6 @@ from retrograd.core.views.report.findings import describe_findings, find_first_n
 from retrograd.core.views.report.scope import choose_scope
 from retrograd.core.views.report.ungraded import tell_ungraded
 from retrograd.core.views.shown import add_ungraded, group_places
-from retrograd.explaining.findings.detectors.missing_gradients import tell_reasons
-from retrograd.explaining.findings.explain import explain_record, make_record
-
-if TYPE_CHECKING:
-    from retrograd.memory.inventory.inventory import Inventory
 
 FILE_NAME = "report.html"
 
@@ -46,7 +43,7 @@ def write_report(
     phase: Phase | None = None,
     columns: int = 1000,
     megabytes: float = 8.0,
-    inventory: Inventory | None = None,
+    inventory: Any = None,
 ) -> Path:
     """Write one HTML file that shows a run, opens offline and can be mailed.
 
@@ -57,8 +54,8 @@ def write_report(
             when left out.
         columns: the most columns in which steps are drawn. A column keeps the extremes of its steps.
         megabytes: about how large the file may get; digits, then columns are given up for it.
-        inventory: saved tensors to show; by default the inventory that ``retrograd run --inventory`` has written into
-            the folder of the first rank that has one.
+        inventory: an ``rg.Inventory`` of saved tensors to show; by default the inventory that
+            ``retrograd run --inventory`` has written into the folder of the first rank that has one.
 
     Returns:
         The path of the file.
@@ -83,24 +80,23 @@ def build_page(
     phase: Phase | None = None,
     columns: int = 1000,
     megabytes: float = 8.0,
-    inventory: Inventory | None = None,
+    inventory: Any = None,
 ) -> str:
     """Build the page as text; arguments are those of :func:`write_report`."""
-    if inventory is None and isinstance(run, Run):
-        inventory = find_inventory(run)
+    if inventory is None and isinstance(run, Run):  # of the first rank that has one
+        inventory = next((path for rank in run.ranks if (path := rank.folder / INVENTORY).exists()), None)
     history = read_history(run)
     scope = choose_scope(history, phase, columns, megabytes)
     blocks = Blocks(make_statistic_blocks(scope), make_loss_block(scope), make_exponent_block(scope))
-    record = make_record(run)
     status = run.status if isinstance(run, Run) else history.manifest.get("status")
-    reasons = tell_reasons(record, list_ungraded(history))
+    findings, reasons = explain_with_reasons(run, list_ungraded(history))
     told = tell_ungraded(history, reasons, is_running=status == "running")
     events, places = history.few_events, add_ungraded(group_places(scope.sites), told, history.manifest)
     ranks, damaged = (run.ranks, run.damaged) if isinstance(run, Run) else ([], [])
     facts: dict[str, Any] = {
         **describe_run(run, scope),
         **describe_data(scope, places, blocks),
-        "findings": describe_findings(explain_record(record), scope, places),
+        "findings": describe_findings(findings, scope, places),
         "nonfinite": find_first_nonfinite(scope, places),
         "recorded": describe_recorded(scope, places),
         "troubles": list_troubles(history.manifest, events, ranks, scope.unseen, places, damaged),
@@ -109,13 +105,9 @@ def build_page(
         "live": None,
     }
     packed = {block.name: block.text for block in blocks.listed}
-    if inventory is not None:
-        from retrograd.memory.views.inventory_page import (  # with torch, which takes seconds
-            pack_inventory,
-            tell_inventory,
-        )
-
-        facts["inventory"], packed["inventory"] = tell_inventory(inventory), pack_inventory(inventory)
+    make_block = None if inventory is None else find_provided("inventory_block")  # with torch, which takes seconds
+    if make_block is not None:
+        facts["inventory"], packed["inventory"] = make_block(inventory)
     return frame_report(facts, packed)
 
 
@@ -130,13 +122,3 @@ def frame_report(facts: dict[str, Any], packed: dict[str, str], *, is_served: bo
         styles=(),
         parts={"map": "retrograd.core.views.report", "kept": "retrograd.core.views.kept"},
     )
-
-
-def find_inventory(run: Run) -> Inventory | None:
-    """Find the inventory of the first rank that has one."""
-    file = next((path for rank in run.ranks if (path := rank.folder / INVENTORY).exists()), None)
-    if file is None:
-        return None
-    from retrograd.memory.inventory.inventory import Inventory  # with torch, which takes seconds
-
-    return Inventory.load(file)

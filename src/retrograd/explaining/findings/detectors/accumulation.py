@@ -10,10 +10,10 @@ import numpy as np
 
 from retrograd.core.history.facts import Call
 from retrograd.core.history.sink import Event
+from retrograd.core.runs.findings import Evidence, Finding, Severity
 from retrograd.explaining.findings.chain import Chain
 from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.division import is_divided_behind, is_divided_by, judge_losses
-from retrograd.explaining.findings.finding import Evidence, Finding, Severity
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import is_adaptive, number
 from retrograd.explaining.findings.updates import BY_HAND, HABIT, Update, clears, count_passes, list_cleared_passes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrograd.core.history.facts import Parameter
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.findings.chain import AFFINE, VIEWS, Chain
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.record import CannotTell, Record
 
 THROUGH = VIEWS | {"dropout", "batch_norm"}

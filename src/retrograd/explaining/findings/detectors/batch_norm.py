@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 
 from retrograd.core.history.facts import Buffer, Modes
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.layers import Layer, Layers
 from retrograd.explaining.findings.record import CannotTell, Record
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.history.facts import Call, FreedPart, Operation, Overwrite, SharedWrite, Unpacked
+from retrograd.core.runs.findings import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.chain import Chain, name_of, tensor_of
 from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.detectors.graphs import tell_carried, tell_taken
-from retrograd.explaining.findings.finding import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.gradients import LostGradient, ParameterGradients, find_last_cut
 from retrograd.explaining.findings.record import Record
 

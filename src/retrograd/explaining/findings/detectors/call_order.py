@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrograd.core.history.facts import Call
+from retrograd.core.runs.findings import Evidence, Finding, Severity
 from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.division import is_divided_by
-from retrograd.explaining.findings.finding import Evidence, Finding, Severity
 from retrograd.explaining.findings.gradients import ParameterGradients
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.updates import (

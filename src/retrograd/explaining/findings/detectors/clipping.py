@@ -10,8 +10,8 @@ import numpy as np
 
 from retrograd.core.amounts import count_of
 from retrograd.core.history.facts import Call
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.numbers import divide, median
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training, is_adaptive, number

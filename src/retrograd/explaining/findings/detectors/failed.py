@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.detectors.refused import REFUSED
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.record import CannotTell, Crash, Record
 
 _PRODUCT = re.compile(

@@ -11,9 +11,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from retrograd.core.runs.findings import Evidence, Finding, Severity
 from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.detectors.learning_rate import first_large
-from retrograd.explaining.findings.finding import Evidence, Finding, Severity
 from retrograd.explaining.findings.layers import Layer, Layers, median_of_first, take_first
 from retrograd.explaining.findings.numbers import divide
 from retrograd.explaining.findings.record import CannotTell, Numbers, Record

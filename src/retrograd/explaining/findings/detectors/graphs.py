@@ -8,9 +8,9 @@ import numpy as np
 
 from retrograd.core.amounts import count_of
 from retrograd.core.history.facts import Call, GraphSize, Operation
+from retrograd.core.runs.findings import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.chain import Chain, tensor_of
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.record import CannotTell, Record
 
 FEWEST = 4

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.numbers import divide, median
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.findings.training import FloatArray, IntArray, Training, number

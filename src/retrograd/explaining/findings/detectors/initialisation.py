@@ -9,9 +9,9 @@ import numpy as np
 
 from retrograd.core.amounts import count_more
 from retrograd.core.history.facts import Parameter
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.chain import shape_of
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.layers import Layer, Layers, take_first
 from retrograd.explaining.findings.numbers import divide
 from retrograd.explaining.findings.record import CannotTell, Record

@@ -8,10 +8,10 @@ import numpy as np
 
 from retrograd.core.amounts import list_names
 from retrograd.core.history.facts import OptimizerMade
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.births import Births
 from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.detectors.units import DEAD, list_dead
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import MOVED, ROSE, Training, is_adaptive
 from retrograd.explaining.findings.update_norms import Stillness, UpdateNorms

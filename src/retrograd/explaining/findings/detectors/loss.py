@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from retrograd.core.history.matrix import Curve
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.chain import Chain, count, is_float
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.numbers import median
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import ROSE, FloatArray, IntArray, Training

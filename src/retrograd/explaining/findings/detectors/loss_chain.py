@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 
+from retrograd.core.runs.findings import Evidence, Finding, Severity
 from retrograd.explaining.findings.chain import AFFINE, LOSSES, SOFTMAXES, VIEWS, Chain, argument_of
 from retrograd.explaining.findings.detector import OperationDetector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding, Severity
 from retrograd.explaining.findings.record import Record
 
 THROUGH = VIEWS | {"dropout"}

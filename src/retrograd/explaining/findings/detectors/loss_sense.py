@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from retrograd.core.errors import RetrogradError
+from retrograd.core.runs.findings import Evidence, Finding, Severity
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.findings.births import Births
 from retrograd.explaining.findings.chain import LOSSES, Chain, argument_of, factor_of
 from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.detectors.loss_chain import SQUASHED, BeforeLoss
-from retrograd.explaining.findings.finding import Evidence, Finding, Severity
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
 

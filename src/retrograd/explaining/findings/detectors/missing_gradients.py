@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from retrograd.core.amounts import list_names
+from retrograd.core.runs.findings import MISSING_GRADIENT, Evidence, Finding
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.gradients import (
     LOOSE,
     LostGradient,
@@ -39,7 +39,7 @@ _ZERO = (
 class MissingGradient(Detector):
     """An optimizer holds parameters that never get a gradient."""
 
-    slug = "missing-gradient"
+    slug = MISSING_GRADIENT
     words = Words(
         says="An optimizer holds parameters that are to be trained and never get a gradient, and why.",
         example="enc:weight and enc:bias never get a gradient, in 30 steps in which head:weight and 2 others do: "

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from retrograd.core.amounts import count_of
 from retrograd.core.history.facts import Call
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
 from retrograd.explaining.findings.updates import Update, is_within

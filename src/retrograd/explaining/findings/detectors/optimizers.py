@@ -8,9 +8,9 @@ import numpy as np
 
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.history.facts import MOST_OPTIMIZERS, OptimizerMade
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.births import GREW
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.record import CannotTell, FloatArray, Record
 from retrograd.explaining.findings.training import Training, as_list
 from retrograd.explaining.findings.update_norms import TOLD, Stillness, UpdateNorms

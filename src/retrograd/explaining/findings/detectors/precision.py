@@ -11,11 +11,11 @@ from retrograd.core.amounts import count_of
 from retrograd.core.history.matrix import join_matrices
 from retrograd.core.history.sink import UPDATES
 from retrograd.core.history.table import find_kinds
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.core.sites.site import Site
 from retrograd.core.statistics.row import EXPONENT_BIAS
 from retrograd.explaining.findings.births import Births
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.layers import Layers
 from retrograd.explaining.findings.numbers import median
 from retrograd.explaining.findings.record import CannotTell, Record

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from retrograd.core.amounts import count_of
 from retrograd.core.history.facts import Input, Parameter
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.record import CannotTell, Record
 
 ALIKE = 3

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from retrograd.core.amounts import list_names
 from retrograd.core.history.facts import Operation
+from retrograd.core.runs.findings import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.chain import MADE_BEFORE
 from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.detectors.broken_graphs import is_written
 from retrograd.explaining.findings.detectors.missing_gradients import find_reason
-from retrograd.explaining.findings.finding import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.gradients import LostGradient, ParameterGradients, path_of
 from retrograd.explaining.findings.record import Record
 

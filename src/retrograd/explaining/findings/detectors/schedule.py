@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from retrograd.core.amounts import list_names
 from retrograd.core.history.facts import Call
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import as_list
 from retrograd.explaining.findings.updates import Update, by_optimizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrograd.core.history.facts import LostPart
+from retrograd.core.runs.findings import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.record import Record
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.chain import AFFINE, LOSSES, RESHAPES, SOFTMAXES, Chain, argument_of, is_float
 from retrograd.explaining.findings.detector import OperationDetector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.record import Record
 
 MISTRAINED = (

@@ -10,8 +10,8 @@ import numpy as np
 from retrograd.core.amounts import count_more
 from retrograd.core.history.facts import Softmax
 from retrograd.core.history.matrix import Matrix
+from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.finding import Evidence, Finding
 from retrograd.explaining.findings.layers import Layer, Layers
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import FloatArray, IntArray, Training

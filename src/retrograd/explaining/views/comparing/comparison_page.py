@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from retrograd.core.amounts import name_letters
 from retrograd.core.errors import CompareError, RunWriteError
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Phase
+from retrograd.core.runs.findings import Findings
 from retrograd.core.runs.reader import Given, Run, read_history, read_run
-from retrograd.core.views.page.frame import frame_page, write_page
+from retrograd.core.views.page.frame import Again, frame_page, write_page
 from retrograd.core.views.report.blocks import Blocks
 from retrograd.core.views.report.facts import describe_data, name_run
 from retrograd.core.views.shown import group_places
 from retrograd.explaining.comparing.comparison import Comparison, compare
 from retrograd.explaining.findings.explain import explain
-from retrograd.explaining.findings.finding import Findings
 from retrograd.explaining.views.comparing.alignment import add_all_ungraded, align, find_missing, tell_apart
 from retrograd.explaining.views.comparing.numbers import make_blocks
 from retrograd.explaining.views.comparing.told import (
@@ -29,20 +29,6 @@ from retrograd.explaining.views.comparing.told import (
 )
 
 FILE_NAME = "compared.html"
-
-
-class Again(NamedTuple):
-    """How a page that is served learns that its runs have gone on.
-
-    Attributes:
-        base: the address at which it asks for their state.
-        state: that of the runs when the page was made.
-        pause: seconds between two questions.
-    """
-
-    base: str
-    state: str
-    pause: float
 
 
 def write_comparison(

@@ -9,13 +9,13 @@ import numpy as np
 
 from retrograd.core.errors import CompareError
 from retrograd.core.history.history import History
+from retrograd.core.runs.findings import SEVERITIES, Finding, Findings
 from retrograd.core.runs.reader import Run
 from retrograd.core.views.report.facts import make_status, print_command
 from retrograd.core.views.report.findings import describe_findings
 from retrograd.core.views.report.scope import Scope
 from retrograd.explaining.comparing.comparison import Comparison
 from retrograd.explaining.comparing.pairs import plain_name, plain_names
-from retrograd.explaining.findings.finding import SEVERITIES, Finding, Findings
 from retrograd.explaining.views.comparing.alignment import Aligned
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from retrograd.explaining.findings.finding import Finding, Findings
-from retrograd.explaining.views.findings_text import format_findings, list_findings
+from retrograd.core.runs.findings import Finding, Findings
+from retrograd.core.views.findings_text import format_findings, list_findings
 from tests.explaining.findings.made import MADE, SYMPTOM
 
 TEXT = """\

@@ -8,7 +8,7 @@ from functools import partial
 
 from retrograd.core.amounts import count_of
 from retrograd.core.foreign.text import show_plainly
-from retrograd.explaining.findings.finding import Finding, Findings, Severity, list_grounds, list_place, tell_repair
+from retrograd.core.runs.findings import Finding, Findings, Severity, list_grounds, list_place, tell_repair
 
 _COLOURS: dict[Severity, str] = {"critical": "1;31", "warning": "1;33", "note": "1;36"}
 _INDENT = 11

@@ -21,23 +21,8 @@ from retrograd.core.hooks.names import walk_parameters, walk_paths
 from retrograd.core.hooks.operation_notes import OperationNotes
 from retrograd.core.hooks.optimizer import OptimizerNumbers, optimizer_listeners
 from retrograd.core.identities import IdentityDict
+from retrograd.core.recording.fact_source import FactSource, MakeSource, is_look
 from retrograd.core.sites.site import ROOT
-from retrograd.explaining.facts.calls import CallSource
-from retrograd.explaining.facts.freed_graphs import FreedGraphs
-from retrograd.explaining.facts.modes import ModeSource
-from retrograd.explaining.facts.nonfinite_look import NonFiniteLook
-from retrograd.explaining.facts.operations import ForwardOperations
-from retrograd.explaining.facts.saved_pairs import SavedPairs
-from retrograd.explaining.facts.second_derivatives import SecondDerivatives
-from retrograd.explaining.facts.source import FactSource, MakeSource, is_look
-from retrograd.explaining.facts.tensors import InputSource, StateSource
-from retrograd.explaining.facts.units import UnitLooks
-
-SOURCES: tuple[MakeSource, ...] = (
-    CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
-    NonFiniteLook, FreedGraphs, SavedPairs, SecondDerivatives,
-)  # fmt: skip
-"""Sources of every recording."""
 
 
 class FactTaker(Protocol):
@@ -78,13 +63,13 @@ class Facts:
 
     Args:
         taker: the recorder; held weakly.
-        sources: what makes them; those of every recording when left out.
+        sources: what makes them.
 
     Attributes:
         optimizers: the numbers of optimizers.
     """
 
-    def __init__(self, taker: FactTaker, sources: Sequence[MakeSource] = SOURCES) -> None:
+    def __init__(self, taker: FactTaker, sources: Sequence[MakeSource]) -> None:
         self._taker = weakref.ref(taker)
         self.optimizers = OptimizerNumbers()
         self._sources = [make(self) for make in sources]

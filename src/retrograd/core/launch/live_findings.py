@@ -14,7 +14,7 @@ from retrograd.core.randomness import random_kept
 from retrograd.core.recording.sink_log import EventLog
 
 if TYPE_CHECKING:
-    from retrograd.explaining.findings.finding import Finding
+    from retrograd.core.runs.findings import Finding
 
 FIRST = 20
 """Losses that later ones are held against."""
@@ -84,7 +84,7 @@ class LiveFindings:
             return
         self._said.add(detector)
         with random_kept(), warnings_kept():  # late, for it loads all that reads a record
-            from retrograd.explaining.findings.finding import Evidence, Finding
+            from retrograd.core.runs.findings import Evidence, Finding
 
         finding = Finding(
             detector=detector,

@@ -10,16 +10,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from retrograd.core.addresses import bounded
 from retrograd.core.amounts import count_of
 from retrograd.core.cells import show_line
 from retrograd.core.drawings import drawn_by
 from retrograd.core.files import to_utf8, write_whole
-from retrograd.core.foreign.text import show_plainly
+from retrograd.core.foreign.text import parse_object, show_plainly
+from retrograd.core.history.history import History
+from retrograd.core.plugins import find_provided
 from retrograd.core.runs.layout import FINDINGS
+from retrograd.core.runs.reader import Given, Run
 
 Severity = Literal["critical", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
 """The worst first."""
+
+MISSING_GRADIENT = "missing-gradient"
+"""The detector of parameters without a gradient; a page leads from its findings to the sites of these."""
+
+MOST_ROWS = 1_000_000
+"""Rows of a run that is explained while somebody waits, or anew while it grows: about a second of work."""
 
 EVERYWHERE = ""
 """The site of what is true of the whole run."""
@@ -237,7 +247,7 @@ class Findings(Sequence[Finding]):
     def __repr__(self) -> str:
         return f"<{self.headline}>\n{self}" if self._found else f"<{self.headline}>"
 
-    _repr_html_ = drawn_by("results", "draw_findings")
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.results", "draw_findings")
 
     def as_json_lines(self) -> str:
         """Write each finding as one line of JSON."""
@@ -288,3 +298,38 @@ def store_findings(run: Path, findings: Findings) -> None:
     """
     with write_whole(run / FINDINGS) as file:
         file.write(to_utf8(findings.as_json_lines()))
+
+
+def read_findings(record: Run | History) -> Findings:
+    """Read the findings that are kept in a folder, else those that were reported while it was recorded."""
+    file = record.path / FINDINGS if isinstance(record, Run) else None
+    history = record.history if isinstance(record, Run) else record
+    try:
+        lines = [] if file is None else _read_lines(file)
+        reported = lines or [event.text for event in history.few_events if event.kind == "finding"]
+        return Findings([Finding.of_dict(parse_object(line)) for line in reported], about="the record so far")
+    except (OSError, ValueError, TypeError):
+        return Findings(about="the record so far")
+
+
+@bounded
+def _read_lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+
+
+# ---- anew ----
+
+
+def explain_run(run: Given) -> Findings:
+    """Explain a run, as :func:`retrograd.explain` does."""
+    explain = find_provided("explain")
+    return Findings((), [_NOBODY]) if explain is None else explain(run)
+
+
+def explain_with_reasons(run: Given, names: Sequence[str]) -> tuple[Findings, dict[str, str]]:
+    """Explain a run, and why parameters of these names never got a gradient, as far as that is known."""
+    explain = find_provided("explain_gradients")
+    return (Findings((), [_NOBODY]), {}) if explain is None else explain(run, names)
+
+
+_NOBODY = NotChecked("explain", "the part of retrograd that explains runs is not installed")

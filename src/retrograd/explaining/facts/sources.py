@@ -1,0 +1,25 @@
+"""The sources of facts of every recording, and those of programs that are run to be explained."""
+
+from __future__ import annotations
+
+from retrograd.core.recording.fact_source import MakeSource
+from retrograd.explaining.facts.calls import CallSource
+from retrograd.explaining.facts.exact_watch import ExactWatch
+from retrograd.explaining.facts.freed_graphs import FreedGraphs
+from retrograd.explaining.facts.kink_watch import KinkWatch
+from retrograd.explaining.facts.modes import ModeSource
+from retrograd.explaining.facts.nonfinite_look import NonFiniteLook
+from retrograd.explaining.facts.operations import ForwardOperations
+from retrograd.explaining.facts.saved_pairs import SavedPairs
+from retrograd.explaining.facts.second_derivatives import SecondDerivatives
+from retrograd.explaining.facts.tensors import InputSource, StateSource
+from retrograd.explaining.facts.units import UnitLooks
+
+SOURCES: tuple[MakeSource, ...] = (
+    CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
+    NonFiniteLook, FreedGraphs, SavedPairs, SecondDerivatives,
+)  # fmt: skip
+"""Of every recording."""
+
+WATCHES: tuple[MakeSource, ...] = (KinkWatch, ExactWatch)
+"""Those that cost too much for that."""

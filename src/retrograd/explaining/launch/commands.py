@@ -1,0 +1,81 @@
+"""The commands of explaining."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import retrograd as rg
+from retrograd.core.amounts import name_letters
+from retrograd.core.foreign.text import show_plainly
+from retrograd.core.launch.chosen_run import check_is_no_script, check_run, reading, tell_page
+from retrograd.core.launch.options import Command, option
+from retrograd.core.notices import print_text
+from retrograd.explaining.launch.options import ExplainOptions
+
+
+class Explain(ExplainOptions):
+    """Say what is wrong with a run, or with a script that is run for it."""
+
+    def check(self) -> None:
+        if not self.command:
+            check_is_no_script(self.run)
+            check_run(self.run)
+
+    def carry_out(self) -> int:
+        from retrograd.explaining.launch.explaining import explain_as_asked
+
+        return explain_as_asked(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Command):
+    """Say where runs first diverge from the first of them, and why."""
+
+    name: ClassVar[str] = "compare"
+    reads: ClassVar[bool] = True
+    examples: ClassVar[str] = """
+examples:
+  retrograd compare runs/first runs/second
+  retrograd compare runs/first runs/second --noise runs/first-again
+  retrograd compare runs/first/rank00000 runs/first/rank00001
+  retrograd compare runs/first runs/second --json
+  retrograd compare runs/first runs/second runs/third --open
+
+Runs are compared in the order in which training reached each site; --report lays them over each other in one HTML file.
+The exit code is 0 if they are the same, but for noise, 1 if they are not, and 2 if they cannot be compared.
+"""
+
+    a: Path = option("A", MISSING, "the folder of a run, or of one of its ranks")
+    others: tuple[Path, ...] = option("B", MISSING, "another one, or several, each of which is compared with A")
+    noise: tuple[Path, ...] = option("--noise", (), "runs of the same program as A, of the same seed", metavar="RUN")
+    json: bool = option("--json", False, "the verdict and each difference, as lines of JSON")
+    report: bool = option("--report", False, "write a page that shows the runs over each other")
+    output: Path | None = option("-o --output", None, "its file (default: compared.html, here)", metavar="FILE")
+    open: bool = option("--open", False, "write it, and show it in the browser")
+
+    def check(self) -> None:
+        for each in (self.a, *self.others, *self.noise):
+            check_run(each)
+
+    def carry_out(self) -> int:
+        with contextlib.ExitStack() as stack:
+            runs = [stack.enter_context(reading(each)) for each in (self.a, *self.others)]
+            noise = [stack.enter_context(reading(each)) for each in self.noise]
+            named = zip(runs[1:], name_letters(len(runs))[1:], strict=True)
+            comparisons = [rg.compare(runs[0], other, noise=noise, letter=letter) for other, letter in named]
+        for path, comparison in zip(self.others, comparisons, strict=True):
+            which = str(path) if len(self.others) > 1 else ""
+            text = f"{comparison.letter} = {which}: {comparison}\n" if which else f"{comparison}\n"
+            told = comparison.as_json_lines(which) if self.json else show_plainly(text)
+            print_text(told, end="", is_json=self.json)
+        if self.report or self.output or self.open:
+            written = rg.write_comparison(runs, self.output, comparisons=comparisons)
+            tell_page(written, is_opened=self.open, file=sys.stderr if self.json else sys.stdout)
+        return 0 if all(comparisons) else 1
+
+
+COMMANDS: tuple[type[Command], ...] = (Explain, Compare)
