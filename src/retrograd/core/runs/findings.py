@@ -190,6 +190,8 @@ class Findings(Sequence[Finding]):
     @property
     def headline(self) -> str:
         """The number of findings, in what, after how many checks; one whose subject was not recorded does not apply."""
+        if self.not_checked and not self.asked:
+            return f"nothing was checked: {self.not_checked[0].reason}"
         count = count_of(len(self), "finding") if len(self) else "no findings"
         about = f" in {self.about}" if self.about and not self.unread else ""
         count = f"0 of {self.unread} could be read: {count}" if self.unread else count
