@@ -13,6 +13,7 @@ from retrograd.findings.finding import SEVERITIES, Finding, Findings, NotChecked
 from retrograd.findings.record import CannotTell, Record
 from retrograd.findings.stretches import list_parts
 from retrograd.notices import tell_far
+from retrograd.runs.chosen_ranks import tell_chosen
 from retrograd.runs.reader import Given, Run, find_run
 
 MOST_ROWS = 1_000_000
@@ -77,6 +78,7 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
     about = (
         f"{steps} at {count_of(len(record.sites), 'site')}" if len(record.history.made_steps) or record.sites else ""
     )
+    about += f" ({chosen})" if about and (chosen := tell_chosen(record.manifest)) else ""
     unread = steps if rows.left_out and not rows.count else ""
     return Findings(said, not_checked, about, [each.slug for each in asked], record.missing(), unread)
 

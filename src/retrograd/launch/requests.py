@@ -47,6 +47,12 @@ def _check_every(name: str, steps: int) -> None:
         )
 
 
+def _check_ranks(name: str, ranks: str) -> None:
+    from retrograd.runs.chosen_ranks import read_ranks
+
+    read_ranks(ranks)
+
+
 def _check_number(name: str, number: int) -> None:
     if number < 0:
         raise SavedTensorError(f"{name} {number} is before the first.", repair="count from 0.")
@@ -77,6 +83,7 @@ examples:
   retrograd run --open train.py                    its page in the browser, live
   retrograd run --mirror wandb train.py            a few series and all findings there, live
   retrograd run torchrun --nproc-per-node 2 train.py
+  retrograd run --ranks 0,8 torchrun --nproc-per-node 16 train.py
 
 What follows the command belongs to it, and so do its output and its exit code. To stderr go a line when it starts,
 one at once for anything critical, and the findings when it ends.
@@ -102,7 +109,13 @@ one at once for anything critical, and the findings when it ends.
         check=_check_number,
     )
     resume: bool = option("--resume", False, "continue the run that DIR holds")
-    merge_ranks: bool = option("--merge-ranks", False, "merge the rows of all ranks into one folder as they come")
+    ranks: str = option(
+        "--ranks",
+        "all",
+        "of several processes, which record: all, ranks as in 0,8,16, or a share as in 1/8 (default: all)",
+        metavar="RANKS",
+        check=_check_ranks,
+    )
     quiet: bool = option("-q --quiet", False, "print no findings, and nothing where all goes well")
     live: bool = option("--live", False, "serve the page of the report while it trains, and say its address")
     open: bool = option("--open", False, "the same, and show it in the browser")

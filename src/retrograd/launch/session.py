@@ -46,18 +46,23 @@ from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
 from retrograd.recording.weight_sums import sum_squares
 from retrograd.runs.attempts import leave
+from retrograd.runs.chosen_ranks import read_ranks
 from retrograd.runs.ending import describe_exception, describe_exit, find_exception
 from retrograd.runs.ranks import ask_rank, is_loader_worker
 
 if TYPE_CHECKING:
     from retrograd.launch.inventory import RunInventory
-    from retrograd.merging.shared_run import SharedRun
     from retrograd.runs.writer import RunWriter
 
 
 def start_session() -> None:
     """Record this process as ``retrograd run`` was asked to."""
-    session = Session(RunRequest.read(os.environ))
+    request = RunRequest.read(os.environ)
+    if "RANK" in os.environ and ask_rank() not in read_ranks(request.ranks):
+        if is_speaker() and not request.quiet:
+            say(_tell_unchosen(request))
+        return
+    session = Session(request)
     atexit.register(session.close)
     call_before_exec(session.leave)
     if hasattr(os, "register_at_fork"):
@@ -84,11 +89,16 @@ _LOSS_ALONE = (
 )
 
 
+def _tell_unchosen(request: RunRequest) -> str:
+    return f"rank {ask_rank()} is not recorded: it is not among --ranks {request.ranks}"
+
+
 class Session:
     """Finds the models of a process, records them, and says at its end what has become of it."""
 
     def __init__(self, request: RunRequest) -> None:
         self._request = request
+        self._chosen = read_ranks(request.ranks)
         self._recorder: Recorder | None = None
         self._names: IdentityDict[nn.Module, str] = IdentityDict()
         self._taken: set[str] = set()
@@ -104,7 +114,7 @@ class Session:
         self._step: int | None = None
         backward_listeners.add(self)
         construction_watch.hold()
-        self._sink = LateSink(self._open_unless_worker, self._make_step, self._give_up)
+        self._sink = LateSink(self._open_unless_apart, self._make_step, self._give_up)
 
     def close(self) -> None:
         """End the recording and say so, once."""
@@ -201,7 +211,7 @@ class Session:
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """A backward pass begins. Where no model has been found by the first one, there is one without."""
-        if is_rehearsal() or self._has_given_up or is_loader_worker():
+        if is_rehearsal() or self._has_given_up or self._is_apart():
             return
         self._sink.means_to_train()
         with self._lock:
@@ -230,7 +240,7 @@ class Session:
             self._recorder.events.note(fact.kind, fact.name, text=fact.text)
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
-        if is_loader_worker():
+        if self._is_apart():
             return
         models = [model for model in models if model in self._names or self._can_be_walked(model)]
         named = name_models([model for model in models if model not in self._names], taken=self._taken)
@@ -298,23 +308,28 @@ class Session:
 
         return (*SOURCES, *WATCHES, *ending)
 
-    def _open_unless_worker(self) -> RunWriter | SharedRun | None:
-        return None if is_loader_worker() else self._open_run()
+    def _is_apart(self) -> bool:
+        """Tell whether this process records nothing: a worker of a data loader, or a rank that was not chosen.
 
-    def _open_run(self) -> RunWriter | SharedRun:
+        Processes that the program starts by itself know their rank only once they have found each other.
+        """
+        if self._chosen.are_all or ask_rank() in self._chosen:
+            return is_loader_worker()
+        self._obstacle = _tell_unchosen(self._request)
+        self._search.stop()
+        self._has_given_up = True
+        return True
+
+    def _open_unless_apart(self) -> RunWriter | None:
+        return None if self._is_apart() else self._open_run()
+
+    def _open_run(self) -> RunWriter:
         self._spare.free()
         with random_kept(), warnings_kept():
-            from retrograd.recording.record import open_run_sink
+            from retrograd.runs.writer import RunWriter
 
         request = self._request
-        writer = open_run_sink(
-            request.path,
-            merge_ranks=request.merge_ranks,
-            has_tensors=bool(request.tensors),
-            resume=request.resume,
-            step=self._step,
-            join=True,
-        )
+        writer = RunWriter(request.path, resume=request.resume, step=self._step, join=True, chosen=self._chosen)
         call_at_end(self.close, writer.path)  # again: what is registered last runs first, and the writer has its own
         if multiprocessing.parent_process() is not None:  # a child of multiprocessing ends without atexit
             multiprocessing.util.Finalize(None, self.close, exitpriority=0)

@@ -294,12 +294,11 @@ def _merge_ranks(run: Run, ranks: Sequence[int], progress: bool) -> None:
         write_json(run.path / MANIFEST, run.manifest)
     folder = run.ranks[0].folder / MERGED
     folder.mkdir(exist_ok=True)
-    differing: dict[str, list[int]] = dict(run.manifest.get("merged", {}).get("differing", {}))
+    differing: dict[str, list[int]] = {}
     tables = _show(merge_moments(rows, names, differing), len(rows.outline.all_steps), "steps", progress, _count_steps)
     for number, table in enumerate(_collect(tables)):
         _write(folder / Span(number, number).file_name, table)
-    merged = {"ranks": list(ranks), "lost": {}, "differing": differing, **run.manifest.get("merged", {})}
-    told = {**run.manifest, "merged": {**merged, "differing": differing}, "compacted": {"ranks": list(ranks)}}
+    told = {**run.manifest, "compacted": {"ranks": list(ranks), "differing": differing}}
     write_json(run.path / MANIFEST, told)  # from here on the new files are read, and no others
     run.manifest = told
     for path in old:

@@ -10,6 +10,7 @@ from retrograd.findings.detector import Detector, Words
 from retrograd.findings.finding import Evidence, Finding
 from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Input, Parameter
+from retrograd.runs.chosen_ranks import tell_chosen
 
 ALIKE = 3
 """Steps at which ranks must have been given the same."""
@@ -56,8 +57,13 @@ class RanksDisagree(Detector):
             return
         if record.processes < 2:
             raise CannotTell("the processes, if there are several, had not found each other by torch.distributed")
-        apart = list(self._compare_weights(record))
-        yield from apart or self._compare_inputs(record)
+        only = tell_chosen(record.manifest)
+        if only and len({each.rank for each in record.of(Parameter)}) < 2:
+            raise CannotTell(only)
+        found = list(self._compare_weights(record)) or list(self._compare_inputs(record))
+        yield from found
+        if only and not found:
+            raise CannotTell(f"{only}: of other ranks nothing is known")
 
     def _compare_weights(self, record: Record) -> Iterator[Finding]:
         """Compare weights of one name that are whole on each rank; nearly all of them must differ at the end."""
