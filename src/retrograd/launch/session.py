@@ -60,7 +60,7 @@ def start_session() -> None:
     request = RunRequest.read(os.environ)
     if "RANK" in os.environ and ask_rank() not in read_ranks(request.ranks):
         if is_speaker() and not request.quiet:
-            say(_tell_unchosen(request))
+            say(f"{request.undone}{_tell_unchosen(request)}")
         return
     session = Session(request)
     atexit.register(session.close)
@@ -90,7 +90,7 @@ _LOSS_ALONE = (
 
 
 def _tell_unchosen(request: RunRequest) -> str:
-    return f"rank {ask_rank()} is not recorded: it is not among --ranks {request.ranks}"
+    return f"rank {ask_rank()} is not among --ranks {request.ranks}"
 
 
 class Session:

@@ -317,7 +317,7 @@ def _load_rank(folder: Path) -> Rank:
                 f"{str(folder / RANK_FILE)!r} cannot be read: {error}.", repair="remove that file."
             ) from error
     status = str(facts.get("status", "running"))
-    if status == "running" and not is_locked(folder / LOCK):
+    if status == "running" and not facts.get("copied") and not is_locked(folder / LOCK):
         status = "stopped"
     return Rank(parse_rank(folder.name) or 0, folder, status, facts, read_placements(folder), is_extra(folder.name))
 
