@@ -6,6 +6,7 @@ Numbers are exact in any order of adding, so what is recorded is compared to the
 from __future__ import annotations
 
 import itertools
+import shutil
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ from tests.recording.spread import (
     slope_of,
     train_whole,
 )
+from tests.runs.engines import assert_sql_gives_the_history
 
 pytestmark = pytest.mark.slow
 
@@ -186,6 +188,15 @@ def test_of_sharded_parameters_a_rank_sees_its_part_and_all_together_are_whole(f
     for way, part in (("fsdp2", whole // RANKS), ("hsdp", whole // 2)):
         assert open_run(folder / "runs" / f"{way} first").history["0:weight.grad"].count.tolist() == [part] * STEPS
         assert_merged(open_run(folder / "runs" / f"{way} all").history, train_whole(), sites=PARAMETERS)
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_merges_ranks_to_what_a_reader_makes_of_them(folder: Path, way: str, tmp_path: Path) -> None:
+    """By the SQL of docs/scale.md."""
+    assert_sql_gives_the_history(folder / "runs" / f"{way} all", tmp_path)
+    compact(shutil.copytree(folder / "runs" / f"{way} all", tmp_path / "compacted"))
+    assert_merged(open_run(tmp_path / "compacted").history, train_whole(), sites=[*PARAMETERS, "self:output"])
 
 
 def test_the_recording_of_such_a_rank_does_nothing(tmp_path: Path) -> None:
