@@ -130,16 +130,16 @@ A tensor that training changed in place before it was written is not stored; an 
 and what the recorder tells, such as `model` and `selection`. `resumed` lists the facts of each later session. `model`
 has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype`,
 `settings` as it shows them itself, and under `retrograd run` the `line` that constructed it. Where one model is split
-over ranks, `split` tells with which `ranks` the rank that writes it shares each forward (tensor parallelism), and which of its models
-are `stages` of a pipeline, as in `placements.json`.
+over ranks, `split` tells with which `ranks` the rank that writes it shares each forward (tensor parallelism), and which
+of its models are `stages` of a pipeline, as in `placements.json`.
 
-Where not all ranks were to record, `ranks` tells which: those that are `listed`, or one in so many (`every`). The lowest of
-them writes the manifest.
+Where not all ranks were to record, `ranks` tells which: those that are `listed`, or one in so many (`every`). The
+lowest of them writes the manifest.
 
 Where `retrograd compact` has merged ranks, `compacted` tells which (`ranks`): all rows are then in the folder `merged`
 of the first rank, with the names of sites that the history of all ranks has, and what is left in the folders
-`statistics` is to be passed over. `differing` tells, of sites whose copies differed, the first step, the rank that counts,
-and the one that differs.
+`statistics` is to be passed over. `differing` tells, of sites whose copies differed, the first step, the rank that
+counts, and the one that differs.
 
 All part files of statistics tell in their metadata which rows they have, so that opening a run reads none:
 `retrograd.steps` the steps of each phase, `retrograd.sites` the sites. Other readers need neither, and need not write
@@ -171,7 +171,8 @@ rank's rows add up.
 `attempt` (which process and program it is, the launch of torchrun's and its number there; `step`, at which it went on
 with what an earlier attempt had recorded; `left`, the step and the weights' sums of squares with which it became
 another program),
-`pid`, `host`, `copied` (in a copy that `retrograd compact -o` has made: the process held its lock then), `began` and `written` (seconds since the epoch), `first_step`, `last_step`, `rows`, `events` by kind,
+`pid`, `host`, `copied` (in a copy that `retrograd compact -o` has made: the process held its lock then),
+`began` and `written` (seconds since the epoch), `first_step`, `last_step`, `rows`, `events` by kind,
 `error` (the exception that ended it: `kind`, `message`, `in_backward`, `node`, `module`, `lines`), `tensor_bytes`, and
 of the last session `tensors_dropped` (no room in the budget) and `lost`: rows, events and tensors that could not be
 written.
