@@ -17,6 +17,7 @@ from retrograd.launch.interpreter import OURS
 from retrograd.launch.options import Command, option
 from retrograd.launch.start import Request, make_usage
 from retrograd.notices import say
+from retrograd.runs.chosen_ranks import read_ranks
 
 if TYPE_CHECKING:
     from retrograd.recording.schedule import NamedSchedule
@@ -48,8 +49,6 @@ def _check_every(name: str, steps: int) -> None:
 
 
 def _check_ranks(name: str, ranks: str) -> None:
-    from retrograd.runs.chosen_ranks import read_ranks
-
     read_ranks(ranks)
 
 
@@ -148,7 +147,8 @@ one at once for anything critical, and the findings when it ends.
         if self.mirror:
             from retrograd.launch.live_mirror import mirror_beside
 
-            variables[MIRROR] = str(mirror_beside(local_path(self.path), self.mirror, quiet=self.quiet))
+            first = read_ranks(self.ranks).first
+            variables[MIRROR] = str(mirror_beside(local_path(self.path), self.mirror, first=first, quiet=self.quiet))
         if self.live or self.open:
             from retrograd.launch.chosen_run import show_in_browser
             from retrograd.launch.live_page import serve_beside

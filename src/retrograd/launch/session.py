@@ -48,7 +48,7 @@ from retrograd.recording.weight_sums import sum_squares
 from retrograd.runs.attempts import leave
 from retrograd.runs.chosen_ranks import read_ranks
 from retrograd.runs.ending import describe_exception, describe_exit, find_exception
-from retrograd.runs.ranks import ask_rank, is_loader_worker
+from retrograd.runs.ranks import ask_rank, find_rank, is_loader_worker
 
 if TYPE_CHECKING:
     from retrograd.launch.inventory import RunInventory
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 def start_session() -> None:
     """Record this process as ``retrograd run`` was asked to."""
     request = RunRequest.read(os.environ)
-    if "RANK" in os.environ and ask_rank() not in read_ranks(request.ranks):
+    if find_rank() is not None and ask_rank() not in read_ranks(request.ranks):
         if is_speaker() and not request.quiet:
             say(f"{request.undone}{_tell_unchosen(request)}")
         return
@@ -316,8 +316,9 @@ class Session:
         if self._chosen.are_all or ask_rank() in self._chosen:
             return is_loader_worker()
         self._obstacle = _tell_unchosen(self._request)
-        self._search.stop()
-        self._has_given_up = True
+        if find_rank() is not None:
+            self._search.stop()
+            self._has_given_up = True
         return True
 
     def _open_unless_apart(self) -> RunWriter | None:
