@@ -110,7 +110,7 @@ class Session:
         self._spare = SpareFiles()
         self._inventory: RunInventory | None = None
         self._search = Search(self._record, self._give_up, self._leave_out)
-        self._has_given_up = self._has_left_out = False
+        self._has_given_up = self._has_left_out = self._is_unchosen = False
         self._step: int | None = None
         backward_listeners.add(self)
         construction_watch.hold()
@@ -155,7 +155,8 @@ class Session:
     def _tell_obstacle(self) -> str:
         """Why nothing was recorded, and of how many steps."""
         steps = self._sink.steps
-        return f"{self._obstacle}, at {count_of(steps, 'step')}" if steps else self._obstacle
+        is_of_steps = steps and not self._is_unchosen
+        return f"{self._obstacle}, at {count_of(steps, 'step')}" if is_of_steps else self._obstacle
 
     def _tell_done(self) -> str:
         """How much was recorded, and what was not; empty where nothing was."""
@@ -240,7 +241,7 @@ class Session:
             self._recorder.events.note(fact.kind, fact.name, text=fact.text)
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
-        if self._is_apart():
+        if is_loader_worker() or (find_rank() is not None and self._is_apart()):
             return
         models = [model for model in models if model in self._names or self._can_be_walked(model)]
         named = name_models([model for model in models if model not in self._names], taken=self._taken)
@@ -311,14 +312,14 @@ class Session:
     def _is_apart(self) -> bool:
         """Tell whether this process records nothing: a worker of a data loader, or a rank that was not chosen.
 
-        Processes that the program starts by itself know their rank only once they have found each other.
+        Processes that the program starts by itself know their rank only once they have found each other: before the
+        first backward pass, where they are to train together.
         """
         if self._chosen.are_all or ask_rank() in self._chosen:
             return is_loader_worker()
         self._obstacle = _tell_unchosen(self._request)
-        if find_rank() is not None:
-            self._search.stop()
-            self._has_given_up = True
+        self._search.stop()
+        self._has_given_up = self._is_unchosen = True
         return True
 
     def _open_unless_apart(self) -> RunWriter | None:
