@@ -25,7 +25,7 @@ PARTS = {
 CORE = (
     "errors", "norms", "frames", "identities", "cells", "amounts", "randomness", "libraries", "drawings", "addresses",
     "notices", "plugins", "files", "foreign", "trials", "sites", "statistics", "history", "hooks", "progress", "runs",
-    "merging", "recording", "views", "serving", "exports", "launch", "cli",
+    "recording", "views", "serving", "exports", "launch", "cli",
 )  # fmt: skip
 """Rooms of the core: each may import those before it."""
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests import warm
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = {path.stem: path for folder in (FOLDER, FOLDER / "findings") for path in sorted(folder.glob("*.py"))}
@@ -59,13 +56,3 @@ def list_names(script: str) -> set[str]:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_what_a_script_uses_is_there(script: str) -> None:
     assert list(find_missing(script)) == []
-
-
-def test_a_tree_of_ranks_is_merged_to_what_all_have() -> None:
-    words = ["merging.py", "tree", "--ranks", "20", "--sites", "5", "--steps", "4", "--flush", "2", "--only", "rank 0"]
-    done = warm.run(
-        [sys.executable, *words], cwd=FOLDER, stage="ours", capture_output=True, text=True, timeout=120, check=True
-    )
-    assert "8 merged rows are what all ranks' rows are" in done.stdout
-    (row,) = (line.split() for line in done.stdout.splitlines() if line.startswith("rank 0  "))
-    assert row[:4] == ["rank", "0", "1", "16"]

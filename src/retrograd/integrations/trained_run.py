@@ -23,6 +23,7 @@ from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.core.recording.record import Recording, record
 from retrograd.core.recording.schedule import Schedule
 from retrograd.core.recording.settings import Settings, UserStatistic
+from retrograd.core.runs.chosen_ranks import Ranks, read_ranks
 from retrograd.core.runs.ending import find_exception
 from retrograd.core.runs.findings import MOST_ROWS, SEVERITIES, Finding, Findings
 from retrograd.core.runs.layout import is_run
@@ -63,7 +64,7 @@ class TrainedRun:
         statistics: which statistics.
         histogram: count binary exponents too.
         tensor_budget: bytes of kept tensors.
-        merge_ranks: one folder for all ranks.
+        ranks: which ranks record.
         quiet: print nothing.
 
     Attributes:
@@ -88,7 +89,7 @@ class TrainedRun:
         statistics: bool | Iterable[UserStatistic] = True,
         histogram: bool = True,
         tensor_budget: int | str = DEFAULT_BUDGET,
-        merge_ranks: bool = False,
+        ranks: Ranks = "all",
         quiet: bool = False,
     ) -> None:
         options: dict[str, Any] = {
@@ -100,7 +101,8 @@ class TrainedRun:
             "tensor_budget": tensor_budget,
         }
         Settings(**options)  # what is wrong with them is said here, not when training begins
-        self._record: Callable[..., Recording] = partial(record, merge_ranks=merge_ranks, **options)
+        read_ranks(ranks := _keep(ranks))
+        self._record: Callable[..., Recording] = partial(record, ranks=ranks, **options)
         self._path = None if path is None else os.fspath(path)
         self._quiet = quiet
         self._used: set[str] = set()

@@ -105,3 +105,34 @@ def test_what_workers_of_a_data_loader_run_backward_is_not_followed(tmp_path: Pa
     assert code == 0, errors
     assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == ["rank00000"]
     assert "more process" not in errors
+
+
+@pytest.mark.slow
+@recorded("torchrun --standalone --nproc-per-node 2 ddp.py", "spawned.py", options="--ranks 1")
+def test_the_ranks_that_were_chosen(outcome: Outcome) -> None:
+    """Under torchrun a process knows its rank from the start; one that the program starts by itself does not."""
+    assert outcome.ranks() == ["rank00001"]
+    assert outcome.sites("rank00001") == NET
+    assert outcome.moments(rank="rank00001") == steps(3)
+    assert outcome.manifest()["ranks"] == {"every": 0, "listed": [1]}
+    assert outcome.words[1:] == [f"retrograd: recorded in 1 process; {HEALTHY}"]
+
+
+@recorded("late_rank.py", options="--ranks 1")
+def test_a_rank_that_is_known_after_the_first_forward(outcome: Outcome) -> None:
+    assert outcome.ranks() == ["rank00001"]
+    assert outcome.sites("rank00001") == NET
+    assert {step for step, _ in outcome.moments(rank="rank00001")} == {0, 1, 2}
+    assert outcome.words[1:] == [f"retrograd: recorded 3 steps at {len(NET)} sites; {HEALTHY}"]
+
+
+@recorded("late_rank.py", options="--ranks 0")
+def test_a_rank_that_turns_out_not_to_be_chosen(outcome: Outcome) -> None:
+    assert outcome.ranks() == []
+    assert outcome.words[1:] == ["retrograd: nothing was recorded: rank 1 is not among --ranks 0"]
+
+
+@recorded("plain_loop.py", options="--ranks 1")
+def test_of_a_single_process_that_was_not_chosen_it_is_said(outcome: Outcome) -> None:
+    assert outcome.ranks() == []
+    assert outcome.words[1:] == ["retrograd: nothing was recorded: rank 0 is not among --ranks 1"]

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
+from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 from torch.nn.parallel import DistributedDataParallel
 
-from retrograd.core.hooks.engine import TORCH
 from retrograd.core.recording.record import record
 from retrograd.core.runs.reader import open_run
 from tests.core.recording.spread import (
@@ -87,19 +86,12 @@ def interleave(rank: int, folder: Path, name: str) -> list[Tensor]:
     return []
 
 
-VEES = {"zero bubble": (0, 2), "vee": (0, 3)}
-"""Schedules that run the two halves of a backward pass apart: the stages of the first process, of four."""
-
-SENDS_TO_ITSELF = TORCH < (2, 12)
-"""With a vee a process has two stages in a row, and torch 2.11 has it send to itself at the beginning. Gloo cannot."""
-
-
 def split_backward(rank: int, folder: Path, name: str) -> list[Tensor]:
-    numbers = VEES[name] if rank == 0 else tuple(sorted({0, 1, 2, 3} - set(VEES[name])))
+    """A zero-bubble schedule runs the two halves of a backward pass apart."""
+    numbers = (rank, rank + 2)
     layers = make_stages(4)
     stages = [PipelineStage(layers[number], number, 4, torch.device("cpu")) for number in numbers]
-    kind = ScheduleZBVZeroBubble if name == "vee" else ScheduleInterleavedZeroBubble
-    schedule = kind(stages, PARTS, loss_fn=loss_of)
+    schedule = ScheduleInterleavedZeroBubble(stages, PARTS, loss_fn=loss_of)
     parts = {f"part{number}": layers[number] for number in numbers}
     optimizer = make_optimizer(nn.ModuleList(parts.values()))
     with record(parts, folder / "runs" / name, sites=SITES):
@@ -207,8 +199,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
     (folder / "runs").mkdir()
     works: dict[str, Work] = {name: partial(train, name=name, kind=kind) for name, kind in SCHEDULES.items()}
-    works |= {name: partial(split_backward, name=name) for name in VEES if name != "vee" or not SENDS_TO_ITSELF}
-    works |= {"interleaved": partial(interleave, name="interleaved"), "named": partial(keep_names, name="named")}
+    more = {"interleaved": interleave, "zero bubble": split_backward, "named": keep_names}
+    works |= {name: partial(work, name=name) for name, work in more.items()}
     run_in_two(works, folder)
     return folder / "runs"
 
@@ -257,15 +249,8 @@ def test_several_stages_in_a_process(runs: Path) -> None:
     assert_merged(history, rename(train_in_one(4), names))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "zero bubble",
-        pytest.param("vee", marks=pytest.mark.skipif(SENDS_TO_ITSELF, reason="torch 2.11 sends to itself over gloo")),
-    ],
-)
-def test_a_backward_pass_in_two_halves(runs: Path, name: str) -> None:
-    found = open_run(runs / name)
+def test_a_backward_pass_in_two_halves(runs: Path) -> None:
+    found = open_run(runs / "zero bubble")
     names = {str(2 * stage + at): f"part{stage}.{at}" for stage in range(4) for at in range(2)}
     assert_merged(found.history, rename(train_in_one(4), names))
     assert not found.manifest["faults"]

@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import duckdb
 import numpy as np
-import polars
 import pyarrow.parquet as pq
 import pytest
 
@@ -72,41 +70,3 @@ def test_histograms_of_columns(
     )
     for site, counts in zip(SITES, found, strict=True):
         np.testing.assert_array_equal(counts, add_by_hand(run, site, place, columns))
-
-
-MERGE = """
-    SELECT step, sum(n) AS n, sum(total) AS total,
-           sum(m2 + total * total / n) - sum(total) * sum(total) / sum(n) AS m2
-    FROM (SELECT step, "count" - nan - pos_inf - neg_inf AS n, "sum" AS total, m2
-          FROM read_parquet('{run}/rank*/statistics/*.parquet', filename = true)
-          WHERE site = '{site}' AND phase = 'train' AND backward <= 0 AND ({whole} OR filename LIKE '%rank00000%'))
-    GROUP BY step ORDER BY step
-"""
-"""As docs/scale.md has it."""
-
-
-@pytest.mark.parametrize("site", SITES)
-@pytest.mark.parametrize("most_rows", [1 << 18, 0])
-def test_engines_merge_ranks_to_the_same_numbers(
-    run: Path, monkeypatch: pytest.MonkeyPatch, site: str, most_rows: int
-) -> None:
-    monkeypatch.setattr("retrograd.core.history.windows.MOST_ROWS", most_rows)
-    series = open_run(run).history[site]
-    by_duckdb = duckdb.execute(MERGE.format(run=run, site=site, whole=site != COPY)).fetchnumpy()
-    assert by_duckdb["step"].tolist() == series.steps.tolist()
-    np.testing.assert_allclose(np.sqrt(by_duckdb["m2"] / by_duckdb["n"]), series.std, rtol=1e-9)
-    np.testing.assert_allclose(by_duckdb["total"] / by_duckdb["n"], series.mean, rtol=1e-9, atol=1e-12)
-    ranks = "rank00000" if site == COPY else "rank*"
-    n = polars.col("count") - polars.col("nan") - polars.col("pos_inf") - polars.col("neg_inf")
-    squares = polars.col("m2") + polars.col("sum") ** 2 / n
-    rows = polars.scan_parquet(run / ranks / "statistics" / "*.parquet")
-    by_polars = (
-        rows.filter(polars.col("site") == site, polars.col("phase") == "train", polars.col("backward") <= 0)
-        .group_by("step")
-        .agg((squares.sum() / n.sum()).sqrt().alias("rms"), polars.col("max").max())
-        .sort("step")
-        .collect()
-    )
-    assert by_polars["step"].to_list() == series.steps.tolist()
-    np.testing.assert_allclose(by_polars["rms"].to_numpy(), series.rms, rtol=1e-12)
-    np.testing.assert_array_equal(by_polars["max"].to_numpy(), series.max)

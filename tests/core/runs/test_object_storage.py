@@ -8,15 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import retrograd as rg
 from retrograd.core import addresses
@@ -26,19 +24,8 @@ from retrograd.core.runs.claim import read_holder
 from retrograd.core.runs.writer import RunWriter
 from tests import warm
 from tests.core.history.made import make_steps
-from tests.core.recording.spread import (
-    STEPS,
-    assert_merged,
-    data_of,
-    loss_of,
-    make_net,
-    make_optimizer,
-    slope_of,
-    train_whole,
-)
 from tests.core.runs.test_silent_stores import join_askers
 from tests.core.runs.written import open_writer
-from tests.processes import run_in_two
 
 s3fs = pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -184,29 +171,6 @@ def test_numbers_are_those_of_a_local_folder(script: Path, run: str, tmp_path: P
     for site in here.site_names:
         assert here[site].rms.tobytes() == there[site].rms.tobytes()
         assert here[site].steps.tolist() == there[site].steps.tolist()
-
-
-def merge(rank: int, folder: Path, run: str, store: Mapping[str, str]) -> None:
-    os.environ.update(store)
-    model = DistributedDataParallel(make_net())
-    optimizer = make_optimizer(model)
-    with rg.record(model, run, merge_ranks=True):
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            x, slope = (each.chunk(2)[rank] for each in (data_of(step), slope_of(step)))
-            loss_of(model(x), slope).backward()
-            optimizer.step()
-
-
-def test_ranks_merge_into_one_folder(tmp_path: Path, run: str) -> None:
-    store = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    run_in_two({"merge": partial(merge, run=run, store=store)}, tmp_path)
-    opened = rg.open_run(run)
-    assert [(rank.rank, rank.status) for rank in opened.ranks] == [(0, "finished")]
-    assert opened.manifest["merged"] == {"ranks": [0, 1], "lost": {}, "late": 0, "differing": {}}
-    truth = train_whole()
-    assert_merged(opened.history, truth, sites=["0:output", "self:output", "0:weight.grad", "2:bias.update"])
-    assert opened.history.loss.steps.tolist() == list(range(STEPS))
 
 
 def test_ranks_write_one_run(script: Path, run: str) -> None:

@@ -290,14 +290,15 @@ def test_a_longer_run_is_said_to_be_longer_once() -> None:
 
 
 def test_runs_of_other_numbers_of_ranks(tmp_path: Path) -> None:
-    """Rows of both ranks, merged as they trained; the inputs that are kept are those of rank 0 alone."""
+    """Of two ranks the first recorded alone."""
     one, other = Script(), Script(batch=32)
     one.run(tmp_path / "a")
     other.run(tmp_path / "b")
     for name, ranks in (("a", [0]), ("b", [0, 1])):
         path = tmp_path / name / "manifest.json"
         told = json.loads(path.read_text())
-        path.write_text(json.dumps({**told, "processes": len(ranks), "merged": {"ranks": ranks, "lost": {}}}))
+        only = {"every": 0, "listed": [0]} if len(ranks) > 1 else None
+        path.write_text(json.dumps({**told, "processes": len(ranks), "ranks": only}))
     comparison = rg.compare(tmp_path / "a", tmp_path / "b")
     assert comparison.findings[0].message == (
         "A has 1 rank and B has 2: steps are given other batches, unless all ranks share one."
@@ -308,7 +309,7 @@ def test_runs_of_other_numbers_of_ranks(tmp_path: Path) -> None:
 def test_inputs_of_a_merged_run_are_known_where_those_of_all_its_ranks_are() -> None:
     def make(*known: int) -> Record:
         history = History()
-        history.manifest = {"merged": {"ranks": [0, 1]}}
+        history.manifest = {"compacted": {"ranks": [0, 1]}}
         fact = Input(name="self:input.x", shape=(8, 3), dtype="float32", digest="aa", moment=Moment(0))
         event = Event(Moment(0), "input", fact.name, text=fact.text)
         return Record(history, events={rank: [event] for rank in known})

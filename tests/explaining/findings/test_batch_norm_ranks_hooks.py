@@ -174,7 +174,7 @@ def test_gradients_as_they_are() -> None:
 
 def test_gradients_that_ranks_average_are_not_judged() -> None:
     merged = make_hooked(0.5)
-    merged.manifest["processes"] = 2  # their rows were merged while they trained, so all are rank 0's
+    merged.manifest["processes"] = 2  # their rows were merged, so all are rank 0's
     with pytest.raises(CannotTell):
         list(HooksScale().check(merged))
 

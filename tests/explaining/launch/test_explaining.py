@@ -298,16 +298,6 @@ def test_last_words_tell_of_a_process_that_was_killed(tmp_path: Path) -> None:
     )
 
 
-def test_last_words_count_processes_whose_rows_another_has_written(tmp_path: Path) -> None:
-    """Rank 0 wrote for four ranks until it was killed; how the others ended, its folder does not tell."""
-    facts = write_run(tmp_path / "run") / "rank00000" / "rank.json"
-    facts.write_text(facts.read_text().replace('"finished"', '"running"'))
-    manifest = tmp_path / "run" / "manifest.json"
-    merged = {"ranks": [0, 1, 2, 3], "lost": {}, "late": 0, "differing": {}}
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "merged": merged}))
-    assert find_verdict(tmp_path / "run", "run").startswith("; the record that 4 processes share was not closed")
-
-
 def test_the_ranks_that_were_killed_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

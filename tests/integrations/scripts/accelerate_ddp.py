@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from retrograd.integrations.accelerate import RetrogradTracker
 
-tracker = RetrogradTracker(merge_ranks="merged" in sys.argv)
+tracker = RetrogradTracker(ranks="0" if "first" in sys.argv else "all")
 accelerator = Accelerator(cpu=True, log_with=tracker)
 net = Net()
 loader = DataLoader(TensorDataset(*make_data()), batch_size=2)

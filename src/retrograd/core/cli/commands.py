@@ -174,7 +174,7 @@ Nothing is sent anywhere: the folder for W&B is an offline run, that for MLflow 
 
 @dataclass(frozen=True, kw_only=True)
 class Compact(Command):
-    """Rewrite the statistics of a run that is over as few files, sorted by site, and ranks merged."""
+    """Rewrite the statistics of a run as few files, sorted by site, and ranks merged."""
 
     name: ClassVar[str] = "compact"
     reads: ClassVar[bool] = True
@@ -182,16 +182,20 @@ class Compact(Command):
 examples:
   retrograd compact runs/train-20250131-120000
   retrograd compact runs/train-20250131-120000 --keep-ranks
+  retrograd compact runs/train-20250131-120000 -o runs/so-far
 
 One series is then read from few files. What ranks saw cannot be told apart afterwards, unless they are kept. Killed at
-any moment, the run can be read as before or as after. A run that is still being recorded is refused.
+any moment, the run can be read as before or as after. A run that is still being recorded is refused without -o.
 """
 
     run: Path = option("RUN", MISSING, "folder of a run")
+    output: Path | None = option(
+        "-o --output", None, "a new folder for a compacted copy; the run stays as it is, and may go on", metavar="DIR"
+    )
     keep_ranks: bool = option("--keep-ranks", False, "leave the rows of each rank apart")
 
     def carry_out(self) -> None:
-        print_text(str(rg.compact(self.run, keep_ranks=self.keep_ranks, progress=True)))
+        print_text(str(rg.compact(self.run, self.output, keep_ranks=self.keep_ranks, progress=True)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -393,7 +393,7 @@ class History:
     def disagreements(self) -> list[Disagreement]:
         """Sites whose copies on several ranks differ: for each the first step, and two ranks that differ."""
         rows = self.rows
-        told = self.manifest.get("merged", {}).get("differing", {})  # found when ranks were merged as they trained
+        told = self.manifest.get("compacted", {}).get("differing", {})  # found when the ranks were merged
         found = [Disagreement(site, *numbers) for site, numbers in told.items() if len(numbers) == 3]
         if isinstance(rows, LongRows):
             return found + compare_copies(rows)

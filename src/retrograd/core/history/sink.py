@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -57,22 +57,6 @@ class Moment:
     phase: Phase = "train"
 
 
-class Unit(NamedTuple):
-    """What one rank has handed over at once of one step, to be merged with that of others.
-
-    Attributes:
-        rank: that rank.
-        number: how many it had handed over before.
-        step: of all of its rows.
-        turn: how many units of this step it had handed over before.
-    """
-
-    rank: int
-    number: int
-    step: int
-    turn: int
-
-
 @dataclass(frozen=True, slots=True)
 class RowBatch:
     """Rows of statistics that were drained together.
@@ -84,7 +68,6 @@ class RowBatch:
         bins: the bytes of an int64 array: the histogram stretches of those rows, one after the other.
         scale: what the gradients were multiplied by (loss scaling); the sink divides it out of gradient rows.
         custom: values of users' statistics: name → (row numbers, values), of equal length.
-        units: whose contributions are complete with these rows, where those of several ranks were merged.
     """
 
     moment: Moment
@@ -92,7 +75,6 @@ class RowBatch:
     bins: bytes = b""
     scale: float = 1.0
     custom: dict[str, tuple[Sequence[int], Sequence[float]]] = field(default_factory=dict)
-    units: tuple[Unit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

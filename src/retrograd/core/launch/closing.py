@@ -15,12 +15,11 @@ from typing import Any
 
 from retrograd.core.addresses import open_folder
 from retrograd.core.amounts import count_of
-from retrograd.core.foreign.text import read_json
 from retrograd.core.launch.beside import is_alive
 from retrograd.core.launch.requests import MIRROR, RunRequest, list_requests
 from retrograd.core.launch.start import Request, make_own_environment
 from retrograd.core.notices import say, showing
-from retrograd.core.runs.layout import FINDINGS, MANIFEST, parse_rank
+from retrograd.core.runs.layout import FINDINGS
 
 SPEAKER = "RETROGRAD_SPEAKER"
 """Environment variable with the number of the one process that speaks, the first Python process that was started."""
@@ -49,7 +48,7 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
         say(obstacle)
         return
     folder = open_folder(request.path)
-    others = _count_processes(folder, request.leaves) - bool(done)
+    others = len(list(folder.glob(request.leaves))) - bool(done)
     if others > 0:
         done = (
             f"{done}, and {count_of(others, 'more process', 'more processes')}"
@@ -70,17 +69,6 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
         say(f"{request.done} {done}" + (found or f"; {request.see.format(request.shown)}"))
     if done:
         _await_mirror()
-
-
-def _count_processes(folder: Path, leaves: str) -> int:
-    """Count the processes that have left something, and the ranks whose rows another one has written."""
-    own = list(folder.glob(leaves))
-    merged: set[int] = set()
-    with contextlib.suppress(
-        OSError, ValueError, KeyError, TypeError, MemoryError
-    ):  # there is no run, or none that was merged
-        merged.update(read_json(folder / MANIFEST)["merged"]["ranks"])
-    return len(own) + len(merged - {parse_rank(path.name) for path in own})
 
 
 def _read_request() -> Request | None:

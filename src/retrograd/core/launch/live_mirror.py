@@ -33,12 +33,13 @@ _THEIRS = ("RUN_ID", "RESUME", "SWEEP_ID", "SWEEP_PARAM_PATH")
 """What W&B's variables say of the program's own run, and not of ours."""
 
 
-def mirror_beside(run: Path, to: str, *, quiet: bool = False) -> int:
+def mirror_beside(run: Path, to: str, *, first: int = 0, quiet: bool = False) -> int:
     """Mirror a run as long as it is recorded by this process, whatever program it becomes, or by one below it.
 
     Args:
         run: its folder, which comes later.
         to: which tracker.
+        first: the lowest rank that records.
         quiet: say only what goes wrong.
 
     Returns:
@@ -47,7 +48,9 @@ def mirror_beside(run: Path, to: str, *, quiet: bool = False) -> int:
     Raises:
         LaunchError: it cannot be started, or the library of the tracker is missing.
     """
-    said = json.loads(start_beside(__name__, str(run), str(os.getpid()), to, str(int(quiet)), is_heard=True))
+    said = json.loads(
+        start_beside(__name__, str(run), str(os.getpid()), to, str(first), str(int(quiet)), is_heard=True)
+    )
     if "problem" in said:
         raise LaunchError(said["problem"], repair=said["repair"])
     return int(said["process"])
@@ -55,7 +58,8 @@ def mirror_beside(run: Path, to: str, *, quiet: bool = False) -> int:
 
 def main() -> None:
     """Mirror the run of a process; the arguments are those of :func:`mirror_beside`."""
-    run, process, to, quiet = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], bool(int(sys.argv[4]))
+    run, process, to = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    first, quiet = int(sys.argv[4]), bool(int(sys.argv[5]))
     for name in _THEIRS:
         os.environ.pop(f"WANDB_{name}", None)
     os.environ["WANDB_SILENT"] = "true"  # what libraries have to say of their own work is no word to the program's user
@@ -68,7 +72,7 @@ def main() -> None:
     answer(json.dumps({"process": os.getpid()}))
     warnings.showwarning = _say_warning
     try:
-        mirrored = await_run(run, process, to)
+        mirrored = await_run(run, process, to, first)
     except Exception as error:
         say(f"the run is not mirrored to {to}: {show_plainly(str(error))}")
         return
@@ -85,16 +89,16 @@ def main() -> None:
         os._exit(1)
 
 
-def await_run(run: Path, process: int, to: str) -> Mirror | None:
+def await_run(run: Path, process: int, to: str, first: int) -> Mirror | None:
     """Begin to mirror a run when it begins; None where that is not for us.
 
-    It is so where the program never trains, where the first rank is recorded on another machine, and where ranks were
-    started one by one, and another one's process does it.
+    It is so where the program never trains, where the first rank that records is on another machine, and where ranks
+    were started one by one, and another one's process does it.
     """
     lock: Lock | None = None
-    while ask_rank() == 0:
+    while "RANK" not in os.environ or ask_rank() == first:
         goes_on = is_alive(process)
-        if (run / rank_name(0)).is_dir() and is_run(run):
+        if (run / rank_name(first)).is_dir() and is_run(run):
             if lock is None:
                 folder = refuse_link(run / to)
                 folder.mkdir(exist_ok=True)

@@ -18,6 +18,7 @@ from retrograd.core.launch.options import option
 from retrograd.core.launch.start import Request
 from retrograd.core.notices import say
 from retrograd.core.plugins import list_provided
+from retrograd.core.runs.chosen_ranks import read_ranks
 
 if TYPE_CHECKING:
     from retrograd.core.recording.schedule import NamedSchedule
@@ -43,6 +44,10 @@ def _check_every(name: str, steps: int) -> None:
         raise ScheduleError(
             f"{name} {steps} records nothing.", repair=f"give a whole number from 1 on, as in {name} 10."
         )
+
+
+def _check_ranks(name: str, ranks: str) -> None:
+    read_ranks(ranks)
 
 
 def check_number(name: str, number: int) -> None:
@@ -80,6 +85,7 @@ examples:
   retrograd run --open train.py                    its page in the browser, live
   retrograd run --mirror wandb train.py            a few series and all findings there, live
   retrograd run torchrun --nproc-per-node 2 train.py
+  retrograd run --ranks 0,8 torchrun --nproc-per-node 16 train.py
 
 What follows the command belongs to it, and so do its output and its exit code. To stderr go a line when it starts,
 one at once for anything critical, and the findings when it ends.
@@ -105,7 +111,13 @@ one at once for anything critical, and the findings when it ends.
         check=check_number,
     )
     resume: bool = option("--resume", False, "continue the run that DIR holds")
-    merge_ranks: bool = option("--merge-ranks", False, "merge the rows of all ranks into one folder as they come")
+    ranks: str = option(
+        "--ranks",
+        "all",
+        "of several processes, which record: all, ranks as in 0,8,16, or a share as in 1/8 (default: all)",
+        metavar="RANKS",
+        check=_check_ranks,
+    )
     quiet: bool = option("-q --quiet", False, "print no findings, and nothing where all goes well")
     live: bool = option("--live", False, "serve the page of the report while it trains, and say its address")
     open: bool = option("--open", False, "the same, and show it in the browser")
@@ -138,7 +150,8 @@ one at once for anything critical, and the findings when it ends.
         if self.mirror:
             from retrograd.core.launch.live_mirror import mirror_beside
 
-            variables[MIRROR] = str(mirror_beside(local_path(self.path), self.mirror, quiet=self.quiet))
+            first = read_ranks(self.ranks).first
+            variables[MIRROR] = str(mirror_beside(local_path(self.path), self.mirror, first=first, quiet=self.quiet))
         if self.live or self.open:
             from retrograd.core.launch.chosen_run import show_in_browser
             from retrograd.core.launch.live_page import serve_beside

@@ -46,17 +46,22 @@ from retrograd.core.recording.recorder import Recorder, list_sources
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.weight_sums import sum_squares
 from retrograd.core.runs.attempts import leave
+from retrograd.core.runs.chosen_ranks import read_ranks
 from retrograd.core.runs.ending import describe_exception, describe_exit, find_exception
-from retrograd.core.runs.ranks import ask_rank, is_loader_worker
+from retrograd.core.runs.ranks import ask_rank, find_rank, is_loader_worker
 
 if TYPE_CHECKING:
-    from retrograd.core.merging.shared_run import SharedRun
     from retrograd.core.runs.writer import RunWriter
 
 
 def start_session() -> None:
     """Record this process as ``retrograd run`` was asked to."""
-    session = Session(RunRequest.read(os.environ))
+    request = RunRequest.read(os.environ)
+    if find_rank() is not None and ask_rank() not in read_ranks(request.ranks):
+        if is_speaker() and not request.quiet:
+            say(f"{request.undone}{_tell_unchosen(request)}")
+        return
+    session = Session(request)
     atexit.register(session.close)
     call_before_exec(session.leave)
     if hasattr(os, "register_at_fork"):
@@ -83,11 +88,16 @@ _LOSS_ALONE = (
 )
 
 
+def _tell_unchosen(request: RunRequest) -> str:
+    return f"rank {ask_rank()} is not among --ranks {request.ranks}"
+
+
 class Session:
     """Finds the models of a process, records them, and says at its end what has become of it."""
 
     def __init__(self, request: RunRequest) -> None:
         self._request = request
+        self._chosen = read_ranks(request.ranks)
         self._recorder: Recorder | None = None
         self._names: IdentityDict[nn.Module, str] = IdentityDict()
         self._taken: set[str] = set()
@@ -99,11 +109,11 @@ class Session:
         self._spare = SpareFiles()
         self._inventory: Any = None
         self._search = Search(self._record, self._give_up, self._leave_out)
-        self._has_given_up = self._has_left_out = False
+        self._has_given_up = self._has_left_out = self._is_unchosen = False
         self._step: int | None = None
         backward_listeners.add(self)
         construction_watch.hold()
-        self._sink = LateSink(self._open_unless_worker, self._make_step, self._give_up)
+        self._sink = LateSink(self._open_unless_apart, self._make_step, self._give_up)
 
     def close(self) -> None:
         """End the recording and say so, once."""
@@ -144,7 +154,8 @@ class Session:
     def _tell_obstacle(self) -> str:
         """Why nothing was recorded, and of how many steps."""
         steps = self._sink.steps
-        return f"{self._obstacle}, at {count_of(steps, 'step')}" if steps else self._obstacle
+        is_of_steps = steps and not self._is_unchosen
+        return f"{self._obstacle}, at {count_of(steps, 'step')}" if is_of_steps else self._obstacle
 
     def _tell_done(self) -> str:
         """How much was recorded, and what was not; empty where nothing was."""
@@ -198,7 +209,7 @@ class Session:
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """A backward pass begins. Where no model has been found by the first one, there is one without."""
-        if is_rehearsal() or self._has_given_up or is_loader_worker():
+        if is_rehearsal() or self._has_given_up or self._is_apart():
             return
         self._sink.means_to_train()
         with self._lock:
@@ -227,7 +238,7 @@ class Session:
             self._recorder.events.note(fact.kind, fact.name, text=fact.text)
 
     def _record(self, models: list[nn.Module], called: nn.Module | None) -> None:
-        if is_loader_worker():
+        if is_loader_worker() or (find_rank() is not None and self._is_apart()):
             return
         models = [model for model in models if model in self._names or self._can_be_walked(model)]
         named = name_models([model for model in models if model not in self._names], taken=self._taken)
@@ -294,23 +305,29 @@ class Session:
             watches = find_provided("watches")
         return (*list_sources(), *(watches or ()), *ending)
 
-    def _open_unless_worker(self) -> RunWriter | SharedRun | None:
-        return None if is_loader_worker() else self._open_run()
+    def _is_apart(self) -> bool:
+        """Tell whether this process records nothing: a worker of a data loader, or a rank that was not chosen.
 
-    def _open_run(self) -> RunWriter | SharedRun:
+        Processes that the program starts by itself know their rank only once they have found each other: before the
+        first backward pass, where they are to train together.
+        """
+        if self._chosen.are_all or ask_rank() in self._chosen:
+            return is_loader_worker()
+        self._obstacle = _tell_unchosen(self._request)
+        self._search.stop()
+        self._has_given_up = self._is_unchosen = True
+        return True
+
+    def _open_unless_apart(self) -> RunWriter | None:
+        return None if self._is_apart() else self._open_run()
+
+    def _open_run(self) -> RunWriter:
         self._spare.free()
         with random_kept(), warnings_kept():
-            from retrograd.core.recording.record import open_run_sink
+            from retrograd.core.runs.writer import RunWriter
 
         request = self._request
-        writer = open_run_sink(
-            request.path,
-            merge_ranks=request.merge_ranks,
-            has_tensors=bool(request.tensors),
-            resume=request.resume,
-            step=self._step,
-            join=True,
-        )
+        writer = RunWriter(request.path, resume=request.resume, step=self._step, join=True, chosen=self._chosen)
         call_at_end(self.close, writer.path)  # again: what is registered last runs first, and the writer has its own
         if multiprocessing.parent_process() is not None:  # a child of multiprocessing ends without atexit
             multiprocessing.util.Finalize(None, self.close, exitpriority=0)

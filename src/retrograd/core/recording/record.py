@@ -12,24 +12,25 @@ from typing import Any, Self, TypeVar
 
 from torch import nn
 
+from retrograd.core.addresses import open_folder
 from retrograd.core.cells import is_notebook
 from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import RecordingError
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Sink
-from retrograd.core.hooks.board import expect_processes, find_board
 from retrograd.core.hooks.engine import is_compiling, uncompiled
 from retrograd.core.hooks.names import name_watched_leaves
 from retrograd.core.hooks.rewriters import rewrite_watched, watched_rewriters
 from retrograd.core.hooks.watched import trace_watched
-from retrograd.core.merging.shared_run import SharedRun
 from retrograd.core.notices import warn
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.core.recording.recorder import Recorder, check_models
 from retrograd.core.recording.schedule import Schedule
 from retrograd.core.recording.settings import Settings, UserStatistic
 from retrograd.core.recording.sink_log import EventLog
+from retrograd.core.runs.chosen_ranks import Ranks, read_ranks
 from retrograd.core.runs.ending import describe_exception, is_failure
+from retrograd.core.runs.ranks import ask_rank
 from retrograd.core.runs.reader import Run, open_run
 from retrograd.core.runs.writer import RunWriter
 from retrograd.core.sites.pattern import Pattern
@@ -186,6 +187,71 @@ class Recording:
         ask_view(*_CELL)(self)
 
 
+class UnrecordedRank(Recording):
+    """The recording of a rank that was not chosen: it hooks nothing, writes nothing, and counts no steps.
+
+    Args:
+        rank: the rank.
+        path: the folder that other ranks write.
+    """
+
+    def __init__(self, rank: int, path: Path | None) -> None:
+        self._rank = rank
+        self._nothing = History()
+        self._events = EventLog(self._nothing)
+        self._when_closed = deque()
+        self._is_complete = False
+        self.path = path
+
+    @property
+    def is_open(self) -> bool:
+        return not self._is_complete
+
+    @property
+    def step(self) -> int:
+        """0: no steps are counted."""
+        return 0
+
+    @property
+    def history(self) -> History:
+        """An empty one."""
+        return self._nothing
+
+    @property
+    def run(self) -> None:
+        """None: what other ranks have recorded, ``rg.open_run(recording.path)`` reads."""
+
+    @property
+    def events(self) -> EventLog:
+        """Nothing happens."""
+        return self._events
+
+    def flush(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: the step is not known here."""
+        return {}
+
+    def begin_step(self, step: int) -> None: ...
+
+    def add_root(self, module: nn.Module) -> None: ...
+
+    def watch(self, name: str, tensor: Any) -> None: ...
+
+    def _close(self, status: str, error: dict[str, Any] | None = None) -> None:
+        self._is_complete = True
+        self._call_all()
+
+    def is_of_this_thread(self) -> bool:
+        return False
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Recording of nothing: rank {self._rank} does not record>"
+
+
 def _try(call: Callable[[], None]) -> None:
     try:
         call()
@@ -204,7 +270,7 @@ def record(
     histogram: bool = True,
     tensor_budget: int | str = DEFAULT_BUDGET,
     resume: bool | Mapping[str, Any] = False,
-    merge_ranks: bool = False,
+    ranks: Ranks = "all",
 ) -> Recording:
     """Record the history of activations and of their gradients while a model trains.
 
@@ -224,8 +290,10 @@ def record(
         tensor_budget: bytes of kept tensors that are never passed, as a number or as in ``"500MB"``.
         resume: go on with the recording in ``path``: True after its last step, or from the state that
             ``Recording.state_dict()`` gave; what was recorded from that step on is replaced.
-        merge_ranks: merge the rows of all ranks while they train, so that one folder holds them. Every rank is to ask
-            for it, with the same path. A single process records as ever.
+        ranks: which ranks of a program of several processes record: ``"all"``, ranks as in ``"0,8,16"``,
+            ``[0, 8, 16]`` or ``0``, or a share as in ``"1/8"``, which is ranks 0, 8, 16 and so on. Any other rank gets
+            a recording that hooks and writes nothing. The rank is that of ``torch.distributed``, once it is
+            initialised, or what the launcher says in ``RANK``.
 
     Raises:
         SiteError: for an invalid pattern, or one that matches nothing (the nearest sites are named).
@@ -240,44 +308,27 @@ def record(
         histogram=histogram,
         tensor_budget=tensor_budget,
     )
+    chosen, rank = read_ranks(ranks), ask_rank()
+    if rank not in chosen:
+        return UnrecordedRank(rank, None if path is None else open_folder(path))
     if path is None:
         if resume is not False:
             raise RecordingError("A recording in memory cannot be resumed.", repair="give the run folder as `path`.")
-        if merge_ranks:
-            raise RecordingError("A recording in memory is of one rank.", repair="give the run folder as `path`.")
         memory = History(tensor_budget=settings.tensor_budget)
         return Recording(Recorder(model, memory, settings, loose=model is None), memory, None)
-    step = int(resume["step"]) if isinstance(resume, Mapping) else None
+    step = _read_step(resume) if isinstance(resume, Mapping) else None
     check_models(model, settings)  # before the folder is made
-    writer = open_run_sink(
-        path,
-        merge_ranks=merge_ranks,
-        has_tensors=bool(settings.keeps),
-        resume=resume is not False,
-        step=step,
-        tensor_budget=settings.tensor_budget,
-    )
+    writer = RunWriter(path, resume=resume is not False, step=step, chosen=chosen, tensor_budget=settings.tensor_budget)
     return Recording(Recorder(model, writer, settings, step=writer.next_step, loose=model is None), writer, writer.path)
 
 
-def open_run_sink(
-    path: str | os.PathLike[str], *, merge_ranks: bool, has_tensors: bool, **choices: Any
-) -> RunWriter | SharedRun:
-    """The sink that writes a run folder, for this rank or for all together.
-
-    Args:
-        path: the folder.
-        merge_ranks: rows of all ranks go to one folder; of a single process they do anyway.
-        has_tensors: tensors are kept.
-        choices: as of a :class:`~retrograd.core.runs.writer.RunWriter`.
-
-    Raises:
-        RunError: for a folder that holds another run, or cannot be written.
-    """
-    processes = expect_processes() if merge_ranks else 1
-    if processes < 2:
-        return RunWriter(path, **choices)
-    return SharedRun(path, processes, find_board, has_tensors=has_tensors, **choices)
+def _read_step(state: Mapping[str, Any]) -> int:
+    if "step" not in state:
+        raise RecordingError(
+            "The state to resume from is that of a rank that did not record.",
+            repair="save Recording.state_dict() on a rank that records.",
+        )
+    return int(state["step"])
 
 
 @uncompiled

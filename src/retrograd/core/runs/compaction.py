@@ -1,4 +1,4 @@
-"""Rewrites the statistics of a run that is over as few files, sorted by site: of one site little has to be read.
+"""Rewrites the statistics of a run as few files, sorted by site: of one site little has to be read.
 
 Killed at any moment it loses nothing. Files of one rank are replaced as those of any merge are: the new one holds their
 span, so that a reader passes over what lies inside. Where ranks are merged, new files are written beside the old ones,
@@ -34,6 +34,7 @@ from retrograd.core.history.rows import ROW_TYPES, Columns, Part, StoredPart
 from retrograd.core.history.table import STATISTICS_COLUMNS, build_table, filter_rows
 from retrograd.core.history.windows import LongRows, read_once
 from retrograd.core.randomness import random_kept
+from retrograd.core.runs.copying import copy_run
 from retrograd.core.runs.layout import LOCK, MANIFEST, MERGED, STATISTICS, Span, list_merged_parts, list_parts
 from retrograd.core.runs.lock import Lock
 from retrograd.core.runs.parts import (
@@ -89,14 +90,22 @@ class Compacted:
         )
 
 
-def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> Compacted:
-    """Rewrite the statistics of a run that is over as few files, sorted by site, and ranks merged.
+def compact(
+    run: Given,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    keep_ranks: bool = False,
+    progress: bool = False,
+) -> Compacted:
+    """Rewrite the statistics of a run as few files, sorted by site, and ranks merged.
 
     Numbers are those that were read of all ranks together before, to rounding; micro-batches stay apart. Tensors,
     events and all that was told beside stay as they are. Killed at any moment, the run reads as before, or as after.
 
     Args:
         run: its folder, or the run.
+        output: a new folder for a compacted copy. The run stays as it is, and may go on being recorded: the copy has
+            what was written until now.
         keep_ranks: leave the rows of each rank apart.
         progress: show on a terminal how far it is.
 
@@ -104,7 +113,8 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
         What it has saved.
 
     Raises:
-        RunWriteError: it is still being recorded, is no run on disk, or cannot be written.
+        RunWriteError: it is still being recorded and no ``output`` is given, is no run on disk, or cannot be written.
+        RunExistsError: there are files in ``output``.
         NotARunError, DamagedRunError: the folder, or a part of it, cannot be read; nothing has changed then.
     """
     if is_remote(run) or (isinstance(run, str | os.PathLike) and is_address(run)):
@@ -113,6 +123,8 @@ def compact(run: Given, *, keep_ranks: bool = False, progress: bool = False) -> 
     if not isinstance(opened, Run):
         raise RunWriteError("A history in memory has no files.", repair="give the folder of a run.")
     _expect_disk(opened.path)
+    if output is not None:
+        opened = _copy(opened, Path(output).absolute())
     opened = open_run(opened.path) if opened is run else opened  # the user's own goes on as it is
     with _hold_still(opened):
         _require_all(opened)
@@ -149,6 +161,19 @@ def _expect_disk(path: Path) -> None:
             repair="copy the run to a disk, compact it there, and copy it back to another place.",
             reason="where files cannot be renamed, a reader might see half of it.",
         )
+
+
+def _copy(run: Run, target: Path) -> Run:
+    _expect_disk(open_folder(target))
+    try:
+        copy_run(run.path, [rank.folder for rank in run.ranks if not rank.is_extra], target)
+    except RunError:
+        raise
+    except OSError as error:
+        raise RunWriteError(
+            f"{str(target)!r} cannot be written: {error.strerror or error}.", repair="give a folder that can be made."
+        ) from error
+    return open_run(target)
 
 
 def _require_all(run: Run) -> None:
@@ -201,7 +226,8 @@ def _hold_still(run: Run) -> Iterator[None]:
             if not lock.acquire():
                 raise RunWriteError(
                     f"{str(run.path)!r} is still being recorded, by rank {rank.rank}.",
-                    repair="wait until the run is over.",
+                    repair="wait until the run is over, or make a compacted copy of what has been written: -o DIR, "
+                    "compact(run, folder).",
                     reason="its process merges files itself while it writes.",
                 )
             stack.callback(lock.release)
@@ -302,12 +328,11 @@ def _merge_ranks(run: Run, ranks: Sequence[int], progress: bool) -> None:
         write_json(run.path / MANIFEST, run.manifest)
     folder = run.ranks[0].folder / MERGED
     folder.mkdir(exist_ok=True)
-    differing: dict[str, list[int]] = dict(run.manifest.get("merged", {}).get("differing", {}))
+    differing: dict[str, list[int]] = {}
     tables = _show(merge_moments(rows, names, differing), len(rows.outline.all_steps), "steps", progress, _count_steps)
     for number, table in enumerate(_collect(tables)):
         _write(folder / Span(number, number).file_name, table)
-    merged = {"ranks": list(ranks), "lost": {}, "differing": differing, **run.manifest.get("merged", {})}
-    told = {**run.manifest, "merged": {**merged, "differing": differing}, "compacted": {"ranks": list(ranks)}}
+    told = {**run.manifest, "compacted": {"ranks": list(ranks), "differing": differing}}
     write_json(run.path / MANIFEST, told)  # from here on the new files are read, and no others
     run.manifest = told
     for path in old:

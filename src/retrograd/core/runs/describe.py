@@ -130,21 +130,16 @@ A tensor that training changed in place before it was written is not stored; an 
 and what the recorder tells, such as `model` and `selection`. `resumed` lists the facts of each later session. `model`
 has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype`,
 `settings` as it shows them itself, and under `retrograd run` the `line` that constructed it. Where one model is split
-over ranks, `split` tells with which `ranks` rank 0 shares each forward (tensor parallelism), and which of its models
-are `stages` of a pipeline, as in `placements.json`.
+over ranks, `split` tells with which `ranks` the rank that writes it shares each forward (tensor parallelism), and which
+of its models are `stages` of a pipeline, as in `placements.json`.
+
+Where not all ranks were to record, `ranks` tells which: those that are `listed`, or one in so many (`every`). The
+lowest of them writes the manifest.
 
 Where `retrograd compact` has merged ranks, `compacted` tells which (`ranks`): all rows are then in the folder `merged`
 of the first rank, with the names of sites that the history of all ranks has, and what is left in the folders
-`statistics` is to be passed over. `differing`, in `merged`, is as below.
-
-Where ranks were merged while they trained (`merge_ranks`), `merged` tells of the rows of rank 0: `ranks`, whose rows
-are in them; `lost`, of ranks that fell silent, the step behind which they did; `late`, how many rows of copies came
-too late to be told apart, and were left out; `differing`, of sites whose copies differed, the first step, the rank that
-counts, and the one that differs. Names of sites are then those of the history of all ranks, and `ranks` in
-`placements.json` are all whose copies are in a row. Another rank has a folder only for what is its own: tensors,
-faults, its exception, or rows from the step on at which no rank above it could be reached. Part files of such
-statistics tell in their metadata, under `retrograd.ledger`, whose contributions are in them and in those before;
-readers need it not.
+`statistics` is to be passed over. `differing` tells, of sites whose copies differed, the first step, the rank that
+counts, and the one that differs.
 
 All part files of statistics tell in their metadata which rows they have, so that opening a run reads none:
 `retrograd.steps` the steps of each phase, `retrograd.sites` the sites. Other readers need neither, and need not write
@@ -176,7 +171,8 @@ rank's rows add up.
 `attempt` (which process and program it is, the launch of torchrun's and its number there; `step`, at which it went on
 with what an earlier attempt had recorded; `left`, the step and the weights' sums of squares with which it became
 another program),
-`pid`, `host`, `began` and `written` (seconds since the epoch), `first_step`, `last_step`, `rows`, `events` by kind,
+`pid`, `host`, `copied` (in a copy that `retrograd compact -o` has made: the process held its lock then),
+`began` and `written` (seconds since the epoch), `first_step`, `last_step`, `rows`, `events` by kind,
 `error` (the exception that ended it: `kind`, `message`, `in_backward`, `node`, `module`, `lines`), `tensor_bytes`, and
 of the last session `tensors_dropped` (no room in the budget) and `lost`: rows, events and tensors that could not be
 written.

@@ -54,7 +54,10 @@ class Place:
 
 
 PLACES: tuple[Place, ...] = (
-    Place(MANIFEST, "what was run: versions, command, git commit, seed, model, sites; written by rank 0"),
+    Place(
+        MANIFEST,
+        "what was run: versions, command, git commit, seed, model, sites; written by the lowest rank that records",
+    ),
     Place(FINDINGS, "what was found wrong when this was last asked, the worst first; `retrograd explain` asks anew"),
     Place(f"rank00000/{RANK_FILE}", "how this process fares: status, first and last step, what was lost"),
     Place(f"rank00000/{PLACEMENTS}", "what this process holds at each site, and which others hold the same"),

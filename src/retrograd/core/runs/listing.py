@@ -157,7 +157,8 @@ def _find_status(ranks: Iterable[tuple[Path, Mapping[str, Any]]]) -> str:
 
 def _status_of(folder: Path, facts: Mapping[str, Any]) -> str:
     status = str(facts.get("status", "running"))
-    return "stopped" if status == "running" and not is_locked(folder / LOCK) else status
+    is_alive = bool(facts.get("copied")) or is_locked(folder / LOCK)  # a copy tells how it was when it was made
+    return "stopped" if status == "running" and not is_alive else status
 
 
 class _Ends(NamedTuple):

@@ -40,13 +40,14 @@ _KINDS = {
     "not_recorded": dict[str, Any] | list[Any] | None,
     "faults": _Told,
     "resumed": list[Any],
-    "merged": dict[str, Any],
+    "ranks": _Told,
     "compacted": dict[str, Any],
     "sites": list[str],
 }
 """Entries of a manifest that readers rely on."""
 
-_MERGED_KINDS = {"ranks": list[int], "lost": dict[str, int], "differing": dict[str, list[int]]}
+_COMPACTED_KINDS = {"ranks": list[int], "differing": dict[str, list[int]]}
+_CHOSEN_KINDS = {"every": int, "listed": list[int]}
 
 
 @warnings_kept()  # to ask for the platform a process is started
@@ -104,7 +105,7 @@ def _find_version() -> str:
 
 
 class Manifest:
-    """The manifest of a run, as its rank 0 writes it.
+    """The manifest of a run, as the lowest rank that records writes it.
 
     Args:
         path: the file.
@@ -188,7 +189,9 @@ def check_manifest(path: Path, content: dict[str, Any]) -> dict[str, Any]:
         )
     try:
         check_kinds(content, _KINDS)
-        check_kinds(content.get("merged", {}), _MERGED_KINDS)
+        check_kinds(content.get("compacted", {}), _COMPACTED_KINDS)
+        if content.get("ranks") is not None:
+            check_kinds({**dict.fromkeys(_CHOSEN_KINDS), **content["ranks"]}, _CHOSEN_KINDS)
     except ValueError as error:
         raise _explain(path, error) from error
     return content

@@ -97,15 +97,14 @@ class WriteQueue:
         self._wake_bytes = max_bytes // 2
         self._lock = threading.Lock()
 
-    def add(self, *items: RowBatch | Event | KeptTensor) -> bool:
-        """Add items of one kind, which are taken together; False if they are lost because too much is waiting."""
+    def add(self, item: RowBatch | Event | KeptTensor) -> bool:
+        """Add an item; False if it is lost because too much is waiting."""
         with self._lock:
-            if not self._room(items[0]).take(sum(map(_count_item, items))):
-                for item in items:
-                    self._count_lost(item)
+            if not self._room(item).take(_count_item(item)):
+                self._count_lost(item)
                 return False
-            self._items += items
-            self.added += len(items)
+            self._items.append(item)
+            self.added += 1
             return True
 
     @property

@@ -18,7 +18,6 @@ from retrograd.core.history.sink import Event, KeptTensor, RowBatch
 from retrograd.core.history.table import build_event_table, build_table, find_last_loss
 from retrograd.core.runs.attempts import name_attempt
 from retrograd.core.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
-from retrograd.core.runs.ledger import Ledger, write_ledger
 from retrograd.core.runs.parts import PartFolder, compact
 from retrograd.core.runs.placements import write_placements
 from retrograd.core.runs.queue import Unwritten
@@ -41,7 +40,6 @@ class RankFolder:
         names: the sites.
         error: the exception that ended the process, as :mod:`retrograd.core.runs.ending` tells it; None for none.
         attempt: which process this is, for a later one that goes on with the folder.
-        ledger: whose rows are in files, where those of several ranks are merged; each state is an object of its own.
 
     Raises:
         DamagedRunError: a file of the run to continue cannot be read.
@@ -65,7 +63,6 @@ class RankFolder:
         self._recorded: set[str] = set()
         self.error: dict[str, Any] | None = None
         self.attempt = replace(name_attempt(), step=step if claim.is_continued else None)
-        self.ledger: Ledger | None = None
         folder = claim.folder
         step = 0 if step is None and claim.is_taken_over else step
         remove_unfinished(folder)
@@ -110,26 +107,15 @@ class RankFolder:
     def write_rows(self, batches: Sequence[RowBatch]) -> None:
         """Write rows as one more part file."""
         columns = decode_batches(batches, self.names.gradients)
-        ledger = self._extend_ledger(batches)
         if not len(columns["step"]):
-            self.ledger = ledger
             return
         columns["site"] = self.names.codes[columns["site"]]
         written = self.names.written
-        table = build_table(columns, written)
-        self._statistics.add(table if ledger is None else table.replace_schema_metadata(write_ledger(ledger)))
-        self.ledger = ledger
+        self._statistics.add(build_table(columns, written))
         self._recorded.update(written[code] for code in np.unique(columns["site"]))
         self._rows += len(columns["step"])
         steps = [int(columns["step"].min()), int(columns["step"].max()), *(self._span or ())]
         self._span = min(steps), max(steps)
-
-    def _extend_ledger(self, batches: Sequence[RowBatch]) -> Ledger | None:
-        if self.ledger is None:
-            return None
-        ledger = self.ledger.copy()
-        ledger.add(unit for batch in batches for unit in batch.units)
-        return ledger
 
     def write_placements(self) -> None:
         """Write what this process holds at its sites, if that is new."""

@@ -36,11 +36,16 @@ _ADMISSION_SECONDS = 10.0
 
 def ask_rank() -> int:
     """Find this process's rank, as far as it is known by now: from torch.distributed, else ``RANK``, else 0."""
+    return find_rank() or 0
+
+
+def find_rank() -> int | None:
+    """Find this process's rank; None where it is not known (yet)."""
     distributed = sys.modules.get("torch.distributed")  # not imported for this: `retrograd run` does without torch
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
     text = os.environ.get("RANK", "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() else None
 
 
 def is_loader_worker() -> bool:

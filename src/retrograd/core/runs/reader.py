@@ -20,6 +20,7 @@ from retrograd.core.history.history import History
 from retrograd.core.history.names import SiteNames
 from retrograd.core.history.sink import Event
 from retrograd.core.history.table import read_events
+from retrograd.core.runs.chosen_ranks import find_chosen, tell_chosen
 from retrograd.core.runs.damage import DamagedPart, Damages
 from retrograd.core.runs.event_parts import EventFiles, EventPart, LastMicroBatches
 from retrograd.core.runs.layout import (
@@ -120,11 +121,11 @@ class Run:
 
     def __repr__(self) -> str:
         extra = sum(rank.is_extra for rank in self.ranks)
-        merged = self.manifest.get("merged", {}).get("ranks", ())
-        ranks = count_of(len({*merged, *(rank.rank for rank in self.ranks if not rank.is_extra)}), "rank")
+        ranks = count_of(sum(not rank.is_extra for rank in self.ranks), "rank")
         also = f", and {extra} by itself" if extra else ""
         damaged = f", {count_of(len(self.damaged), 'damaged file')} left out" if self.damaged else ""
-        return f"Run({str(self.path)!r}, {self.status}, {ranks}{also}{damaged}, {self.history!r})"
+        only = f" ({chosen})" if (chosen := tell_chosen(self.manifest)) else ""
+        return f"Run({str(self.path)!r}, {self.status}, {ranks}{only}{also}{damaged}, {self.history!r})"
 
     _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_run")
 
@@ -226,8 +227,9 @@ class Run:
 
     def _open_parts(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> list[DamagedPart]:
         """Open part files that are new, and let go of those that are gone; returns those that cannot be read."""
-        for name in self.manifest.get("sites", ()) if 0 in placements else ():
-            self._names.code_of.setdefault(placements[0].rename(name), len(self._names))
+        first = find_chosen(self.manifest).first  # which has written the manifest
+        for name in self.manifest.get("sites", ()) if first in placements else ():
+            self._names.code_of.setdefault(placements[first].rename(name), len(self._names))
         parts = self.list_statistics(ranks)
         keys = _make_keys(self.path, [(path, placements[rank]) for rank, path in parts])
         listed = [(key, rank, path) for key, (rank, path) in zip(keys, parts, strict=True)]
@@ -315,7 +317,7 @@ def _load_rank(folder: Path) -> Rank:
                 f"{str(folder / RANK_FILE)!r} cannot be read: {error}.", repair="remove that file."
             ) from error
     status = str(facts.get("status", "running"))
-    if status == "running" and not is_locked(folder / LOCK):
+    if status == "running" and not facts.get("copied") and not is_locked(folder / LOCK):
         status = "stopped"
     return Rank(parse_rank(folder.name) or 0, folder, status, facts, read_placements(folder), is_extra(folder.name))
 

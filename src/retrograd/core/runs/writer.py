@@ -21,10 +21,10 @@ from retrograd.core.errors import RunError, RunWriteError
 from retrograd.core.files import SpareFiles, make_storable
 from retrograd.core.history.sink import Event, KeptTensor, RowBatch
 from retrograd.core.notices import Notices, warnings_kept
+from retrograd.core.runs.chosen_ranks import ChosenRanks
 from retrograd.core.runs.claim import BEAT_SECONDS
 from retrograd.core.runs.ending import describe_exception, find_exception
 from retrograd.core.runs.layout import MANIFEST, PAUSE
-from retrograd.core.runs.ledger import Ledger
 from retrograd.core.runs.manifest import Manifest
 from retrograd.core.runs.queue import Load, Unwritten, WriteQueue, count_rows
 from retrograd.core.runs.rank_folder import RankFolder
@@ -57,6 +57,7 @@ class RunWriter:
         step: where it begins anew: what is recorded of this step or later is removed first. None keeps all.
         join: the folder was made for all processes of this launch, so others may have written to it. An earlier
             attempt at the same work is continued at ``step``, and set aside where that is None.
+        chosen: the ranks that record; the lowest of them writes the manifest.
         tensor_budget: bytes that tensor files may take, never passed.
         flush_seconds: how often to write; every two seconds by default, and every thirty into object storage.
         queue_bytes: what may wait to be written, besides tensors: of these, as much as files may take.
@@ -77,6 +78,7 @@ class RunWriter:
         resume: bool = False,
         step: int | None = None,
         join: bool = False,
+        chosen: ChosenRanks = ChosenRanks(),  # noqa: B008  # it cannot change
         tensor_budget: int = 1 << 30,
         flush_seconds: float | None = None,
         queue_bytes: int = 256 << 20,
@@ -87,6 +89,7 @@ class RunWriter:
         self._lost = Unwritten()
         self._notices = Notices()
         self._is_joined = join
+        self._first_rank = chosen.first
         self._claim = RankClaim(self.path, resume=resume, join=join, step=step)
         try:
             self._folder = RankFolder(
@@ -97,6 +100,8 @@ class RunWriter:
                 count_added=lambda: self._queue.added,
             )
             self._manifest = Manifest(self.path / MANIFEST, resume=self._claim.is_continued)
+            if self._claim.is_continued or not chosen.are_all:
+                self._manifest.describe(chosen.describe())
             self._folder.write_status("running", self._lost)
             self._write_manifest()
         except BaseException as error:
@@ -140,19 +145,6 @@ class RunWriter:
     def add_rows(self, batch: RowBatch) -> None:
         """Write rows with the next flush."""
         self._add(batch)
-
-    def add_merged(self, batches: Sequence[RowBatch]) -> bool:
-        """Write rows of several ranks in one file; False if they are lost because too much is waiting."""
-        return self._add(*batches)
-
-    def keep_ledger(self, ledger: Ledger) -> None:
-        """Tell with the rows from here on whose they are: what this holds, and what is written."""
-        self._folder.ledger = ledger
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """Whose rows are in files; not to be changed."""
-        return self._folder.ledger
 
     def add_event(self, event: Event) -> None:
         """Write an event with the next flush."""
@@ -213,17 +205,15 @@ class RunWriter:
         """Count of rows, events, tensors and files that were not written, and never will be."""
         return self._queue.lost + self._lost + Unwritten(tensors=self._folder.shards.lost)
 
-    def _add(self, *items: RowBatch | Event | KeptTensor) -> bool:
+    def _add(self, item: RowBatch | Event | KeptTensor) -> None:
         if not self._is_open:
-            return False
-        if not self._queue.add(*items):
+            return
+        if not self._queue.add(item):
             self._notices.warn_once(
                 "queue", "More is recorded than can be written; what finds the queue full is lost, and counted."
             )
-            return False
-        if self._queue.is_half_full:
+        elif self._queue.is_half_full:
             self._wake.set()
-        return True
 
     def _flush_to_store(self) -> None:
         if self._flushing is not None and self._flushing.is_alive():
@@ -244,7 +234,7 @@ class RunWriter:
     # ---- the writer thread ----
 
     def _run(self) -> None:
-        if self._claim.rank == 0:
+        if self._claim.rank == self._first_rank:
             self._manifest.find_git()
         while self._is_open:
             self._wake.wait(self.flush_seconds)
@@ -300,7 +290,7 @@ class RunWriter:
         lost = Unwritten(events=len(load.events))
         if load.events and not self._attempt(partial(self._folder.write_events, load.events), lost):
             left.events = load.events
-        lost = Unwritten(rows=sum(map(count_rows, load.batches)))  # last: a ledger says that losses are written, too
+        lost = Unwritten(rows=sum(map(count_rows, load.batches)))
         if load.batches and not self._attempt(partial(self._folder.write_rows, load.batches), lost):
             left.batches = load.batches
         return left, is_placed & is_done & self._write_files() and not left
@@ -325,7 +315,7 @@ class RunWriter:
         self._files.clear()
 
     def _write_manifest(self) -> None:
-        if self._claim.rank == 0 and not self._claim.is_extra:
+        if self._claim.rank == self._first_rank and not self._claim.is_extra:
             self._manifest.name_sites(self._folder.sites)
             if self.lost:
                 self._manifest.describe({"lost": self.lost.tell()})

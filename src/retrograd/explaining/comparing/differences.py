@@ -45,7 +45,7 @@ def knows_inputs(a: Record, b: Record) -> bool:
 
 def _knows_inputs(record: Record) -> bool:
     known = {each.rank for each in record.of(Input)}
-    return bool(known) and known.issuperset(record.history.manifest.get("merged", {}).get("ranks", ()))
+    return bool(known) and known.issuperset(record.history.manifest.get("compacted", {}).get("ranks", ()))
 
 
 def _compare_ranks(a: Record, b: Record, letter: str) -> Iterator[Finding]:

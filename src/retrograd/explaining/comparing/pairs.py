@@ -103,7 +103,7 @@ def pair_rows(a: History, b: History) -> Pairs:
 
 
 def _is_merged(history: History) -> bool:
-    return len(history.manifest.get("merged", {}).get("ranks", ())) > 1
+    return len(history.manifest.get("compacted", {}).get("ranks", ())) > 1
 
 
 def _merge_ranks(rows: Rows) -> Rows:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from retrograd.core.amounts import count_of
 from retrograd.core.errors import ExplainError
 from retrograd.core.notices import tell_far
+from retrograd.core.runs.chosen_ranks import tell_chosen
 from retrograd.core.runs.findings import SEVERITIES, Finding, Findings, NotChecked
 from retrograd.core.runs.reader import Given, Run, find_run
 from retrograd.explaining.findings.detector import Detector
@@ -89,6 +90,7 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
     about = (
         f"{steps} at {count_of(len(record.sites), 'site')}" if len(record.history.made_steps) or record.sites else ""
     )
+    about += f" ({chosen})" if about and (chosen := tell_chosen(record.manifest)) else ""
     unread = steps if rows.left_out and not rows.count else ""
     return Findings(said, not_checked, about, [each.slug for each in asked], record.missing(), unread)
 

@@ -287,6 +287,11 @@ class Record:
         made: T = self._made[make]
         return made
 
+    @cached_property
+    def first_rank(self) -> int:
+        """The lowest rank of which there are facts: 0, unless others were chosen to record."""
+        return min((each.rank for each in self._all_facts), default=0)
+
     @property
     def processes(self) -> int:
         """Number of processes of the program that have found each other; 0 where that is not known."""
@@ -350,8 +355,7 @@ class Record:
 
         Of several processes those of the first one.
         """
-        first = min((each.rank for each in self._all_facts), default=0)
-        calls = expand_calls(each for each in self._all_facts if each.rank == first)
+        calls = expand_calls(each for each in self._all_facts if each.rank == self.first_rank)
         return calls if self._part is None else [call for call in calls if self._is_of_part(call)]
 
     def called(self, *names: str) -> list[Call]:

@@ -249,9 +249,6 @@ def _tell_lost_attempt(run: Run) -> str:
 def _tell_stopped(run: Run) -> str:
     """Say how many processes died without a word; nothing where none did."""
     stopped = {rank.rank for rank in run.ranks if rank.status == "stopped"}
-    merged = set(run.manifest.get("merged", {}).get("ranks", ())) - {rank.rank for rank in run.ranks}
-    if stopped and merged:  # one has written for others, and of these it is not known how they ended
-        return f"; the record that {len(stopped | merged)} processes share was not closed, as when they are killed"
     whose = "its" if len(stopped) == 1 else "their"
     processes = count_of(len(stopped), "process", "processes")
     return f"; {processes} ended without closing {whose} record, as when killed" if stopped else ""

@@ -11,6 +11,7 @@ from typing import Any
 from retrograd.core.amounts import count_of
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Event
+from retrograd.core.runs.chosen_ranks import tell_chosen
 from retrograd.core.runs.damage import DamagedPart
 from retrograd.core.runs.reader import Rank, Run
 from retrograd.core.sites.site import ROOT
@@ -216,6 +217,7 @@ def describe_recorded(scope: Scope, places: Sequence[ModelPlace]) -> list[tuple[
         ("without a gradient", _count_ungraded(places)),
         ("selection", _join(manifest.get("selection"))),
         ("schedule", _join(manifest.get("schedule"))),
+        ("ranks", tell_chosen(manifest)),
         ("shown here", f"phase “{scope.phase}”, micro-batches and ranks merged"),
         ("statistics of your own", _join(manifest.get("statistics"))),
         ("histograms of exponents", None if recorded is None else "yes" if recorded else "no"),

@@ -277,12 +277,13 @@ class NotUpdated(Detector):
         """
         updates = record.once(Training).updates
         told = {str(site.value): line for line, site in enumerate(updates.sites) if updates.told[line] >= FEWEST}
+        first = record.first_rank
         if record.is_staged:  # a whole model beside the stages has parameters that only other ranks train
-            trained = {name for made in record.of(OptimizerMade) if made.rank == 0 for name in made.parameters}
+            trained = {name for made in record.of(OptimizerMade) if made.rank == first for name in made.parameters}
             told = {name: line for name, line in told.items() if name in trained}
         found = []
         for name, listed in record.looks.items():
-            looks = {look.step: look.digest for look in listed if look.digest and look.rank == 0}
+            looks = {look.step: look.digest for look in listed if look.digest and look.rank == first}
             steps = sorted(looks)
             last = {looks[step] for step in steps[-PUT_BACK - 1 :]}
             if name not in told or len(steps) <= PUT_BACK or len(last) > 1:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from retrograd.core.amounts import count_of
 from retrograd.core.history.facts import Input, Parameter
+from retrograd.core.runs.chosen_ranks import tell_chosen
 from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.record import CannotTell, Record
@@ -56,8 +57,13 @@ class RanksDisagree(Detector):
             return
         if record.processes < 2:
             raise CannotTell("the processes, if there are several, had not found each other by torch.distributed")
-        apart = list(self._compare_weights(record))
-        yield from apart or self._compare_inputs(record)
+        only = tell_chosen(record.manifest)
+        if only and len({each.rank for each in record.of(Parameter)}) < 2:
+            raise CannotTell(only)
+        found = list(self._compare_weights(record)) or list(self._compare_inputs(record))
+        yield from found
+        if only and not found:
+            raise CannotTell(f"{only}: of other ranks nothing is known")
 
     def _compare_weights(self, record: Record) -> Iterator[Finding]:
         """Compare weights of one name that are whole on each rank; nearly all of them must differ at the end."""

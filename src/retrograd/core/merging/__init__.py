@@ -1,1 +1,0 @@
-"""Rows of many ranks on their way into one folder."""
