@@ -29,17 +29,8 @@ kernel = Extension(
 native = Extension(
     "retrograd.hooks._native",
     sources=[f"src/retrograd/hooks/{name}.c" for name in ("_native", "_nodes", "_marks", "_operations")],
-    depends=["src/retrograd/hooks/_native.h", "src/retrograd/hooks/_names.h"],
+    depends=["src/retrograd/hooks/_native.h"],
     **HOW,
 )
 
-resting = Extension("retrograd.hooks._resting", sources=["src/retrograd/hooks/_resting.c"], **HOW)
-
-taps = Extension(
-    "retrograd.hooks._taps",
-    sources=[f"src/retrograd/hooks/{name}.c" for name in ("_taps", "_output_tap", "_target")],
-    depends=["src/retrograd/hooks/_taps.h", "src/retrograd/hooks/_names.h"],
-    **HOW,
-)
-
-setup(ext_modules=[kernel, native, resting, taps], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+setup(ext_modules=[kernel, native], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -10,12 +10,26 @@
 #ifndef RETROGRAD_NATIVE_H
 #define RETROGRAD_NATIVE_H
 
-#include "_names.h"
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* ---- for all ---- */
+
+/* Names of Python attributes, which are strings that are made once. */
+typedef struct { PyObject **string; const char *text; } Name;
+
+/* Make strings of these names; -1 with an exception. */
+static inline int intern_names(const Name *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!(*names[i].string = PyUnicode_InternFromString(names[i].text))) return -1;
+    return 0;
+}
+#define INTERN(names) intern_names(names, sizeof names / sizeof *names)
+
 
 /* Append, and let go of, a new reference; false with an exception if there is none. */
 bool append(PyObject *list, PyObject *item);

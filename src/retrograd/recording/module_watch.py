@@ -26,7 +26,7 @@ from retrograd.hooks.engine import (
 )
 from retrograd.hooks.gradients import InputGradient, edge_of, hook_input_gradients
 from retrograd.hooks.listeners import SeeGradient, never_raise
-from retrograd.hooks.module import CallTap, make_output_tap
+from retrograd.hooks.module import CallTap
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
@@ -128,18 +128,14 @@ class SlotWatch:
                 buffer = clock.find_buffer(mode_now())
             if buffer is None or not clock.on:
                 return
-            calls = self._buffers[buffer.mode]
-            if calls.serial != buffer.serial:
-                self._restart(calls, buffer)
-            call = calls.count
-            calls.count = call + 1
-            if call >= len(calls.plain):
-                call = self._next_call(calls)
+            calls, call = self._count_call(buffer)
             recorder = calls.plain[call]
             if recorder is None or type(output) is not torch.Tensor:
                 hooked = self._see_nested(buffer, calls, call, flatten(output, self._keys))
+            elif count_function_modes():
+                hooked = self._visit_past_modes(recorder, output)
             else:
-                hooked = self._visit_past_modes(recorder, output) if count_function_modes() else recorder.visit(output)
+                hooked = recorder.see_value(output)
             if not hooked:
                 self._await_hooks(buffer, calls, call)
         except Exception as error:
@@ -154,7 +150,7 @@ class SlotWatch:
 
     def _visit(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
         """Record a tensor; returns whether its gradient is taken care of."""
-        return recorder.visit(tensor)
+        return recorder.see_value(tensor)
 
     def _visit_past_modes(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
         """Visit a tensor past function modes, which see each read attribute; not where users have statistics."""
@@ -162,6 +158,18 @@ class SlotWatch:
             return self._visit(recorder, tensor)
         with without_functions():
             return self._visit(recorder, tensor)
+
+    def _count_call(self, buffer: ModeBuffer) -> tuple[SlotCalls, int]:
+        """Count a call in a buffer; returns its calls there, and the number of this one."""
+        calls = self._buffers[buffer.mode]
+        if calls.serial != buffer.serial:
+            calls.serial = buffer.serial
+            calls.count = 0
+            calls.unhooked.clear()
+            buffer.touched = True
+        call = calls.count
+        calls.count = call + 1
+        return calls, call if call < len(calls.plain) else self._next_call(calls)
 
     def _next_call(self, calls: SlotCalls) -> int:
         """The number of a call that comes for the first time."""
@@ -242,12 +250,6 @@ class SlotWatch:
             if recorder is not None and tensor.requires_grad:
                 self._watch(recorder, tensor)
 
-    def _restart(self, calls: SlotCalls, buffer: ModeBuffer) -> None:
-        calls.serial = buffer.serial
-        calls.count = 0
-        calls.unhooked.clear()
-        buffer.touched = True
-
     def see_compiled(self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool) -> list[SeeGradient | None]:
         """Record the tensors of a call that compiled code makes; returns what sees the gradient of each.
 
@@ -259,13 +261,7 @@ class SlotWatch:
         buffer = clock.buffer or clock.find_buffer(_mode_of(trains))
         if not clock.on:
             return []
-        calls = self._buffers[buffer.mode]
-        if calls.serial != buffer.serial:
-            self._restart(calls, buffer)
-        call = calls.count
-        calls.count = call + 1
-        if call >= len(calls.plain):
-            call = self._next_call(calls)
+        calls, call = self._count_call(buffer)
         plain = calls.plain[call]
         if plain is not None and len(tensors) == 1 and not tensors[0][0]:
             told = [plain.record_in_compiled_code(tensors[0][1])]
@@ -317,18 +313,12 @@ class SlotWatch:
 
 
 class OutputWatch(SlotWatch):
-    """Records a module's outputs.
+    """Records a module's outputs."""
 
-    Attributes:
-        shortcut: ``after_forward`` for plain tensors, without Python frames; None where there is no compiled code.
-    """
-
-    __slots__ = ("shortcut",)
+    __slots__ = ()
 
     def __init__(self, factory: RecorderFactory, module: nn.Module, path: str) -> None:
         super().__init__(factory, module, path, ("output",))
-        counted = [(factory.buffers[mode], self._buffers[mode]) for mode in Mode]
-        self.shortcut = make_output_tap(self.switch, counted, self._await_hooks, self._fault)
 
     def after_compiled_call(self, rest: Sequence[tuple[Keys, torch.Tensor]]) -> None:
         """See what compiled code has not shown of the call that it makes."""

@@ -15,8 +15,8 @@ from torch.utils.weak import WeakIdRef
 
 from retrograd.hooks.distributed import Averaging, Exchange, find_sharding, is_averaging, is_summand, local_part
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.gradients import after_accumulation, make_gradient_hook, watch_gradient
-from retrograd.hooks.listeners import SeeGradient, never_raise
+from retrograd.hooks.gradients import after_accumulation, watch_gradient
+from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.parts import modules_of
 from retrograd.identities import IdentitySet
 from retrograd.recording.clock import RecordedPass
@@ -76,10 +76,7 @@ class ParameterWatch:
         self.has_come = self.is_alone = False
         self._handles = []
         if gradient is not None or local is not None:
-            hook: SeeGradient = self.see_gradient
-            if gradient is not None and gradient.is_plain:
-                hook, gradient.shortcut = make_gradient_hook(self._clock, ("on", "entered"), hook)
-            self._handles.append(watch_gradient(parameter, hook))
+            self._handles.append(watch_gradient(parameter, self.see_gradient))
         self._whole: WeakIdRef | None = None
 
     @property
@@ -96,9 +93,6 @@ class ParameterWatch:
     def is_reduced_by(self, exchange: Exchange) -> None:
         """Have what reduces the gradient: all that comes is to be looked at from now on."""
         self.exchange = exchange
-        if self.gradient is not None and self.gradient.shortcut is not None:
-            self.gradient.shortcut.bind(None, 0)
-            self.gradient.shortcut = None
 
     def watch_whole(self, whole: torch.Tensor) -> None:
         """Record what comes at the whole parameter that this one is a part of: what this process finds alone."""

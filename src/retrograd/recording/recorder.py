@@ -17,7 +17,6 @@ from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
 from retrograd.hooks.distributed import count_processes, is_rehearsal, is_second_half, is_sharded
 from retrograd.hooks.engine import without_transforms
-from retrograd.hooks.gradients import hidden_shortcuts
 from retrograd.hooks.listeners import SeeGradient, hidden_hooks, never_raise
 from retrograd.hooks.module import put_readers_last
 from retrograd.hooks.names import (
@@ -128,14 +127,12 @@ class Recorder:
     def attach(self) -> None:
         """Set the taps."""
         hidden_hooks.hold()
-        hidden_shortcuts.hold()
         try:
             for name, model in self._new_models.items():
                 self._add(name, model)
         except BaseException:
             self._models.remove()
             self._taps.remove()
-            hidden_shortcuts.release()
             hidden_hooks.release()
             raise
         self._new_models.clear()
@@ -382,7 +379,6 @@ class Recorder:
         self._find_swapped()
         self._models.remove()
         self._taps.remove()
-        hidden_shortcuts.release()
         hidden_hooks.release()
         self._backward.remove()
         self._factory.keeper.finish(self.clock.moment)
