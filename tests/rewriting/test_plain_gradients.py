@@ -1,4 +1,4 @@
-"""One rule on a plain gradient, which is written out, acts as rules do everywhere else."""
+"""Rules on plain gradients: where they are, what they may not do, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ from torch import Tensor, nn
 import retrograd as rg
 from retrograd.errors import RuleError
 from retrograd.hooks import rewriters
-from retrograd.rewriting.site_rewriter import GradientRewriter
 from retrograd.rules.rule import SiteState
-
-
-@pytest.fixture(params=[True, False], ids=["written out", "as everywhere"], autouse=True)
-def is_written_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not request.param:
-        monkeypatch.setattr(GradientRewriter, "make_hook", lambda self: self)
 
 
 def test_rules_act_one_after_the_other_and_are_told_where_they_are() -> None:
