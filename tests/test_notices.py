@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd import notices
+from retrograd.limits import LIMITS
 from retrograd.notices import end_waiting, showing, tell_far, waiting, warnings_kept
 from retrograd.tracing.tracer import Tracing
 
@@ -176,8 +177,8 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_shows_how_far_it_is_and_is_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_PATIENCE", 0.0)
-    monkeypatch.setattr(notices, "_BLINK", 0.001)
+    monkeypatch.setattr(LIMITS, "quiet_seconds", 0.0)
+    monkeypatch.setattr(LIMITS, "blink_seconds", 0.001)
     terminal = Terminal(is_seen=True)
     monkeypatch.setattr(sys, "__stderr__", terminal)
     with pytest.raises(KeyboardInterrupt), waiting("reading runs/wide"):
@@ -201,7 +202,7 @@ def test_what_is_shown_at_the_end_is_gone_after_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_line_goes_before_anything_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_PATIENCE", 0.0)
+    monkeypatch.setattr(LIMITS, "quiet_seconds", 0.0)
     terminal = Terminal(is_seen=True)
     monkeypatch.setattr(sys, "__stderr__", terminal)
     with waiting("reading"):
@@ -213,7 +214,7 @@ def test_the_line_goes_before_anything_is_printed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_pipe_is_not_filled_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_PATIENCE", 0.0)
+    monkeypatch.setattr(LIMITS, "quiet_seconds", 0.0)
     pipe = Terminal(is_seen=False)
     monkeypatch.setattr(sys, "__stderr__", pipe)
     with waiting("reading"):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from retrograd.adjoint.adjoint_check import Verdict
 from retrograd.adjoint.check import Progress, check_adjoint
 from retrograd.errors import AdjointError, AttachError, NoSuchSiteError
+from retrograd.limits import LIMITS
 from tests.adjoint.planted import LinearFunction, linear
 
 BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(3))
@@ -213,7 +214,7 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress(3, None)
     progress.step("a")
     assert stream.getvalue() == ""
-    monkeypatch.setattr("retrograd.adjoint.check._PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(LIMITS, "quiet_check_seconds", -1.0)
     progress = Progress(3, True)
     progress.step("blocks.0")
     progress.step("blocks.1")

@@ -18,7 +18,6 @@ from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.budget import op_log
-from retrograd.budget import planned as planned_module
 from retrograd.budget.measuring import PassNotes
 from retrograd.budget.op_log import Contents, OpLog
 from retrograd.budget.plan import Plan
@@ -27,6 +26,7 @@ from retrograd.budget.planned_pass import Item, KnownPlans, PlannedPass
 from retrograd.budget.recipe import Recipe
 from retrograd.budget.simulation import MeasuredPass
 from retrograd.errors import BudgetError, SavedPolicyError
+from retrograd.limits import LIMITS
 from retrograd.policies.disk import Disk
 from retrograd.policies.policy import Saved
 from retrograd.saved.keeping import SavedHandle, keep_saved
@@ -273,7 +273,7 @@ def test_a_program_without_like_passes_is_not_held_up_for_ever(tmp_path: Path, m
         plain_trial(item, recipe, values)
 
     monkeypatch.setattr(Item, "_try", attempt)
-    monkeypatch.setattr(planned_module, "_MEASURED_PASSES", 3)
+    monkeypatch.setattr(LIMITS, "measured_passes", 3)
     plain_begin = OpLog.begin_forward
     monkeypatch.setattr(
         OpLog,

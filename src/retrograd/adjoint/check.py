@@ -26,6 +26,7 @@ from retrograd.hooks.isolation import clone, copy_module, copy_nest, isolated_au
 from retrograd.hooks.module import CallTap
 from retrograd.hooks.names import NamedModule, compiled_regions, name_models, spread_batch, walk_modules
 from retrograd.hooks.nested import flatten
+from retrograd.limits import LIMITS
 from retrograd.notices import print_text
 from retrograd.randomness import Randomness
 from retrograd.sites.pattern import Candidate, Pattern
@@ -220,7 +221,6 @@ def _spoil(row: Row, bad: int, total: int, dtype: torch.dtype) -> Row:
 
 # ---- progress ----
 
-_PATIENCE_SECONDS = 2.0
 _WIDTH = 79
 
 
@@ -242,7 +242,7 @@ class Progress:
     def step(self, path: str) -> None:
         """A module is about to be checked."""
         self._seen.add(path)
-        if self._is_shown and time.monotonic() - self._began > _PATIENCE_SECONDS:
+        if self._is_shown and time.monotonic() - self._began > LIMITS.quiet_check_seconds:
             line = f"checking adjoints: module {len(self._seen):,} of {self._total:,}, {path}"
             self._write(line[:_WIDTH].ljust(_WIDTH))
             self._has_written = True

@@ -31,7 +31,6 @@ from retrograd.hooks.optimizer import call_listeners
 from retrograd.hooks.parts import gradient_of, parameters_of
 from retrograd.hooks.torch_calls import program_frame
 from retrograd.identities import IdentityDict
-from retrograd.sites.site import ROOT
 
 Details = tuple[tuple[str, Any], ...]
 Key = tuple[str, str, int, str, Details]
@@ -60,7 +59,6 @@ class CallSource(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._models: IdentityDict[nn.Module, str] = IdentityDict()
         self._optimizers = OptimizerNames(host)
         self._thread = threading.get_ident()
         self._step = 0
@@ -81,15 +79,11 @@ class CallSource(FactSource):
         call_listeners.add(self)
         backward_followers.add(self)
 
-    def model_added(self, name: str, model: nn.Module) -> None:
-        """A model is recorded from now on."""
-        self._models[model] = name or ROOT
-
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
         self._thread = threading.get_ident()
         self._turn()
-        about = self._models.get(model) or self.host.name_module(model) or ""
+        about = self.host.models.find(model) or ""
         self._add("forward", about, sys._getframe(1), (("training", model.training), ("grad", grad_enabled())))
 
     def run_begins(self, run: EngineRun) -> None:
@@ -160,8 +154,7 @@ class CallSource(FactSource):
             parameter = find()
             if parameter is not None and gradient_of(parameter) is not None:
                 return
-        models = list(self._models)
-        every = [each for model in models for each in islice(parameters_of(model), _MOST_SAMPLED)]
+        every = [each for _, model in self.host.models for each in islice(parameters_of(model), _MOST_SAMPLED)]
         found = [each for each in every if gradient_of(each) is not None]
         self._sampled = [weakref.ref(each) for each in (*found[:1], *found[-1:])]
 
@@ -186,7 +179,7 @@ class CallSource(FactSource):
         if isinstance(about, Optimizer):
             return self._optimizers.find(about)
         if isinstance(about, nn.Module):
-            return self._models.get(about) or self.host.name_module(about) or ""
+            return self.host.models.find(about) or ""
         return "" if about is None or isinstance(about, list | tuple | torch.Tensor) else type(about).__name__
 
     def _add(self, name: str, about: str, frame: FrameType, details: Details = (), numbers: Numbers = _NOTHING) -> None:

@@ -27,11 +27,9 @@ from retrograd.facts.units import UnitLooks
 from retrograd.history.fact import NOW, Fact, JsonObject, tell_many
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.engine import is_abstract
-from retrograd.hooks.names import walk_parameters, walk_paths
+from retrograd.hooks.names import ModelNames, walk_parameters, walk_paths
 from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import OptimizerNumbers, optimizer_listeners
-from retrograd.identities import IdentityDict
-from retrograd.sites.site import ROOT
 
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
@@ -81,15 +79,16 @@ class Facts:
         sources: what makes them; those of every recording when left out.
 
     Attributes:
+        models: the recorded models by name, and the paths of their modules.
         optimizers: the numbers of optimizers.
     """
 
     def __init__(self, taker: FactTaker, sources: Sequence[MakeSource] = SOURCES) -> None:
         self._taker = weakref.ref(taker)
+        self.models = ModelNames()
         self.optimizers = OptimizerNumbers()
         self._sources = [make(self) for make in sources]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._modules: IdentityDict[nn.Module, str] = IdentityDict()
         self._telling = threading.RLock()
         self._listeners: tuple[dict[str, list[MethodType]], ...] = ({}, {})
         self._is_recorded = self._are_resting = False
@@ -157,10 +156,6 @@ class Facts:
         name = self._parameters.get(tensor)
         return name if name is None else str(name)
 
-    def name_module(self, module: nn.Module) -> str | None:
-        """The path of a module of a recorded model."""
-        return self._modules.get(module)
-
     # ---- what happens ----
 
     def begin(self) -> None:
@@ -170,8 +165,7 @@ class Facts:
 
     def model_added(self, name: str, model: nn.Module) -> None:
         """A model is recorded from now on."""
-        for path, module in walk_paths(name, model):
-            self._modules.setdefault(module, path or ROOT)
+        self.models.add(name, model)
         self.name_parameters(name, model)
         self._tell("model_added", name, model)
 
@@ -239,10 +233,10 @@ class Facts:
 
     def _unwrap(self, model: nn.Module) -> nn.Module:
         """The module of a recorded model that a wrapper of it runs (DDP, torch.compile)."""
-        if model in self._modules:
+        if self.models.path_of(model) is not None:
             return model
         wrapped = (module for _, module in takewhile(lambda found: not found[0], walk_paths("", model)))
-        return next((module for module in wrapped if module in self._modules), model)
+        return next((module for module in wrapped if self.models.path_of(module) is not None), model)
 
     def _find_listeners(self, what: str) -> list[MethodType]:
         """Find the methods of sources that do something then."""

@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.history.fact import Fact, JsonObject
 from retrograd.history.sink import Moment
+from retrograd.hooks.names import ModelNames
 from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import OptimizerNumbers
 
@@ -28,6 +29,10 @@ class FactHost(Protocol):
 
     def fault(self, site: str, error: Exception) -> None:
         """An error of ours; training goes on."""
+
+    @property
+    def models(self) -> ModelNames:
+        """The recorded models by name, and the paths of their modules."""
 
     @property
     def optimizers(self) -> OptimizerNumbers:
@@ -58,9 +63,6 @@ class FactHost(Protocol):
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The site of a parameter; None where it belongs to no recorded model."""
-
-    def name_module(self, module: nn.Module) -> str | None:
-        """The path of a module; None where it belongs to no recorded model."""
 
 
 class FactSource:

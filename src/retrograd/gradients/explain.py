@@ -17,7 +17,7 @@ from retrograd.errors import GraphError
 from retrograd.findings.finding import Evidence, Finding, Findings
 from retrograd.gradients.passes import PassSeen, PassWatch, look_at_graph
 from retrograd.gradients.reasons import WITH, Leaf, Observations, Reason, describe_cut, describe_use_in_function, judge
-from retrograd.graph.module_names import name_models
+from retrograd.graph.module_names import find_names
 from retrograd.graph.origins import LIMIT, Origins
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.calls import Logs
@@ -274,7 +274,7 @@ class _BlockWatch:
         self._places = places
         logs = Logs(LIMIT)
         self._notes = FlowNotes([leaf.tensor for leaf in leaves], logs)
-        names = name_models(models)
+        names = find_names(models)
         self._origins = Origins(ForwardLog(names, logs, self._notes), names)
         self._running: dict[EngineRun, PassWatch] = {}
         self._lock = threading.RLock()

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from retrograd.graph.module_names import GivenNames, SeenNames, name_models
+from retrograd.graph.module_names import GivenNames, SeenNames, find_names
 from retrograd.graph.node import Line
 from retrograd.hooks.calls import Logs, ModuleCall, ThreadLog
 from retrograd.hooks.forward_log import ForwardLog
@@ -192,7 +192,7 @@ def record_origins(
     Raises:
         TraceError: ``model`` is not a module; or, on entering, it is being recorded to already.
     """
-    names = name_models(model)
+    names = find_names(model)
     notes = WriteNotes() if writes and lines else None
     listeners = () if notes is None else (notes,)
     return Origins(ForwardLog(names, Logs(limit), *listeners, lines=lines), names, notes)

@@ -51,7 +51,7 @@ class OptimizerListener(Protocol):
         """``losses`` are what came of multiplying by ``scale`` (a copy, one element, on its own device)."""
 
 
-class _Here(threading.local):
+class _UpdateOfThread(threading.local):
     depth = 0
     """Calls that this thread is in: one that torch makes within another one is not the program's."""
     told = 0
@@ -60,7 +60,7 @@ class _Here(threading.local):
     """The optimizer whose step began last."""
 
 
-_here = _Here()
+_here = _UpdateOfThread()
 
 
 def list_optimizers() -> list[Optimizer]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from retrograd.amounts import count_of
 from retrograd.errors import SavedTensorError
-from retrograd.graph.module_names import name_models
+from retrograd.graph.module_names import find_names
 from retrograd.graph.origins import LIMIT, Origins
 from retrograd.hooks.calls import Logs
 from retrograd.hooks.forward_log import ForwardLog, OperationClock
@@ -100,7 +100,7 @@ class InventoryRecorder:
 
     def __init__(self, model: Model | None, *, timed: bool) -> None:
         self._clock = OperationClock() if timed else None
-        names = name_models(model)
+        names = find_names(model)
         listeners = () if self._clock is None else (self._clock,)
         origins = self._origins = Origins(ForwardLog(names, Logs(LIMIT), *listeners), names)
         self._inventory = Inventory()

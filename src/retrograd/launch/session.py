@@ -31,13 +31,12 @@ from retrograd.hooks.backward import backward_listeners, join_pass
 from retrograd.hooks.discovery import construction_watch
 from retrograd.hooks.distributed import is_rehearsal
 from retrograd.hooks.engine import without_transforms
-from retrograd.hooks.names import name_models as check_names
-from retrograd.hooks.names import walk_modules
+from retrograd.hooks.names import name_models, walk_modules
 from retrograd.identities import IdentityDict
 from retrograd.launch.closing import is_speaker, say_end
 from retrograd.launch.late_sink import LateSink
 from retrograd.launch.live_findings import LiveFindings, say_critical
-from retrograd.launch.models import Search, name_models
+from retrograd.launch.models import Search, choose_names
 from retrograd.launch.requests import RunRequest
 from retrograd.launch.tracebacks import hide_our_frames
 from retrograd.notices import say, warn_apart, warnings_kept
@@ -233,7 +232,7 @@ class Session:
         if is_loader_worker():
             return
         models = [model for model in models if model in self._names or self._can_be_walked(model)]
-        named = name_models([model for model in models if model not in self._names], taken=self._taken)
+        named = choose_names([model for model in models if model not in self._names], taken=self._taken)
         self._taken.update(named)
         self._names.update((model, name) for name, model in named.items())
         try:
@@ -258,7 +257,7 @@ class Session:
     def _can_be_walked(self, model: nn.Module) -> bool:
         """Tell whether all of a model can be looked at; one that cannot is left out."""
         try:
-            check_names({"": model})
+            name_models({"": model})
             for entry in walk_modules("", model):
                 list(entry.candidates())
         except Exception as error:

@@ -16,10 +16,10 @@ from retrograd.hooks.checkpoints import CallsOfParts, is_computed_again, part_co
 from retrograd.hooks.distributed import is_rehearsal, may_have_stages, running_stage, running_wrapper
 from retrograd.hooks.engine import (
     count_function_modes,
-    current_graph_task,
     current_node,
     grad_enabled,
     inference_enabled,
+    is_in_backward,
     is_tracing,
     next_sequence_number,
     without_functions,
@@ -31,16 +31,14 @@ from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten
 from retrograd.hooks.nodes import is_leaf, number_of
 from retrograd.hooks.saved import top_pair
-from retrograd.identities import IdentityDict, IdentitySet
+from retrograd.identities import IdentitySet
+from retrograd.limits import LIMITS
 from retrograd.progress.steps import Steps
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.mode_buffer import CallCount, Mode, ModeBuffer
 from retrograd.recording.sink_log import SitePlacements
 from retrograd.recording.site_recorder import RecorderFactory, SiteRecorder, TensorRecorder
 from retrograd.sites.site import Site
-
-MOST_CALLS = 100
-"""Calls of one module within a micro-batch that get records of their own; later ones merge into the last."""
 
 
 def mode_now() -> Mode:
@@ -119,7 +117,7 @@ class SlotWatch:
         """The forward hook: record the tensors in what was returned as those of the next call. It raises nothing."""
         try:
             clock = self.switch
-            if current_graph_task() != -1:  # a checkpointed part is computed again
+            if is_in_backward():  # a checkpointed part is computed again
                 if clock.on:
                     self._see_again(flatten(output, self._keys))
                 return
@@ -173,17 +171,17 @@ class SlotWatch:
 
     def _next_call(self, calls: SlotCalls) -> int:
         """The number of a call that comes for the first time."""
-        if len(calls.plain) < MOST_CALLS:
+        if len(calls.plain) < LIMITS.calls:
             calls.plain.append(None)
             calls.recorders.append({})
-        elif calls.count == MOST_CALLS + 1:
+        elif calls.count == LIMITS.calls + 1:
             self._tell_crowded()
         return len(calls.plain) - 1
 
     def _tell_crowded(self) -> None:
         if not self._is_crowded:
             self._is_crowded = True
-            site = Site(self.path, self._keys, MOST_CALLS)
+            site = Site(self.path, self._keys, LIMITS.calls)
             text = "this and all further calls within a micro-batch are merged"
             self._factory.events.note("note", str(site), text=text)
 
@@ -255,7 +253,7 @@ class SlotWatch:
 
         Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used again.
         """
-        if current_graph_task() != -1:
+        if is_in_backward():
             return self._parts.find_next(part_computed_again()) or []
         clock = self.switch
         buffer = clock.buffer or clock.find_buffer(_mode_of(trains))
@@ -280,7 +278,7 @@ class SlotWatch:
     def see_rest(self, tensors: Sequence[tuple[Keys, torch.Tensor]]) -> None:
         """Record further tensors of the last call."""
         clock = self.switch
-        if current_graph_task() != -1:
+        if is_in_backward():
             if clock.on:
                 self._see_again(tensors)
             return
@@ -411,18 +409,10 @@ class ModelWatch:
         self._taps: list[CallTap] = []
         self._placements = placements
         self._facts = facts
-        self._names: IdentityDict[nn.Module, str] = IdentityDict()
         self._roots: IdentitySet[nn.Module] = IdentitySet()
 
-    @property
-    def named(self) -> list[tuple[str, nn.Module]]:
-        """The models that are still there, with their names."""
-        return [(name, model) for model, name in self._names.items()]
-
-    def add(self, module: nn.Module, name: str | None = None) -> None:
-        """Take each call of this module for a forward of its own; a model of this name, or a part of one."""
-        if name is not None:
-            self._names[module] = name
+    def add(self, module: nn.Module) -> None:
+        """Take each call of this module, a model or a part of one, for a forward of its own."""
         if module not in self._roots:
             self._roots.add(module)
             self._taps.append(CallTap(module, self, outermost=True))
@@ -431,7 +421,7 @@ class ModelWatch:
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin the call of a model."""
         clock = self._clock
-        if current_graph_task() != -1 or clock.is_paused:  # a checkpointed part is computed again
+        if is_in_backward() or clock.is_paused:  # a checkpointed part is computed again
             return
         if is_tracing():
             clock.pause(id(module))
@@ -474,7 +464,7 @@ class ModelWatch:
         failed = output is None and sys.exc_info()[0] is not None
         if clock.is_paused:
             clock.go_on(id(module))
-        elif current_graph_task() == -1:
+        elif not is_in_backward():
             buffer = clock.waiting_buffer
             if buffer is not None:
                 buffer.forwards.end(output, self._backward.guard, self._backward.leaf_handles)
@@ -487,7 +477,7 @@ class ModelWatch:
         stage = running_stage()
         self._clock.is_piped = stage is not None
         if stage is not None:
-            self._placements.set_stage(self._names.get(model, ""), stage)
+            self._placements.set_stage(self._facts.models.name_of(model) or "", stage)
 
     def remove(self) -> None:
         """Take every hook back."""

@@ -19,12 +19,10 @@ from retrograd.hooks.gradients import after_accumulation, watch_gradient
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.parts import modules_of
 from retrograd.identities import IdentitySet
+from retrograd.limits import LIMITS
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.sites.site import Site
-
-COPY_LIMIT = 1024**3
-"""Bytes of weights that are copied at most while an optimizer steps: 1 GiB. Parameters beyond it are left out."""
 
 
 class ParameterWatch:
@@ -239,7 +237,7 @@ class Reductions:
 
     def pass_begins(self) -> None:
         """Remember all gradients before a pass that may be recorded."""
-        room = COPY_LIMIT
+        room = LIMITS.copied_bytes
         for group in self.groups:
             group.gradients = [each for each in group.gradients if each.watch.parameter is not None]
             group.watch_wholes()

@@ -114,8 +114,8 @@ class Recorder:
         self._reductions = Reductions(self._backward)
         self._taps = Taps(self._factory, self._reductions)
         self._emitter = Emitter(sink, self._factory, self._taps)
-        self._interventions = InterventionWatch(self._factory, self._emitter)
         self._facts = Facts(events, sources)
+        self._interventions = InterventionWatch(self._factory, self._emitter, self._facts.models)
         strangers = LooseParameters(self._taps, steps, self._facts.optimizers) if loose else None
         self._optimizers = OptimizerWatch(clock, events, steps, self._taps, buffers.grad, strangers)
         self._models = ModelWatch(
@@ -162,7 +162,6 @@ class Recorder:
         self._structures[name] = describe_model(name, model)
         self._modules.update(entry.module for entry in entries)
         self._requested.add(entries)
-        self._interventions.add_modules(entries)
         self._factory.placements.add_model(model)
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
@@ -176,7 +175,7 @@ class Recorder:
             warn_of_compiled_code(late)
         else:
             self._taps.expect(entries)
-        self._models.add(model, name)
+        self._models.add(model)
         self._facts.model_added(name, model)
 
     def _renew(self) -> None:
@@ -184,7 +183,7 @@ class Recorder:
         if not self._taps.may_lack:
             return
         self._taps.may_lack = False
-        for name, model in self._models.named:
+        for name, model in self._facts.models:
             entries = [
                 replace(entry, parameters=new)
                 for entry in walk_modules(name, model)
@@ -399,7 +398,7 @@ class Recorder:
 
     @never_raise()
     def _find_swapped(self) -> None:
-        now = [entry for name, model in self._models.named for entry in walk_modules(name, model)]
+        now = [entry for name, model in self._facts.models for entry in walk_modules(name, model)]
         self._swapped = list_swapped(((each.path, each.module) for each in self._requested.modules), now)
 
     def find_path(self, module: Any) -> str | None:

@@ -30,6 +30,7 @@ from retrograd.hooks.distributed import (
     place_own,
     place_spread,
 )
+from retrograd.limits import LIMITS
 from retrograd.notices import warn
 from retrograd.recording.clock import Clock
 from retrograd.recording.keep import Kept, KeptSource, sources_of
@@ -37,8 +38,6 @@ from retrograd.recording.mode_buffer import ModeBuffers
 from retrograd.sites.site import LOCAL, Site, local_gradient
 from retrograd.statistics.row import ROW
 from retrograd.statistics.slab import UnreadableTensorError
-
-_MOST_WARNINGS = 5
 
 
 class EventListener(Protocol):
@@ -109,7 +108,7 @@ class EventLog:
         if self.faults[site] > 1:
             return ""
         reason = f"{type(error).__name__}: {error}"
-        if reason not in self._said and len(self._said) < _MOST_WARNINGS:
+        if reason not in self._said and len(self._said) < LIMITS.fault_warnings:
             self._said.add(reason)
             warn(f"retrograd could not record {site}: {reason}. Training goes on; further faults are counted.")
         return reason
