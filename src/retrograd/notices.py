@@ -128,6 +128,11 @@ def warn(text: str) -> None:
         print_text(warnings.formatwarning(text, RetrogradWarning, file, line), file=sys.stderr, end="")
 
 
+def warn_of_fault(what: str, error: Exception, then: str = "Training goes on.") -> None:
+    """Warn of an error of ours: what could not be done, why, and what follows."""
+    warn(f"retrograd could not {what}: {type(error).__name__}: {error}. {then}")
+
+
 # ---- what takes long ----
 
 _far: dict[str, str] = {}

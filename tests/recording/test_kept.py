@@ -12,9 +12,9 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.errors import RetrogradWarning, TensorPolicyError
-from retrograd.history.kept import is_overwritten
+from retrograd.history.kept import count_bytes, is_overwritten
 from retrograd.history.sink import Moment
-from retrograd.recording.keep import Holder, Keep, KeptBatch, TensorKeeper, count_bytes, read_limit
+from retrograd.recording.keep import Holder, Keep, KeptBatch, TensorKeeper, read_limit
 from retrograd.sites.site import Site
 from tests.recording.collector import Collector, collect
 from tests.recording.oracle import listen

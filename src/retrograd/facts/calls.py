@@ -59,7 +59,7 @@ class CallSource(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._optimizers = OptimizerNames(host)
+        self._optimizers = OptimizerNotes(host)
         self._thread = threading.get_ident()
         self._step = 0
         self._keys: list[Key] = []
@@ -284,17 +284,16 @@ def _read_one(number: Any) -> Any:
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class OptimizerNames:
-    """Names optimizers in the order in which they are met; notes each at its first update, and when groups change."""
+class OptimizerNotes:
+    """Notes each optimizer at its first update, and when its groups change."""
 
     def __init__(self, host: FactHost) -> None:
         self._host = host
         self._groups: IdentityDict[Optimizer, tuple[int, ...]] = IdentityDict()
 
     def find(self, optimizer: Optimizer) -> str:
-        """``SGD#1``; those of a class after the 50th have the name of that one."""
-        number = self._host.optimizers.find(optimizer)
-        return f"{type(optimizer).__name__}#{min(number, MOST_OPTIMIZERS)}"
+        """Its name: ``SGD#1``."""
+        return self._host.optimizers.in_facts(optimizer, MOST_OPTIMIZERS)
 
     def see(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""
@@ -314,7 +313,7 @@ class OptimizerNames:
                 self._note(optimizer, has_updated=False)
 
     def _note(self, optimizer: Optimizer, *, has_updated: bool = True) -> None:
-        if self._host.optimizers.find(optimizer) > MOST_OPTIMIZERS:
+        if self._host.optimizers.number(optimizer) > MOST_OPTIMIZERS:
             return
         self._host.note_fact(
             OptimizerMade(

@@ -29,7 +29,7 @@ from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.engine import is_abstract
 from retrograd.hooks.names import ModelNames, walk_parameters, walk_paths
 from retrograd.hooks.operation_notes import OperationNotes
-from retrograd.hooks.optimizer import OptimizerNumbers, optimizer_listeners
+from retrograd.hooks.optimizer import OptimizerNames, optimizer_listeners
 
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
@@ -80,13 +80,13 @@ class Facts:
 
     Attributes:
         models: the recorded models by name, and the paths of their modules.
-        optimizers: the numbers of optimizers.
+        optimizers: their names.
     """
 
     def __init__(self, taker: FactTaker, sources: Sequence[MakeSource] = SOURCES) -> None:
         self._taker = weakref.ref(taker)
         self.models = ModelNames()
-        self.optimizers = OptimizerNumbers()
+        self.optimizers = OptimizerNames()
         self._sources = [make(self) for make in sources]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._telling = threading.RLock()

@@ -13,7 +13,7 @@ from retrograd.history.fact import Fact, JsonObject
 from retrograd.history.sink import Moment
 from retrograd.hooks.names import ModelNames
 from retrograd.hooks.operation_notes import OperationNotes
-from retrograd.hooks.optimizer import OptimizerNumbers
+from retrograd.hooks.optimizer import OptimizerNames
 
 
 class FactHost(Protocol):
@@ -35,8 +35,8 @@ class FactHost(Protocol):
         """The recorded models by name, and the paths of their modules."""
 
     @property
-    def optimizers(self) -> OptimizerNumbers:
-        """The numbers of optimizers, by which facts and sites name them."""
+    def optimizers(self) -> OptimizerNames:
+        """The names of optimizers, in facts and in sites."""
 
     @property
     def step(self) -> int:

@@ -21,7 +21,7 @@ from retrograd.hooks.distributed import local_part
 from retrograd.hooks.engine import count_function_modes, without_functions
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import parameter_site
-from retrograd.hooks.optimizer import OptimizerNumbers, held_by, list_optimizers
+from retrograd.hooks.optimizer import OptimizerNames, held_by, list_optimizers
 from retrograd.identities import IdentityDict
 from retrograd.limits import LIMITS
 from retrograd.progress.steps import LossScales, Steps
@@ -45,14 +45,14 @@ class LooseParameters:
     Args:
         taps: sets the hooks.
         steps: knows the parameters of recorded models, and is told of those that are tapped.
-        numbers: those of the optimizers.
+        names: those of the optimizers.
     """
 
-    def __init__(self, taps: Taps, steps: Steps, numbers: OptimizerNumbers) -> None:
+    def __init__(self, taps: Taps, steps: Steps, names: OptimizerNames) -> None:
         self._taps = taps
         self._steps = steps
         self._has_looked = False
-        self._numbers = numbers
+        self._names = names
         self._groups: IdentityDict[Optimizer, int] = IdentityDict()
 
     def look(self) -> None:
@@ -69,12 +69,8 @@ class LooseParameters:
         self._groups[optimizer] = len(optimizer.param_groups)
         loose = [each for each in _list(optimizer) if not self._steps.knows(each[1])]
         for keys, tensor in loose:
-            self._taps.tap_parameter(Site(f"{OPTIMIZER}{self._name(optimizer)}", keys), None, tensor)
+            self._taps.tap_parameter(Site(f"{OPTIMIZER}{self._names.in_sites(optimizer)}", keys), None, tensor)
         self._steps.add_parameters([tensor for _, tensor in loose])
-
-    def _name(self, optimizer: Optimizer) -> str:
-        kind, number = type(optimizer).__name__, self._numbers.find(optimizer)
-        return kind if number == 1 else f"{kind}_{number}"
 
 
 def _list(optimizer: Optimizer) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:

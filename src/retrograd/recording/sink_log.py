@@ -31,7 +31,7 @@ from retrograd.hooks.distributed import (
     place_spread,
 )
 from retrograd.limits import LIMITS
-from retrograd.notices import warn
+from retrograd.notices import warn_of_fault
 from retrograd.recording.clock import Clock
 from retrograd.recording.keep import Kept, KeptSource, sources_of
 from retrograd.recording.mode_buffer import ModeBuffers
@@ -110,7 +110,7 @@ class EventLog:
         reason = f"{type(error).__name__}: {error}"
         if reason not in self._said and len(self._said) < LIMITS.fault_warnings:
             self._said.add(reason)
-            warn(f"retrograd could not record {site}: {reason}. Training goes on; further faults are counted.")
+            warn_of_fault(f"record {site}", error, "Training goes on; further faults are counted.")
         return reason
 
     # ---- what facts ask -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from retrograd.notices import warn, warnings_kept
+from retrograd.notices import warn, warn_of_fault, warnings_kept
 from retrograd.runs.layout import PAUSE
 
 SHARE = 0.1
@@ -79,4 +79,4 @@ class Lookout:
         except Exception as error:
             if not self._is_told:
                 self._is_told = True
-                warn(f"retrograd could not {self._what}: {type(error).__name__}: {error}. Training goes on.")
+                warn_of_fault(self._what, error)
