@@ -28,7 +28,7 @@ kernel = Extension(
 
 native = Extension(
     "retrograd.hooks._native",
-    sources=[f"src/retrograd/hooks/{name}.c" for name in ("_native", "_nodes", "_marks", "_operations")],
+    sources=[f"src/retrograd/hooks/{name}.c" for name in ("_native", "_nodes", "_operations")],
     depends=["src/retrograd/hooks/_native.h"],
     **HOW,
 )

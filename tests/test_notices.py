@@ -56,7 +56,7 @@ def test_what_we_say_ends_no_step(
                 step(MODEL, torch.ones(300, 300))
             assert MODEL[0].weight.grad is not None
     said = capsys.readouterr().err
-    assert said.count("RetrogradWarning: a backward pass was not traced as asked: ZeroDivisionError()") == 1
+    assert said.count("RetrogradWarning: retrograd could not trace a backward pass as asked: ZeroDivisionError") == 1
     assert said.count("RetrogradWarning: Saved tensors stay in memory from now on") == 1
     assert said.count(f"{__file__}:{step.__code__.co_firstlineno + 1}: ") == 2
 

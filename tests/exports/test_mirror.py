@@ -167,7 +167,7 @@ def test_findings_are_told_once(tmp_path: Path) -> None:
 
 
 def test_a_tracker_that_fails_is_told_once_and_gets_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add, failing = boards.EventFiles.add_numbers, threading.Event()
+    add, failing = boards.TensorBoardFiles.add_numbers, threading.Event()
     failed = threading.Event()
 
     def fail(self: Any, step: int, numbers: Mapping[str, float]) -> None:
@@ -176,7 +176,7 @@ def test_a_tracker_that_fails_is_told_once_and_gets_the_rest(tmp_path: Path, mon
             raise ConnectionError("the server is away")
         add(self, step, numbers)
 
-    monkeypatch.setattr(boards.EventFiles, "add_numbers", fail)
+    monkeypatch.setattr(boards.TensorBoardFiles, "add_numbers", fail)
     failing.set()
     model = make_net()
     with pytest.warns(RetrogradWarning, match="the server is away") as told:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import retrograd as rg
-from retrograd.hangs import ring as ring_room
-from retrograd.hangs.ring import Ring
-from retrograd.hooks import forward_log, reach
+from retrograd.hooks import forward_log
 from retrograd.hooks.native import native
 from retrograd.hooks.nodes import LEAF_NUMBER, is_leaf, number_of, root_edges
 from retrograd.hooks.reach import find_nodes, follow, order_upwards
-from retrograd.tracing import pass_log
 from tests.graph.test_walker import tangle, tangle_of_threads
 
 pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")
@@ -63,68 +58,6 @@ def test_what_is_no_node_is_an_error_and_no_crash() -> None:
         native.follow([reached.nodes[0]] * 2, set(), 9.0)
     assert native.order_upwards(reached.nodes, array("q", [*reached.links, 10**6]), LEAF_NUMBER) is not None
     assert native.order_upwards(reached.nodes, array("q", [10**6]), LEAF_NUMBER) is None
-
-
-def make_loss() -> Tensor:
-    x = torch.ones(3, requires_grad=True)
-    return (torch.stack([x.sin() * x.exp(), x]).unbind()[0]).relu().sum()
-
-
-def test_a_ring_is_written_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = []
-    loss = make_loss()
-    for switch in both(monkeypatch, ring_room, reach):
-        switch()
-        ticks = itertools.count(10**18)
-        monkeypatch.setattr(ring_room.time, "time_ns", lambda ticks=ticks: next(ticks))
-        ring = Ring.create(None, 16)
-        handles = [node.register_prehook(ring.see) for node in find_nodes(root_edges(loss)).nodes]
-        for _ in range(3):
-            ring.pass_begins()
-            loss.backward(retain_graph=True)
-            ring.pass_ends()
-        written.append([thread.events for thread in ring.read().threads])
-        for handle in handles:
-            handle.remove()
-        ring.close()
-    assert written[0] == written[1]
-    assert len(written[0][0]) == 15
-
-
-def test_a_pen_writes_nowhere_else() -> None:
-    assert native is not None
-    memory, met = bytearray(64), []
-    node: Any = make_loss().grad_fn
-    here = {threading.get_ident(): (lambda: 2**40, 48)}  # the entry would end behind the memory
-    pen = native.Pen(memory, 1, here, {type(node): 1}, met.append, lambda: node, lambda: 5)
-    pen.see(None)
-    assert met == [node]
-    assert not any(memory)
-    here[threading.get_ident()] = (lambda: -1, 0)
-    pen.see(None)
-    assert met == [node, node]
-    assert not any(memory)
-    pen.exchange(bytearray(128))
-    here[threading.get_ident()] = (lambda: 7, 96)
-    pen.see(None)
-    assert met == [node, node]
-    with pytest.raises(BufferError):
-        pen.exchange(b"cannot be written")
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_trace_notes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = []
-    for switch in both(monkeypatch, pass_log, reach):
-        switch()
-        x = torch.ones(3, requires_grad=True)
-        nested = torch.nested.nested_tensor([x.detach(), x.detach()[:2]], requires_grad=True)
-        with rg.trace(origins=False) as trace:
-            (torch.stack([x.sin() * x.exp(), x]).unbind()[0]).double().relu().sum().backward()
-            (nested * 2).to_padded_tensor(0.0).sum().backward()
-        traced.append([(event.name, event.incoming, event.outgoing, event.thread) for event in trace.events])
-    assert traced[0] == traced[1]
-    assert len(traced[0]) > 10
 
 
 def train_oddly(x: Tensor) -> Tensor:

@@ -48,7 +48,6 @@ from retrograd.hangs.ring_file import (
     size_of,
 )
 from retrograd.hooks.engine import current_node, uncompiled
-from retrograd.hooks.native import native
 from retrograd.hooks.nodes import name_of, number_of
 from retrograd.runs.claim import start_of
 from retrograd.runs.layout import LOCK, RING
@@ -335,9 +334,6 @@ def _make_see(
     meet: Callable[[Any], None],
 ) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
     """The function that is called for each node, with all that it needs at hand; and one that gives it new memory."""
-    if native is not None:
-        pen = native.Pen(buffer, capacity, writers, kinds, meet, current_node, time.time_ns)
-        return pen.see, pen.exchange
     mask = capacity - 1
     size = ENTRY.size
     pack = ENTRY.pack_into

@@ -1,7 +1,6 @@
 /* What runs for every node of a graph, or for every operation, without a Python frame.
 
    _nodes.c       finds all nodes of a graph
-   _marks.c       notes each node as it runs: in the ring of last events, and in a trace
    _operations.c  notes each operation of a forward
    _native.c      the Python module
 
@@ -43,9 +42,6 @@ int learn_nodes(void);
 PyObject *follow(PyObject *module, PyObject *args);
 PyObject *number_nodes(PyObject *module, PyObject *args);
 PyObject *order_upwards(PyObject *module, PyObject *args);
-
-int learn_marks(void);
-extern PyType_Spec pen_spec, marker_spec;
 
 int learn_operations(void);
 extern PyType_Spec operation_tap_spec;

@@ -19,7 +19,6 @@ from retrograd.graph.node import Line, TensorInfo
 from retrograd.graph.origins import Origins
 from retrograd.graph.walker import describe_tensor, shape_of
 from retrograd.hooks.engine import count_function_modes, current_node, uncompiled
-from retrograd.hooks.native import native
 from retrograd.hooks.nodes import LEAF_NUMBER, inputs_of, is_leaf, names_of
 from retrograd.hooks.reach import Reach, number_nodes, read_links
 from retrograd.tracing.trace import BackwardPass, NodeEvent
@@ -113,8 +112,6 @@ class PassLog:
         def mark_leaf(incoming: Any) -> None:
             mark(None)
 
-        if native is not None:
-            mark_one = native.Marker(self._marks, current, mark, current_node, clock).mark
         # Where a function mode is on, it would be told of every attribute of a gradient that we look at.
         marks = Marks(mark if count_function_modes() else mark_one, mark, mark_leaf)
         return marks if meter is None else Marks(*(self._with_level(each, meter) for each in marks))
