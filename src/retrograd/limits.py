@@ -39,6 +39,9 @@ class Limits:
     fault_warnings: int = 5
     """Different errors of ours that are warned of; all are counted."""
 
+    end_seconds: float = 5.0
+    """For how long the end of a recording waits for another thread, so that nothing is left behind."""
+
     # ---- programs that are recorded from outside ----
 
     models: int = 32
@@ -73,7 +76,23 @@ class Limits:
     quiet_check_seconds: float = 2.0
     """Seconds until a check of a backward tells how far it is."""
 
-    # ---- files and passes ----
+    # ---- what follows a run from a thread of its own ----
+
+    look_share: float = 0.1
+    """Of the time of one processor, what looks may take: after a dear one the pause is longer."""
+
+    last_look_seconds: float = 60.0
+    """For how long the last look holds up whoever ends it."""
+
+    # ---- passes that are stopped ----
+
+    interrupt_seconds: float = 0.1
+    """Seconds after which a thread that waits asks whether it was interrupted; not all systems tell it."""
+
+    abandoned_seconds: float = 5.0
+    """For how long a stepper which nobody holds any more waits for a node to come to its end."""
+
+    # ---- files and budgets ----
 
     shard_bytes: int = 64 << 20
     """Bytes after which a file of features is written: what a killed process has to do again."""

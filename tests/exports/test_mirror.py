@@ -25,6 +25,7 @@ from retrograd.errors import ExportError, PatternError, RetrogradWarning, Statis
 from retrograd.exports import mirror as mirrors
 from retrograd.exports import tensorboard as boards
 from retrograd.history.sink import Moment
+from retrograd.limits import LIMITS
 from retrograd.runs import lookout
 from retrograd.runs.rank_folder import RankFolder
 from retrograd.sites.selection import Selection
@@ -36,7 +37,7 @@ from tests.history.made import SITES, make_batch
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookout.Lookout.__init__, "__kwdefaults__", {"pause": 0.01})
-    monkeypatch.setattr(lookout, "SHARE", 10.0)
+    monkeypatch.setattr(LIMITS, "look_share", 10.0)
 
 
 def read_board(path: Path) -> dict[str, dict[int, float]]:

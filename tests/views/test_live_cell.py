@@ -21,6 +21,7 @@ import retrograd as rg
 from retrograd.errors import RetrogradWarning
 from retrograd.findings.finding import Finding
 from retrograd.history.sink import Event, Moment
+from retrograd.limits import LIMITS
 from retrograd.runs import lookout
 from tests.drawing import draw, make_net, train
 
@@ -37,7 +38,7 @@ display: Callable[[object], None] = ipython_display
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookout.Lookout.__init__, "__kwdefaults__", {"pause": 0.01})
-    monkeypatch.setattr(lookout, "SHARE", 10.0)
+    monkeypatch.setattr(LIMITS, "look_share", 10.0)
 
 
 class Screen:

@@ -30,6 +30,7 @@ from retrograd.hooks.engine import is_abstract
 from retrograd.hooks.names import ModelNames, walk_parameters, walk_paths
 from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import OptimizerNames, optimizer_listeners
+from retrograd.limits import LIMITS
 
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
@@ -61,9 +62,6 @@ class FactTaker(Protocol):
     def fact_moment(self) -> Moment:
         """Now."""
 
-
-_PATIENCE = 5.0
-"""Seconds for which the end of a recording waits for another thread, so that nothing is left behind."""
 
 _OF_STEPS = frozenset(
     {"forward_begins", "forward_ends", "backward_begins", "backward_ends", "update_begins", "update_ends"}
@@ -225,8 +223,8 @@ class Facts:
     def end(self) -> None:
         """Recording ends."""
         optimizer_listeners.remove(self)
-        self._tell("drain", patience=_PATIENCE)
-        self._tell("end", patience=_PATIENCE)
+        self._tell("drain", patience=LIMITS.end_seconds)
+        self._tell("end", patience=LIMITS.end_seconds)
         self._sources.clear()  # they refer to this object, and it to them
         for listeners in self._listeners:
             listeners.clear()

@@ -228,6 +228,11 @@ def walk_paths(name: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         waiting.extend(reversed(children))
 
 
+def list_modules(models: Iterable[tuple[str, nn.Module]]) -> list[NamedModule]:
+    """The modules of some named models, see :func:`walk_modules`."""
+    return [entry for name, model in models for entry in walk_modules(name, model)]
+
+
 def list_swapped(before: Iterable[tuple[str, nn.Module | None]], now: Iterable[NamedModule]) -> list[str]:
     """Paths where another module has come into the place of one that is not in the model any more; outermost ones.
 

@@ -22,6 +22,7 @@ from retrograd.hooks.module import put_readers_last
 from retrograd.hooks.names import (
     NamedModule,
     describe_model,
+    list_modules,
     list_swapped,
     name_models,
     walk_modules,
@@ -398,7 +399,7 @@ class Recorder:
 
     @never_raise()
     def _find_swapped(self) -> None:
-        now = [entry for name, model in self._facts.models for entry in walk_modules(name, model)]
+        now = list_modules(self._facts.models)
         self._swapped = list_swapped(((each.path, each.module) for each in self._requested.modules), now)
 
     def find_path(self, module: Any) -> str | None:
@@ -436,6 +437,6 @@ def check_models(models: nn.Module | Mapping[str, nn.Module] | None, settings: S
     """
     if models is None:  # nothing is known before it runs
         return []
-    modules = [entry for name, model in name_models(models).items() for entry in walk_modules(name, model)]
+    modules = list_modules(name_models(models).items())
     settings.check([candidate for entry in modules for candidate in entry.candidates()])
     return modules

@@ -69,12 +69,12 @@ class TensorRecorder(KeptSource):
         """Copy what is kept from now on: its memory may be used again after all."""
         self._copy = True
 
-    def see(self, tensor: torch.Tensor) -> None:
-        """Take in a tensor."""
-        if self.row >= 0:
-            (self.observe or self.bind(tensor))(tensor, self.row)
+    def see(self, tensor: torch.Tensor) -> Any:
+        """Take in a tensor; returns whether it requires grad where the slab has asked that, else None."""
+        requires_grad = (self.observe or self.bind(tensor))(tensor, self.row) if self.row >= 0 else None
         if self.keep is not None or self.custom is not None:
             self.see_more(tensor)
+        return requires_grad
 
     def see_more(self, tensor: torch.Tensor) -> None:
         """Take in a tensor for everything but the built-in statistics."""
@@ -141,13 +141,7 @@ class SiteRecorder:
 
     def see_value(self, tensor: torch.Tensor) -> bool:
         """Record the value and set a hook for its gradient; returns whether that gradient will come."""
-        requires_grad = None
-        value = self.value
-        if value is not None:
-            if value.row >= 0:
-                requires_grad = (value.observe or value.bind(tensor))(tensor, value.row)
-            if value.keep is not None or value.custom is not None:
-                value.see_more(tensor)
+        requires_grad = self.value.see(tensor) if self.value is not None else None
         watch = self._watch
         if watch is None or requires_grad is False or not (requires_grad or tensor.requires_grad):
             return False
@@ -160,10 +154,7 @@ class SiteRecorder:
         if self._clock.entered or self._enter():
             tensor_recorder: TensorRecorder = self.gradient  # type: ignore[assignment]
             try:
-                if tensor_recorder.row >= 0:
-                    (tensor_recorder.observe or tensor_recorder.bind(gradient))(gradient, tensor_recorder.row)
-                if tensor_recorder.keep is not None or tensor_recorder.custom is not None:
-                    tensor_recorder.see_more(gradient)
+                tensor_recorder.see(gradient)
             except Exception as error:
                 if gradient is not None:  # as it is where another output of the same node was used, and this one not
                     self._fault(tensor_recorder.site, error)

@@ -20,7 +20,15 @@ from retrograd.hooks.compiled import has_compiled_code, may_have_run_compiled
 from retrograd.hooks.compiled_parts import hold_known_graphs, runs_compiled_code
 from retrograd.hooks.listeners import hidden_hooks
 from retrograd.hooks.module import is_compiled
-from retrograd.hooks.names import NamedModule, beginning_of, list_swapped, name_models, parameter_site, walk_modules
+from retrograd.hooks.names import (
+    ModelNames,
+    NamedModule,
+    beginning_of,
+    list_modules,
+    list_swapped,
+    name_models,
+    parameter_site,
+)
 from retrograd.hooks.optimizer import held_by, optimizer_listeners
 from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
 from retrograd.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, RuleTap, rests_on
@@ -54,7 +62,7 @@ class Rewriting:
         self._watched: WatchedRewriter | None = None
         self._joint: JointRewriter | None = None
         self._modules: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
-        self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._models = ModelNames()
         self._reached: dict[str, weakref.ref[nn.Module]] = {}
         self._everywhere = ""
         self._uncalled = UncalledModules()
@@ -85,10 +93,7 @@ class Rewriting:
         self._warn_of_swapped()
 
     def _warn_of_swapped(self) -> None:
-        now = [
-            entry for name, find in self._models if (model := find()) is not None for entry in walk_modules(name, model)
-        ]
-        swapped = list_swapped([(path, find()) for path, find in self._reached.items()], now)
+        swapped = list_swapped([(path, find()) for path, find in self._reached.items()], list_modules(self._models))
         if swapped:
             warn(
                 f"At {list_names(swapped)} the model has another module than the one that the rules were set on: none "
@@ -164,9 +169,10 @@ class Rewriting:
     def attach_to_models(self, models: Mapping[str, nn.Module]) -> None:
         """Set hooks wherever a rule may act."""
         assert self._assignments is not None
-        entries = [entry for name, model in models.items() for entry in walk_modules(name, model)]
+        entries = list_modules(models.items())
         self._modules.update((entry.path, entry.module) for entry in entries)
-        self._models = [(name, weakref.ref(model)) for name, model in models.items()]
+        for name, model in models.items():
+            self._models.add(name, model)
         candidates = [candidate for entry in entries for candidate in entry.candidates()]
         self._assignments.check(candidates)
         hidden_hooks.hold()
