@@ -248,11 +248,9 @@ class SlotWatch:
             if recorder is not None and tensor.requires_grad:
                 self._watch(recorder, tensor)
 
-    def see_compiled(self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool) -> list[SeeGradient | None]:
-        """Record the tensors of a call that compiled code makes; returns what sees the gradient of each.
-
-        Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used again.
-        """
+    def _see_compiled_call(
+        self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
+    ) -> list[SeeGradient | None]:
         if is_in_backward():
             return self._parts.find_next(part_computed_again()) or []
         clock = self.switch
@@ -292,9 +290,12 @@ class SlotWatch:
     def see_in_compiled_code(
         self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
     ) -> Sequence[SeeGradient | None]:
-        """Record a call inside compiled code."""
+        """Record the tensors of a call that compiled code makes; returns what sees the gradient of each.
+
+        Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used again.
+        """
         try:
-            return self.see_compiled(tensors, trains)
+            return self._see_compiled_call(tensors, trains)
         except Exception as error:
             self._fault(error)
             return ()

@@ -233,13 +233,8 @@ class Recorder:
         """Record what compiled code watches by hand; the first of the keys is its name."""
         if not self.is_of_this_thread():
             return ()
-        name = tensors[0][0][0]
-        try:
-            watch = self._taps.find_watched(name)
-            return watch.see_compiled([(keys[1:], tensor) for keys, tensor in tensors], trains)
-        except Exception as error:
-            self.fault(Site(WATCH + name), error)
-            return ()
+        watch = self._taps.find_watched(tensors[0][0][0])
+        return watch.see_in_compiled_code([(keys[1:], tensor) for keys, tensor in tensors], trains)
 
     def is_of_this_thread(self) -> bool:
         """True if the recorded models run in the thread that asks, or if there are none and it has no other."""
@@ -404,7 +399,7 @@ class Recorder:
 
     def find_path(self, module: Any) -> str | None:
         """The path of a recorded module; None for anything else."""
-        return next((each.path for each in self._requested.modules if each.module is module), None)
+        return self._facts.models.path_of(module)
 
     def _tell_error(self, error: dict[str, Any]) -> None:
         if error["in_backward"] and error["module"] is None:
