@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "foreign": set(),
     "frames": set(),
     "libraries": set(),
+    "limits": set(),
     "norms": set(),
     "notices": set(),
     "randomness": set(),
@@ -98,7 +99,7 @@ MAY_IMPORT = {
 
 OPEN = {
     "addresses", "amounts", "cells", "drawings", "errors", "files", "foreign", "frames", "identities", "libraries",
-    "norms", "notices", "randomness", "trials",
+    "limits", "norms", "notices", "randomness", "trials",
 }  # fmt: skip
 """What is not a room, and open to all."""
 
