@@ -29,18 +29,9 @@ kernel = Extension(
 
 native = Extension(
     "retrograd.core.hooks._native",
-    sources=[f"src/retrograd/core/hooks/{name}.c" for name in ("_native", "_nodes", "_marks", "_operations")],
-    depends=["src/retrograd/core/hooks/_native.h", "src/retrograd/core/hooks/_names.h"],
+    sources=[f"src/retrograd/core/hooks/{name}.c" for name in ("_native", "_nodes", "_operations")],
+    depends=["src/retrograd/core/hooks/_native.h"],
     **HOW,
 )
 
-resting = Extension("retrograd.core.hooks._resting", sources=["src/retrograd/core/hooks/_resting.c"], **HOW)
-
-taps = Extension(
-    "retrograd.core.hooks._taps",
-    sources=[f"src/retrograd/core/hooks/{name}.c" for name in ("_taps", "_output_tap", "_target")],
-    depends=["src/retrograd/core/hooks/_taps.h", "src/retrograd/core/hooks/_names.h"],
-    **HOW,
-)
-
-setup(ext_modules=[kernel, native, resting, taps], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+setup(ext_modules=[kernel, native], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -56,7 +56,7 @@ def watch_with_record(net: Net, folder: str) -> AbstractContextManager[Any]:
 
 # ---- build ----------------------------------------------------------------------------------------------------
 
-COMPILED = ("statistics._kernel", "hooks._native", "hooks._resting", "hooks._taps")
+COMPILED = ("statistics._kernel", "hooks._native")
 """Below ``retrograd.core``."""
 
 

@@ -23,7 +23,7 @@ PARTS = {
 """Part of the house → the parts it may import. The core imports no wing."""
 
 CORE = (
-    "errors", "norms", "frames", "identities", "cells", "amounts", "randomness", "libraries", "drawings", "addresses",
+    "errors", "limits", "norms", "frames", "identities", "cells", "amounts", "randomness", "libraries", "drawings", "addresses",
     "notices", "plugins", "files", "foreign", "trials", "sites", "statistics", "history", "hooks", "progress", "runs",
     "recording", "views", "serving", "exports", "launch", "cli",
 )  # fmt: skip

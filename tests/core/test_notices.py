@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.core import notices
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import end_waiting, showing, tell_far, waiting, warnings_kept
 from retrograd.following.tracing.tracer import Tracing
 
@@ -55,7 +56,7 @@ def test_what_we_say_ends_no_step(
                 step(MODEL, torch.ones(300, 300))
             assert MODEL[0].weight.grad is not None
     said = capsys.readouterr().err
-    assert said.count("RetrogradWarning: a backward pass was not traced as asked: ZeroDivisionError()") == 1
+    assert said.count("RetrogradWarning: retrograd could not trace a backward pass as asked: ZeroDivisionError") == 1
     assert said.count("RetrogradWarning: Saved tensors stay in memory from now on") == 1
     assert said.count(f"{__file__}:{step.__code__.co_firstlineno + 1}: ") == 2
 
@@ -176,8 +177,8 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_shows_how_far_it_is_and_is_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_PATIENCE", 0.0)
-    monkeypatch.setattr(notices, "_BLINK", 0.001)
+    monkeypatch.setattr(LIMITS, "quiet_seconds", 0.0)
+    monkeypatch.setattr(LIMITS, "blink_seconds", 0.001)
     terminal = Terminal(is_seen=True)
     monkeypatch.setattr(sys, "__stderr__", terminal)
     with pytest.raises(KeyboardInterrupt), waiting("reading runs/wide"):
@@ -201,7 +202,7 @@ def test_what_is_shown_at_the_end_is_gone_after_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_line_goes_before_anything_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_PATIENCE", 0.0)
+    monkeypatch.setattr(LIMITS, "quiet_seconds", 0.0)
     terminal = Terminal(is_seen=True)
     monkeypatch.setattr(sys, "__stderr__", terminal)
     with waiting("reading"):
@@ -213,7 +214,7 @@ def test_the_line_goes_before_anything_is_printed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_pipe_is_not_filled_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_PATIENCE", 0.0)
+    monkeypatch.setattr(LIMITS, "quiet_seconds", 0.0)
     pipe = Terminal(is_seen=False)
     monkeypatch.setattr(sys, "__stderr__", pipe)
     with waiting("reading"):

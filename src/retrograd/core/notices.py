@@ -22,6 +22,7 @@ from types import FrameType
 from typing import IO, Any
 
 from retrograd.core.errors import RetrogradWarning
+from retrograd.core.limits import LIMITS
 
 _OURS = f"{Path(__file__).parents[1]}/"
 
@@ -127,10 +128,12 @@ def warn(text: str) -> None:
         print_text(warnings.formatwarning(text, RetrogradWarning, file, line), file=sys.stderr, end="")
 
 
-# ---- what takes long ----
+def warn_of_fault(what: str, error: Exception, then: str = "Training goes on.") -> None:
+    """Warn of an error of ours: what could not be done, why, and what follows."""
+    warn(f"retrograd could not {what}: {type(error).__name__}: {error}. {then}")
 
-_PATIENCE, _BLINK = 0.5, 0.2
-"""Seconds until somebody at a terminal is told what is under way, and from one look at it to the next."""
+
+# ---- what takes long ----
 
 _far: dict[str, str] = {}
 _ends: list[Callable[[], None]] = []
@@ -204,8 +207,8 @@ def _find_width() -> int:
 
 
 def _show_far(words: str, is_over: threading.Event) -> None:
-    begun, width = time.monotonic() - _PATIENCE, 0
-    if is_over.wait(_PATIENCE):
+    begun, width = time.monotonic() - LIMITS.quiet_seconds, 0
+    if is_over.wait(LIMITS.quiet_seconds):
         return
     with suppress(OSError, ValueError):  # nobody listens any more
         while not is_over.is_set():
@@ -213,7 +216,7 @@ def _show_far(words: str, is_over: threading.Event) -> None:
             line = f"retrograd: {words}{far}, {time.monotonic() - begun:.0f} s"[: _find_width() - 1]
             print(f"\r{line:<{width}}", end="", file=sys.__stderr__, flush=True)
             width = len(line)
-            is_over.wait(_BLINK)
+            is_over.wait(LIMITS.blink_seconds)
         print(f"\r{'':<{width}}\r", end="", file=sys.__stderr__, flush=True)
 
 

@@ -160,8 +160,6 @@ class RuleChain:
     ) -> Tensor:
         """Let the rules change a value; returns the very same object if they leave it alone.
 
-        What a plain gradient needs of this stands in ``GradientRewriter.make_hook``, too.
-
         Args:
             value: an activation, a parameter or a gradient.
             call: which call of the module it is of.
@@ -179,22 +177,24 @@ class RuleChain:
             return value if spread_out is joined else local_part(spread_out)
         with self.lock:
             for rule, state, ask in self.steps:
-                state.step = self._clock.step
-                state.call = call
-                state.training = training
+                state.step, state.call, state.training = self._clock.step, call, training
                 if beside is not None:
                     state.value = beside.read_value(self.name)
                     state.inputs = whole_inputs(beside.read_inputs(self.name))
                 is_spread = type(value) is not Tensor and is_sharded(value)
                 shown = show(rule, value, state) if is_spread else value
-                version = version_of(shown)
+                try:
+                    version = shown._version
+                except RuntimeError:  # made in inference mode, it counts none
+                    version = None
                 try:
                     changed = act(rule, value, shown, state) if is_spread else ask(value, state)
                 except Exception as error:
-                    self.explain(rule, error)
+                    self._explain(rule, error)
                 finally:
-                    state.value, state.inputs = None, NOTHING  # the memory outlives the graph, and these must not
-                self.check(rule, shown, version, changed)
+                    if beside is not None:  # the memory outlives the graph, and these must not
+                        state.value, state.inputs = None, NOTHING
+                self._check(rule, shown, version, changed)
                 if changed is None or changed is shown:
                     continue
                 if tells and intervention_listeners.all:
@@ -255,7 +255,7 @@ class RuleChain:
         for index, (_, state, _) in enumerate(self.steps):
             state.restore(remembered[index] if remembered else {})
 
-    def explain(self, rule: Rule, error: Exception) -> NoReturn:
+    def _explain(self, rule: Rule, error: Exception) -> NoReturn:
         """Raise what an error of a rule is to the program."""
         if isinstance(error, EnoughComputed):
             raise error
@@ -269,19 +269,13 @@ class RuleChain:
             reason="going on without it would train something else than was asked for.",
         ) from error
 
-    def check(self, rule: Rule, shown: Tensor, version: int, changed: object) -> None:
-        """Refuse what a rule may not do.
-
-        Args:
-            rule: the rule.
-            shown: what it was given.
-            version: how often that had been written to then.
-            changed: what the rule has returned.
+    def _check(self, rule: Rule, shown: Tensor, version: int | None, changed: object) -> None:
+        """Refuse what a rule may not do: write into what it is shown, or return what cannot take its place.
 
         Raises:
-            RuleError: it has written into its argument, or has returned what cannot take its place.
+            RuleError: it has.
         """
-        if version_of(shown) != version:
+        if version is not None and shown._version != version:
             raise RuleError(
                 f"The rule {rule.name} has written into its argument at {self.name}.",
                 repair="return a new tensor: `value * 0.5`, not `value.mul_(0.5)`.",

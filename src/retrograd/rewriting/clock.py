@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.core.hooks.checkpoints import CallsOfParts, part_computed_again
-from retrograd.core.hooks.engine import current_graph_task, grad_enabled
+from retrograd.core.hooks.engine import grad_enabled, is_in_backward
 from retrograd.core.hooks.reach import DeepGraphGuard
 from retrograd.core.progress.steps import LossScales, Steps
 from retrograd.rewriting.plain_parts import PlainParts
@@ -99,7 +99,7 @@ class RuleClock:
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin the call of a model."""
         self.was_run = True
-        if current_graph_task() != -1:
+        if is_in_backward():
             return
         self.steps.model_runs(module)
         here = self.here
@@ -117,7 +117,7 @@ class RuleClock:
 
     def after_call(self, module: nn.Module, output: Any) -> None:
         """End the call."""
-        if current_graph_task() != -1:
+        if is_in_backward():
             return
         here = self.here
         here.depth = max(0, here.depth - 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from retrograd.core.errors import CannotRewriteError
-from retrograd.core.hooks.engine import current_graph_task
+from retrograd.core.hooks.engine import is_in_backward
 from retrograd.core.hooks.nested import Keys
 from retrograd.rewriting.chain import Beside, Noted
 from retrograd.rewriting.clock import CallNumbers, RewrittenCall
@@ -82,5 +82,5 @@ def begin_compiled_call(
         module = rewriters.module
         if factory.clock.here.depth == 0 and module is not None:
             factory.clock.part_begins(module, (), {})
-        again = current_graph_task() != -1
+        again = is_in_backward()
         return RewrittenCompiledCall(rewriters, calls.find_again() if again else calls.begin(), training, again)

@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from retrograd.core.errors import CannotRewriteError
 from retrograd.core.hooks.calls import count_calls
 from retrograd.core.hooks.distributed import PlainShare
-from retrograd.core.hooks.engine import current_graph_task, grad_enabled, next_sequence_number
+from retrograd.core.hooks.engine import grad_enabled, is_in_backward, next_sequence_number
 from retrograd.core.hooks.gradients import change_input_gradient
 from retrograd.core.hooks.names import ArgumentNames
 from retrograd.core.hooks.nested import Keys, flatten, is_among, replace_tensors
@@ -109,7 +109,7 @@ class InputRewriter:
             return args, kwargs
         if self._factory.clock.here.depth == 0:
             self._factory.clock.part_begins(module, args, kwargs)
-        again = current_graph_task() != -1
+        again = is_in_backward()
         running = CallInProgress(self._calls.find_again() if again else self._calls.begin(), again=again)
         self._here.running.append(running)
         return self._change(module, args, kwargs, running)
@@ -251,7 +251,7 @@ class OutputRewriter:
         if here.depth == 0:
             self._clock.part_begins(module, args, kwargs)
         calls = self._calls
-        if type(output) is not Tensor or not grad_enabled() or current_graph_task() != -1:
+        if type(output) is not Tensor or not grad_enabled() or is_in_backward():
             return self._rewrite(module, args, kwargs, output, inputs)
         number = calls.count_on(here)
         rewriter = self._plain[number] if number in self._plain else self._find_plain(number)
@@ -287,7 +287,7 @@ class OutputRewriter:
         inputs: Mapping[str, Noted] | None,
     ) -> Any:
         """Rewrite any kind of result, also without grad and where it is computed again."""
-        again = current_graph_task() != -1
+        again = is_in_backward()
         call = self._calls.find_again() if again else self._calls.begin()
         given, beside = (args, kwargs), self._show(args, kwargs, inputs)
         return self.rewriters.rewrite(
@@ -332,6 +332,6 @@ class WatchedRewriter:
         if name not in self._watched:
             self._watched[name] = SiteRewriters(self._factory, None, WATCH + name), CallNumbers(self._factory.clock)
         rewriters, calls = self._watched[name]
-        again = current_graph_task() != -1
+        again = is_in_backward()
         call = calls.find_again() if again else calls.begin()
         return rewriters.rewrite(value, (), call, True, again=again)

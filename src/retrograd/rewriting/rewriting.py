@@ -21,12 +21,13 @@ from retrograd.core.hooks.compiled_parts import hold_known_graphs, runs_compiled
 from retrograd.core.hooks.listeners import hidden_hooks
 from retrograd.core.hooks.module import is_compiled
 from retrograd.core.hooks.names import (
+    ModelNames,
     NamedModule,
     beginning_of,
+    list_modules,
     list_swapped,
     name_models,
     parameter_site,
-    walk_modules,
 )
 from retrograd.core.hooks.optimizer import held_by, optimizer_listeners
 from retrograd.core.hooks.rewriters import gradient_rewriters, watched_rewriters
@@ -61,7 +62,7 @@ class Rewriting:
         self._watched: WatchedRewriter | None = None
         self._joint: JointRewriter | None = None
         self._modules: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
-        self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._models = ModelNames()
         self._reached: dict[str, weakref.ref[nn.Module]] = {}
         self._everywhere = ""
         self._uncalled = UncalledModules()
@@ -92,10 +93,7 @@ class Rewriting:
         self._warn_of_swapped()
 
     def _warn_of_swapped(self) -> None:
-        now = [
-            entry for name, find in self._models if (model := find()) is not None for entry in walk_modules(name, model)
-        ]
-        swapped = list_swapped([(path, find()) for path, find in self._reached.items()], now)
+        swapped = list_swapped([(path, find()) for path, find in self._reached.items()], list_modules(self._models))
         if swapped:
             warn(
                 f"At {list_names(swapped)} the model has another module than the one that the rules were set on: none "
@@ -171,9 +169,10 @@ class Rewriting:
     def attach_to_models(self, models: Mapping[str, nn.Module]) -> None:
         """Set hooks wherever a rule may act."""
         assert self._assignments is not None
-        entries = [entry for name, model in models.items() for entry in walk_modules(name, model)]
+        entries = list_modules(models.items())
         self._modules.update((entry.path, entry.module) for entry in entries)
-        self._models = [(name, weakref.ref(model)) for name, model in models.items()]
+        for name, model in models.items():
+            self._models.add(name, model)
         candidates = [candidate for entry in entries for candidate in entry.candidates()]
         self._assignments.check(candidates)
         hidden_hooks.hold()

@@ -16,7 +16,6 @@ from retrograd.core.hooks.engine import grad_enabled, uncompiled
 from retrograd.core.hooks.gradients import ChangeGradient, branch, change_gradient
 from retrograd.core.hooks.nested import Keys, flatten, is_among, replace_tensors
 from retrograd.core.hooks.reach import FREE_DEPTH
-from retrograd.core.hooks.rewriters import intervention_listeners
 from retrograd.core.hooks.saved import VersionCount
 from retrograd.core.sites.pattern import Candidate
 from retrograd.core.sites.site import Site
@@ -105,7 +104,7 @@ class RewriterFactory:
 
 
 class GradientRewriter:
-    """The rules for the gradient of one site at one call.
+    """The rules for the gradient of one site at one call: the hook on it, where they are shown nothing beside it.
 
     Args:
         factory: has the clock, and says whether rules act.
@@ -119,6 +118,7 @@ class GradientRewriter:
 
     __slots__ = ("_call", "_clock", "_factory", "chain", "training")
 
+    __name__ = "change_gradient"  # torch asks each hook for it, which costs more where there is none
     __torch_unserializable__ = True
 
     def __init__(self, factory: RewriterFactory, chain: RuleChain, call: int) -> None:
@@ -127,52 +127,6 @@ class GradientRewriter:
         self.chain = chain
         self._call = call
         self.training = True
-
-    def make_hook(self) -> ChangeGradient:
-        """What torch is to call, where rules are shown nothing beside a gradient.
-
-        One rule for a plain gradient is written out: each further Python call would be a tenth of what it costs. And it
-        is a function, for torch asks each hook for its name, which costs more where there is none.
-        """
-        rewriter, chain, factory, clock, call = self, self.chain, self._factory, self._clock, self._call
-        rule, state, ask = chain.steps[0]
-        is_alone, lock, plain, listeners = len(chain.steps) == 1, chain.lock, Tensor, intervention_listeners
-
-        @uncompiled
-        def change_gradient(gradient: Tensor | None) -> Tensor | None:
-            if (
-                type(gradient) is not plain
-                or not factory.is_active
-                or clock.is_scaling
-                or listeners.all
-                or not is_alone
-            ):
-                return rewriter(gradient)
-            try:
-                version = gradient._version
-            except RuntimeError:  # made in inference mode
-                return rewriter(gradient)
-            with lock:
-                state.step, state.call, state.training = clock.step, call, rewriter.training
-                try:
-                    changed = ask(gradient, state)
-                except Exception as error:
-                    chain.explain(rule, error)
-                if gradient._version != version or (
-                    changed is not None
-                    and changed is not gradient
-                    and not (
-                        type(changed) is plain
-                        and changed.shape == gradient.shape
-                        and changed.dtype is gradient.dtype
-                        and changed.device == gradient.device
-                    )
-                ):
-                    chain.check(rule, gradient, version, changed)
-            return changed
-
-        change_gradient.__torch_unserializable__ = True  # type: ignore[attr-defined]
-        return change_gradient
 
     @uncompiled
     def __call__(
@@ -233,7 +187,7 @@ class SiteRewriter:
     """
 
     __slots__ = (
-        "_call", "_clock", "_factory", "_hook", "_is_placed", "_share", "_value", "acts_on_value", "gradient", "name",
+        "_call", "_clock", "_factory", "_is_placed", "_share", "_value", "acts_on_value", "gradient", "name",
         "needs_input", "needs_value", "value_needs_input",
     )  # fmt: skip
 
@@ -249,7 +203,6 @@ class SiteRewriter:
         self.acts_on_value = value is not None
         self.value_needs_input = value is not None and value.needs_input
         self.gradient = GradientRewriter(factory, gradient, call) if gradient is not None else None
-        self._hook = self.gradient.make_hook() if self.gradient is not None else None
         self.needs_value = gradient is not None and gradient.needs_value
         self.needs_input = gradient is not None and gradient.needs_input
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""
@@ -311,8 +264,8 @@ class SiteRewriter:
             is_private: the caller looks after writes into it.
             inputs: what went into the call that it is of, where a rule asks for that.
         """
-        rewriter, hook = self.gradient, self._hook
-        if rewriter is None or hook is None or not tensor.requires_grad or not grad_enabled():
+        rewriter = self.gradient
+        if rewriter is None or not tensor.requires_grad or not grad_enabled():
             return tensor
         rewriter.training = training
         share = None
@@ -331,6 +284,7 @@ class SiteRewriter:
             node = tensor.grad_fn
         if not is_private and tensor._is_view():
             self._factory.watch_view(self.name, tensor)
+        hook: ChangeGradient = rewriter
         if self.needs_value or self.needs_input or share is not None:
             value = Noted(tensor, share) if self.needs_value else None
             hook = _Paired(rewriter, Beside(value, inputs or {}), share)

@@ -25,6 +25,7 @@ from retrograd.core.errors import ExportError, PatternError, RetrogradWarning, S
 from retrograd.core.exports import mirror as mirrors
 from retrograd.core.exports import tensorboard as boards
 from retrograd.core.history.sink import Moment
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs import lookout
 from retrograd.core.runs.rank_folder import RankFolder
 from retrograd.core.sites.selection import Selection
@@ -36,7 +37,7 @@ from tests.drawing import draw, make_net, train
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookout.Lookout.__init__, "__kwdefaults__", {"pause": 0.01})
-    monkeypatch.setattr(lookout, "SHARE", 10.0)
+    monkeypatch.setattr(LIMITS, "look_share", 10.0)
 
 
 def read_board(path: Path) -> dict[str, dict[int, float]]:
@@ -167,7 +168,7 @@ def test_findings_are_told_once(tmp_path: Path) -> None:
 
 
 def test_a_tracker_that_fails_is_told_once_and_gets_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add, failing = boards.EventFiles.add_numbers, threading.Event()
+    add, failing = boards.TensorBoardFiles.add_numbers, threading.Event()
     failed = threading.Event()
 
     def fail(self: Any, step: int, numbers: Mapping[str, float]) -> None:
@@ -176,7 +177,7 @@ def test_a_tracker_that_fails_is_told_once_and_gets_the_rest(tmp_path: Path, mon
             raise ConnectionError("the server is away")
         add(self, step, numbers)
 
-    monkeypatch.setattr(boards.EventFiles, "add_numbers", fail)
+    monkeypatch.setattr(boards.TensorBoardFiles, "add_numbers", fail)
     failing.set()
     model = make_net()
     with pytest.warns(RetrogradWarning, match="the server is away") as told:

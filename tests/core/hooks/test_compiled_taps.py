@@ -46,8 +46,6 @@ class Switch:
 class Watcher:
     """Copies what it is shown, and the gradients that come for it."""
 
-    shortcut = None
-
     def __init__(self) -> None:
         self.switch = Switch()
         self.values: list[dict[tuple[str, ...], Tensor]] = []

@@ -20,7 +20,6 @@ from retrograd.core.hooks.module import CallTap, unwatch_forward, watch_forward
 
 
 class Watcher:
-    shortcut = None
     switch = type("Switch", (), {"awake": True})()
     calls = 0
 

@@ -20,8 +20,6 @@ class Switch:
 
 
 class Watcher:
-    shortcut = None
-
     def __init__(self, log: list[str], name: str) -> None:
         self.log = log
         self.name = name

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-import weakref
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,18 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import retrograd as rg
-from retrograd.core.hooks import forward_log, reach
-from retrograd.core.hooks import gradients as gradients_room
-from retrograd.core.hooks.gradients import GradientWatch, make_gradient_hook, make_value_tap
-from retrograd.core.hooks.listeners import Entry
+from retrograd.core.hooks import forward_log
 from retrograd.core.hooks.native import native
-from retrograd.core.hooks.native import resting as native_resting
 from retrograd.core.hooks.nodes import LEAF_NUMBER, is_leaf, number_of, root_edges
-from retrograd.core.hooks.reach import DeepGraphGuard, find_nodes, follow, order_upwards
-from retrograd.core.hooks.resting import Place, put_back, take_out
-from retrograd.following.hangs import ring as ring_room
-from retrograd.following.hangs.ring import Ring
-from retrograd.following.tracing import pass_log
+from retrograd.core.hooks.reach import find_nodes, follow, order_upwards
 from tests.following.graph.test_walker import tangle, tangle_of_threads
 
 pytestmark = pytest.mark.skipif(native is None, reason="installed without a compiler")
@@ -71,68 +58,6 @@ def test_what_is_no_node_is_an_error_and_no_crash() -> None:
         native.follow([reached.nodes[0]] * 2, set(), 9.0)
     assert native.order_upwards(reached.nodes, array("q", [*reached.links, 10**6]), LEAF_NUMBER) is not None
     assert native.order_upwards(reached.nodes, array("q", [10**6]), LEAF_NUMBER) is None
-
-
-def make_loss() -> Tensor:
-    x = torch.ones(3, requires_grad=True)
-    return (torch.stack([x.sin() * x.exp(), x]).unbind()[0]).relu().sum()
-
-
-def test_a_ring_is_written_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = []
-    loss = make_loss()
-    for switch in both(monkeypatch, ring_room, reach):
-        switch()
-        ticks = itertools.count(10**18)
-        monkeypatch.setattr(ring_room.time, "time_ns", lambda ticks=ticks: next(ticks))
-        ring = Ring.create(None, 16)
-        handles = [node.register_prehook(ring.see) for node in find_nodes(root_edges(loss)).nodes]
-        for _ in range(3):
-            ring.pass_begins()
-            loss.backward(retain_graph=True)
-            ring.pass_ends()
-        written.append([thread.events for thread in ring.read().threads])
-        for handle in handles:
-            handle.remove()
-        ring.close()
-    assert written[0] == written[1]
-    assert len(written[0][0]) == 15
-
-
-def test_a_pen_writes_nowhere_else() -> None:
-    assert native is not None
-    memory, met = bytearray(64), []
-    node: Any = make_loss().grad_fn
-    here = {threading.get_ident(): (lambda: 2**40, 48)}  # the entry would end behind the memory
-    pen = native.Pen(memory, 1, here, {type(node): 1}, met.append, lambda: node, lambda: 5)
-    pen.see(None)
-    assert met == [node]
-    assert not any(memory)
-    here[threading.get_ident()] = (lambda: -1, 0)
-    pen.see(None)
-    assert met == [node, node]
-    assert not any(memory)
-    pen.exchange(bytearray(128))
-    here[threading.get_ident()] = (lambda: 7, 96)
-    pen.see(None)
-    assert met == [node, node]
-    with pytest.raises(BufferError):
-        pen.exchange(b"cannot be written")
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_trace_notes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = []
-    for switch in both(monkeypatch, pass_log, reach):
-        switch()
-        x = torch.ones(3, requires_grad=True)
-        nested = torch.nested.nested_tensor([x.detach(), x.detach()[:2]], requires_grad=True)
-        with rg.trace(origins=False) as trace:
-            (torch.stack([x.sin() * x.exp(), x]).unbind()[0]).double().relu().sum().backward()
-            (nested * 2).to_padded_tensor(0.0).sum().backward()
-        traced.append([(event.name, event.incoming, event.outgoing, event.thread) for event in trace.events])
-    assert traced[0] == traced[1]
-    assert len(traced[0]) > 10
 
 
 def train_oddly(x: Tensor) -> Tensor:
@@ -180,128 +105,3 @@ def test_a_fault_of_ours_is_told_once_and_the_program_goes_on(monkeypatch: pytes
             y = x.cos()
         y = y.exp()
     assert torch.equal(y, torch.ones(3).cos().exp())
-
-
-class State:
-    on = False
-
-
-def test_a_gradient_is_read_past_python_while_the_switches_are_on() -> None:
-    state, by_python, by_slab = State(), list[Any](), list[Any]()
-    hook, shortcut = make_gradient_hook(state, ("on",), by_python.append)
-    assert shortcut is not None
-    assert hook.__torch_unserializable__  # type: ignore[attr-defined]
-    plain, parameter = torch.ones(2), torch.nn.Parameter(torch.ones(2))
-    hook(plain)  # before it is bound
-    shortcut.bind(lambda *seen: by_slab.append(seen), 7)
-    hook(plain)  # switched off
-    state.on = True
-    for gradient in (plain, parameter, None):
-        hook(gradient)  # type: ignore[arg-type]
-    assert by_slab == [(plain, 7)]
-    assert list(map(id, by_python)) == list(map(id, (plain, plain, parameter, None)))
-    shortcut.bind(None, 0)
-    hook(plain)
-    assert (len(by_python), len(by_slab)) == (5, 1)
-
-
-@pytest.mark.parametrize(("error", "reaches_python"), [(ValueError, True), (KeyboardInterrupt, False)])
-def test_what_cannot_be_read_past_python_is_left_to_it(error: type[BaseException], reaches_python: bool) -> None:
-    def fail(tensor: Tensor, row: int) -> None:
-        raise error
-
-    by_python: list[Tensor] = []
-    state = State()
-    state.on = True
-    hook, shortcut = make_gradient_hook(state, ("on",), by_python.append)
-    assert shortcut is not None
-    shortcut.bind(fail, 0)
-    with nullcontext() if reaches_python else pytest.raises(error):
-        hook(torch.ones(2))
-    assert len(by_python) == reaches_python
-
-
-def make_visited() -> list[Tensor]:
-    x = torch.ones(3, requires_grad=True)
-    hooked = x.exp()
-    hooked.register_hook(lambda gradient: None)
-    return [x.sin(), hooked, torch.ones(3), x, x.detach(), *x.expand(2, 3).unbind()]
-
-
-def see_values() -> tuple[Any, ...]:
-    """What is told of all of them, by the slab, by the hooks and by the guard."""
-    guard, handles = DeepGraphGuard(), list[Entry]()
-    observed: list[tuple[float, int]] = []
-    gradients: list[float] = []
-    leaves: list[bool] = []
-
-    def see_gradient(gradient: Tensor) -> None:
-        gradients.append(gradient.sum().item())
-
-    def observe(tensor: Tensor, row: int) -> bool:
-        observed.append((tensor.sum().item(), row))
-        return tensor.requires_grad
-
-    def see(tensor: Tensor) -> bool:
-        if not observe(tensor, 3):
-            return False
-        watch.watch(tensor)
-        return True
-
-    watch = GradientWatch(see_gradient, guard, handles, lambda: leaves.append(True))
-    visit, shortcut = make_value_tap(see, watch)
-    if shortcut is not None:
-        shortcut.bind(observe, 3)
-    tensors = make_visited()
-    told = [visit(tensor) for tensor in tensors]
-    loss = torch.stack([tensor.sum() for tensor in tensors]).sum()
-    was_over = watch.is_over
-    loss.backward()
-    for handle in handles:
-        handle.remove()
-    del tensors, loss
-    return told, observed, sorted(gradients), guard.count, len(leaves), was_over, watch.is_over
-
-
-def test_values_are_seen_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook is set where a gradient will come, each node is counted, and the table is remembered until it is gone."""
-    found = []
-    for code in (gradients_room.taps, None):
-        monkeypatch.setattr(gradients_room, "taps", code)
-        found.append(see_values())
-    assert found[0] == found[1]
-    assert found[0][0] == [True, True, False, True, False, True, True]
-    assert found[0][3:] == (4, 1, False, True)
-
-
-class Watched:
-    """A hook, and who watches behind it."""
-
-    def __init__(self, *watchers: object) -> None:
-        self.watchers = watchers
-        self.entries = ()
-
-
-def rest_and_wake(take_out: Callable[..., None], put_back: Callable[..., None]) -> list[Any]:
-    """Six tables: alone, beside another hook, gone, with another hook alone, left meanwhile, joined meanwhile."""
-    hooks = [Watched(1) for _ in range(6)]
-    tables = [OrderedDict[int, Any]({-1: hook}) for hook in hooks]
-    tables[1][5] = "beside"
-    tables[3] = OrderedDict({5: "another"})
-    places: list[Any] = [(weakref.ref(table), -1, hook) for table, hook in zip(tables, hooks, strict=True)]
-    tables[2] = OrderedDict()
-    resting: list[Place] = []
-    take_out(places, resting)
-    found: list[Any] = [[list(table) for table in tables], [places.index(each) for each in resting]]
-    hooks[4].watchers = ()
-    tables[5][7] = "meanwhile"
-    put_back(resting, lambda table, number: table.move_to_end(number, last=False))
-    assert all(table[-1] is hook for table, hook in zip(tables, hooks, strict=True) if -1 in table)
-    return [*found, [list(table) for table in tables], resting]
-
-
-def test_hooks_rest_and_wake_alike() -> None:
-    assert native_resting is not None
-    by_native = rest_and_wake(native_resting.take_out, native_resting.put_back)
-    assert by_native == rest_and_wake(take_out, put_back)
-    assert by_native == [[[], [-1, 5], [], [5], [], []], [0, 4, 5], [[-1], [-1, 5], [], [5], [], [-1, 7]], []]

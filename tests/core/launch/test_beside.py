@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.core.launch import beside, live_page
+from retrograd.core.limits import LIMITS
 from tests import warm
 from tests.core.launch.conftest import ENVIRONMENT
 from tests.core.runs.written import write_run
@@ -62,8 +63,8 @@ def test_a_run_is_served_from_before_it_begins_and_is_no_child_of_the_program(tm
 
 
 def test_a_server_ends_with_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_page, "AFTERWARDS", 0.0)
-    monkeypatch.setattr(live_page, "_LOOK", 0.01)
+    monkeypatch.setattr(LIMITS, "page_seconds", 0.0)
+    monkeypatch.setattr(LIMITS, "page_pause", 0.01)
     with subprocess.Popen(["sleep", "60"]) as program, serving(write_run(tmp_path / "run")) as server:
         ending = threading.Thread(target=live_page.end_with, args=(server, program.pid))
         ending.start()

@@ -11,6 +11,7 @@ from torch import nn
 from retrograd.core.hooks.live_objects import list_instances
 from retrograd.core.launch import models
 from retrograd.core.launch.models import PATIENCE, Search
+from retrograd.core.limits import LIMITS
 
 
 class Found:
@@ -275,7 +276,7 @@ def test_a_sequence_of_parts_that_are_not_trained_elsewhere_is_a_model(found: Fo
 
 
 def test_who_makes_ever_new_models_is_not_followed_for_ever(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "MOST_MODELS", 3)
+    monkeypatch.setattr(LIMITS, "models", 3)
     made: list[nn.Module] = []
     for _ in range(5):
         made.append(Model())

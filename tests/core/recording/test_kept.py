@@ -12,9 +12,9 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.core.errors import RetrogradWarning, TensorPolicyError
-from retrograd.core.history.kept import is_overwritten
+from retrograd.core.history.kept import count_bytes, is_overwritten
 from retrograd.core.history.sink import Moment
-from retrograd.core.recording.keep import Holder, Keep, KeptBatch, TensorKeeper, count_bytes, read_limit
+from retrograd.core.recording.keep import Holder, Keep, KeptBatch, TensorKeeper, read_limit
 from retrograd.core.sites.site import Site
 from tests.core.recording.collector import Collector, collect
 from tests.core.recording.oracle import listen

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from retrograd.core.recording import clock
+from retrograd.core.limits import LIMITS
 from tests.core.recording.collector import collect
 from tests.core.recording.oracle import assert_row, listen
 
@@ -124,7 +124,7 @@ def test_training_with_the_model_in_eval_mode_is_training() -> None:
 
 def test_no_grad_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling from a model that is not trained at all."""
-    monkeypatch.setattr(clock, "_PATIENCE", float("inf"))  # on a busy machine it takes long
+    monkeypatch.setattr(LIMITS, "pending_seconds", float("inf"))  # on a busy machine it takes long
     net, _ = make_net()
     with collect(net) as seen, torch.inference_mode():
         for _ in range(250):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import retrograd as rg
-from retrograd.core.recording import optimizer_watch
+from retrograd.core.limits import LIMITS
 from tests.core.recording.collector import collect
 from tests.core.recording.oracle import assert_row
 
@@ -146,7 +146,7 @@ def test_what_stays_frozen_is_told() -> None:
 
 
 def test_weights_beyond_the_limit_of_copies_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_watch, "COPY_LIMIT", 80)  # bytes: all but the last bias are 80
+    monkeypatch.setattr(LIMITS, "copied_bytes", 80)  # bytes: all but the last bias are 80
     net = make_net()
     with collect(net) as seen:
         train(net, torch.optim.SGD(net.parameters(), lr=0.1))

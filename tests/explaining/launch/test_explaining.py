@@ -21,6 +21,7 @@ from retrograd.core.history.sink import Event, Moment
 from retrograd.core.launch import closing
 from retrograd.core.launch.chosen_run import is_command
 from retrograd.core.launch.live_findings import LiveFindings, say_critical
+from retrograd.core.limits import LIMITS
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.runs.findings import store_findings
 from retrograd.core.runs.layout import find_latest
@@ -258,7 +259,7 @@ def test_the_verdict(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert lines[0].startswith(". ")
     assert lines[1].startswith("  critical  ")
     assert lines[-1] == "  more: retrograd explain run"
-    monkeypatch.setattr("retrograd.explaining.launch.explaining.MOST_ROWS_AT_END", 3)
+    monkeypatch.setattr(LIMITS, "rows_at_end", 3)
     assert "retrograd explain run" in find_verdict(runs / "runs/well", "run")
 
 
@@ -276,7 +277,7 @@ def test_processes_beside_the_history_are_explained_too(
     assert lines[1:] == alone[1:]
     assert main(["explain", "--fail-on", "critical", str(both)]) == 1
     assert " in rank00000.p77, a process by itself:\ncritical  " in capsys.readouterr().out
-    monkeypatch.setattr("retrograd.explaining.launch.explaining.MOST_OTHERS", 0)
+    monkeypatch.setattr(LIMITS, "other_processes", 0)
     first, left = find_verdict(both, "run").split("\n")
     assert first == "; no findings in rank00000; see it with: retrograd report run"
     assert left == "  1 more process is not explained here: retrograd explain run/rank00000.p77"

@@ -18,8 +18,8 @@ from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.core.errors import BudgetError, SavedPolicyError
+from retrograd.core.limits import LIMITS
 from retrograd.memory.budget import op_log
-from retrograd.memory.budget import planned as planned_module
 from retrograd.memory.budget.measuring import PassNotes
 from retrograd.memory.budget.op_log import Contents, OpLog
 from retrograd.memory.budget.plan import Plan
@@ -273,7 +273,7 @@ def test_a_program_without_like_passes_is_not_held_up_for_ever(tmp_path: Path, m
         plain_trial(item, recipe, values)
 
     monkeypatch.setattr(Item, "_try", attempt)
-    monkeypatch.setattr(planned_module, "_MEASURED_PASSES", 3)
+    monkeypatch.setattr(LIMITS, "measured_passes", 3)
     plain_begin = OpLog.begin_forward
     monkeypatch.setattr(
         OpLog,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.core.errors import AdjointError, AttachError, NoSuchSiteError
+from retrograd.core.limits import LIMITS
 from retrograd.tools.adjoint.adjoint_check import Verdict
 from retrograd.tools.adjoint.check import Progress, check_adjoint
 from tests.tools.adjoint.planted import LinearFunction, linear
@@ -213,7 +214,7 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress(3, None)
     progress.step("a")
     assert stream.getvalue() == ""
-    monkeypatch.setattr("retrograd.tools.adjoint.check._PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(LIMITS, "quiet_check_seconds", -1.0)
     progress = Progress(3, True)
     progress.step("blocks.0")
     progress.step("blocks.1")

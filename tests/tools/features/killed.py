@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from retrograd.tools.features import folder as storage
+from retrograd.core.limits import LIMITS
 from retrograd.tools.features.dataset import extract_dataset
 from retrograd.tools.features.stored import StoredFeatures
 
@@ -39,7 +39,7 @@ def make_model() -> nn.Module:
 
 
 def run(folder: Path, seconds: float) -> StoredFeatures:
-    storage.SHARD_BYTES = 1500  # a dozen batches a file
+    LIMITS.shard_bytes = 1500  # a dozen batches a file
     torch.set_num_threads(1)
     loader = DataLoader(Slow(seconds), BATCH)
     return extract_dataset(make_model(), loader, ["0", "2"], folder, target=1, progress=False)

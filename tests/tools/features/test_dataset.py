@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 from retrograd.core import files
 from retrograd.core.errors import FeatureError, NoSuchSiteError, RetrogradWarning
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.lock import Lock
-from retrograd.tools.features import folder as storage
 from retrograd.tools.features.dataset import extract_dataset
 from retrograd.tools.features.stored import open_features
 from tests import warm
@@ -44,7 +44,7 @@ def by_hand(model: nn.Module, path: str, batch_size: int = 4) -> Tensor:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "SHARD_BYTES", 2200)
+    monkeypatch.setattr(LIMITS, "shard_bytes", 2200)
 
 
 def test_features_are_those_of_hooks_by_hand(tmp_path: Path, small_shards: None) -> None:
@@ -417,9 +417,9 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
     code = f"""
 import resource, torch
 from torch import nn
-from retrograd.tools.features import folder
+from retrograd.core.limits import LIMITS
 from retrograd.tools.features.dataset import extract_dataset
-folder.SHARD_BYTES = 8 << 20
+LIMITS.shard_bytes = 8 << 20
 model = nn.Sequential(nn.Identity(), nn.Linear(1000, 1000))
 batch = torch.ones(500, 1000)
 def loader(count):

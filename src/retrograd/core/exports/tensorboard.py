@@ -14,7 +14,7 @@ with library_needed("tensorboard", "2.10"):
     from torch.utils.tensorboard import SummaryWriter
 
 
-class EventFiles:
+class TensorBoardFiles:
     """Event files in a folder.
 
     Args:
@@ -61,11 +61,11 @@ class EventFiles:
             self._writer.flush()
 
 
-def open_tracker(name: str, folder: Path, sends: bool) -> EventFiles:
+def open_tracker(name: str, folder: Path, sends: bool) -> TensorBoardFiles:
     """Open one; TensorBoard calls a run as its folder, and sends nothing."""
-    return EventFiles(SummaryWriter(log_dir=os.fspath(folder)))
+    return TensorBoardFiles(SummaryWriter(log_dir=os.fspath(folder)))
 
 
-def use_tracker(writer: SummaryWriter) -> EventFiles:
+def use_tracker(writer: SummaryWriter) -> TensorBoardFiles:
     """Add to what a writer of the program writes."""
-    return EventFiles(writer, OURS, is_ours=False)
+    return TensorBoardFiles(writer, OURS, is_ours=False)

@@ -134,7 +134,7 @@ class TensorRing:
     def add(self, kept: KeptTensor) -> int:
         """Keep a tensor; returns how many were dropped to make room."""
         with self._lock:
-            size = count_bytes(kept)
+            size = count_bytes(kept.tensor)
             site = self._of_site.setdefault(kept.site, deque())
             if self.last is not None and len(site) >= self.last:
                 self._remove(site[0])
@@ -160,10 +160,11 @@ class TensorRing:
     def _remove(self, number: int) -> None:
         kept = self._held.pop(number)
         self._of_site[kept.site].popleft()
-        self.bytes -= count_bytes(kept)
+        self.bytes -= count_bytes(kept.tensor)
 
 
-def count_bytes(kept: KeptTensor) -> int:
-    """Bytes of a tensor's elements; for a sparse tensor, of its stored elements."""
-    tensor = kept.tensor._values() if kept.tensor.is_sparse else kept.tensor
-    return int(tensor.numel()) * tensor.element_size()
+def count_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements; of a sparse one, of what it stores."""
+    if tensor.is_sparse:
+        return tensor._values().nbytes + tensor._indices().nbytes
+    return tensor.nbytes if str(tensor.layout) == "torch.strided" else tensor.values().nbytes

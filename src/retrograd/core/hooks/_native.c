@@ -43,10 +43,9 @@ static bool add_type(PyObject *module, PyType_Spec *spec, const char *name)
 
 PyMODINIT_FUNC PyInit__native(void)
 {
-    if (learn_nodes() < 0 || learn_marks() < 0 || learn_operations() < 0) return NULL;
+    if (learn_nodes() < 0 || learn_operations() < 0) return NULL;
     PyObject *module = PyModule_Create(&native);
-    bool fine = module && add_type(module, &pen_spec, "Pen") && add_type(module, &marker_spec, "Marker")
-        && add_type(module, &operation_tap_spec, "OperationTap");
+    bool fine = module && add_type(module, &operation_tap_spec, "OperationTap");
     if (!fine) Py_CLEAR(module);
     return module;
 }

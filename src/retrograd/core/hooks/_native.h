@@ -1,7 +1,6 @@
 /* What runs for every node of a graph, or for every operation, without a Python frame.
 
    _nodes.c       finds all nodes of a graph
-   _marks.c       notes each node as it runs: in the ring of last events, and in a trace
    _operations.c  notes each operation of a forward
    _native.c      the Python module
 
@@ -10,12 +9,26 @@
 #ifndef RETROGRAD_NATIVE_H
 #define RETROGRAD_NATIVE_H
 
-#include "_names.h"
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* ---- for all ---- */
+
+/* Names of Python attributes, which are strings that are made once. */
+typedef struct { PyObject **string; const char *text; } Name;
+
+/* Make strings of these names; -1 with an exception. */
+static inline int intern_names(const Name *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!(*names[i].string = PyUnicode_InternFromString(names[i].text))) return -1;
+    return 0;
+}
+#define INTERN(names) intern_names(names, sizeof names / sizeof *names)
+
 
 /* Append, and let go of, a new reference; false with an exception if there is none. */
 bool append(PyObject *list, PyObject *item);
@@ -29,9 +42,6 @@ int learn_nodes(void);
 PyObject *follow(PyObject *module, PyObject *args);
 PyObject *number_nodes(PyObject *module, PyObject *args);
 PyObject *order_upwards(PyObject *module, PyObject *args);
-
-int learn_marks(void);
-extern PyType_Spec pen_spec, marker_spec;
 
 int learn_operations(void);
 extern PyType_Spec operation_tap_spec;

@@ -7,31 +7,6 @@ def follow(nodes: list[Any], several: set[Any], most: float, /) -> bytes: ...
 def number_nodes(nodes: list[Any], /) -> bytes: ...
 def order_upwards(nodes: list[Any], links: array[int], leaf: int, /) -> list[Any] | None: ...
 
-class Pen:
-    def __init__(
-        self,
-        memory: Any,
-        capacity: int,
-        writers: dict[int, tuple[Callable[[], int], int]],
-        kinds: dict[type, int],
-        meet: Callable[[Any], None],
-        current_node: Callable[[], Any],
-        clock: Callable[[], int],
-    ) -> None: ...
-    def see(self, gradient: Any, /) -> None: ...
-    def exchange(self, memory: Any, /) -> None: ...
-
-class Marker:
-    def __init__(
-        self,
-        notes: list[Any],
-        current: list[Any],
-        otherwise: Callable[[tuple[Any, ...]], None],
-        current_node: Callable[[], Any],
-        clock: Callable[[], int],
-    ) -> None: ...
-    def mark(self, gradient: Any, /) -> None: ...
-
 class OperationTap:
     def __init__(
         self,

@@ -56,8 +56,7 @@ OUTSIDE = -1
 """The number of the running backward pass where none runs."""
 
 current_graph_task = torch._C._current_graph_task_id
-"""Number of the backward pass that runs in this thread, or ``OUTSIDE``. Inside a forward hook any other number than
-``OUTSIDE`` means that this forward recomputes a checkpointed part: it is not a new call."""
+"""Number of the backward pass that runs in this thread, or ``OUTSIDE``."""
 
 current_node = torch._C._current_autograd_node
 """The node that the running backward pass is at; None outside of one."""
@@ -210,7 +209,10 @@ def is_abstract() -> bool:
 
 
 def is_in_backward() -> bool:
-    """Tell whether this thread is in a backward pass."""
+    """Whether this thread is in a backward pass. In a forward hook: whether this forward is a recomputation.
+
+    A checkpointed part is computed again then, and it is not a new call.
+    """
     return current_graph_task() != OUTSIDE
 
 

@@ -24,7 +24,7 @@ from retrograd.core.hooks.engine import grad_enabled, is_compiling, uncompiled, 
 from retrograd.core.hooks.module import ModuleHooks, hook_every_call
 from retrograd.core.hooks.parts import parameters_of
 from retrograd.core.hooks.torch_calls import TORCHS_WAY, SameFrames, find_caller
-from retrograd.core.notices import warn
+from retrograd.core.notices import warn_of_fault
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """Modules that compute by other kernels where a function mode is on."""
@@ -63,7 +63,7 @@ class FunctionListener:
 
     def fail(self, error: Exception) -> None:
         """This listener has raised: a fault of ours must not stop the program."""
-        warn(f"what operations do is not noted any more: {error!r}")
+        warn_of_fault("note what operations do", error, "It is not noted any more.")
 
 
 class SeveralListeners(FunctionListener):

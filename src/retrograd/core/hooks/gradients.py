@@ -16,18 +16,15 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.weak import WeakIdKeyDictionary
 
-from retrograd.core.hooks.compiled import when_loaded
 from retrograd.core.hooks.engine import is_compiling, next_sequence_number, uncompiled
-from retrograd.core.hooks.listeners import Entry, Patch, SeeGradient, Undo, enter_node, hooks_on
-from retrograd.core.hooks.native import taps
+from retrograd.core.hooks.listeners import Entry, SeeGradient, enter_node, hooks_on
 from retrograd.core.hooks.nodes import LEAF_NUMBER, number_of
 from retrograd.core.hooks.reach import FREE_DEPTH, DeepGraphGuard
 from retrograd.core.hooks.storages import is_held_elsewhere
@@ -149,70 +146,6 @@ class GradientWatch:
         if table is not None:
             table.pop(self.see, None)
         self._table = None
-
-
-class Shortcut(Protocol):
-    """Compiled code that reads plain tensors in the place of a Python function."""
-
-    def bind(self, observe: Callable[[Tensor, int], Any] | None, row: int, /) -> None:
-        """Hand plain tensors to ``observe(tensor, row)`` from now on; all to Python again where it is None."""
-
-    def keep(self, recorder: Any, keeper: Any, buffer: Any, /) -> None:
-        """Keep references to them in ``buffer.kept``, too, for this recorder, as far as the keeper has room."""
-
-
-def make_gradient_hook(
-    state: object, switches: tuple[str, ...], see: SeeGradient
-) -> tuple[SeeGradient, Shortcut | None]:
-    """The hook for gradients that ``see`` takes in, and its shortcut, which is taken while all switches are on.
-
-    Args:
-        state: what has the switches.
-        switches: names of attributes that must be True; else ``see`` is asked.
-        see: takes in whatever the shortcut does not, and all before it is bound.
-    """
-    if taps is None:
-        return see, None
-    shortcut = taps.GradientTap(state, switches, see)
-    hook: Any = partial(taps.see_gradient, shortcut)
-    hook.__torch_unserializable__ = True
-    hook.__name__ = "see_gradient"  # torch asks each time; making its error costs more than the hook
-    return hook, shortcut
-
-
-@cache  # torch is told once, and nothing takes it back
-def _hide(see_gradient: Callable[..., None]) -> Undo:
-    def see_nothing(hook: object, gradient: Tensor) -> None: ...
-
-    torch.compiler.substitute_in_graph(see_gradient, skip_signature_check=True)(see_nothing)
-    return lambda: None
-
-
-def _hide_shortcuts() -> list[Undo]:
-    code = taps
-    return (
-        [] if code is None else [when_loaded("torch._dynamo.polyfills.loader", lambda room: _hide(code.see_gradient))]
-    )
-
-
-hidden_shortcuts = Patch(_hide_shortcuts)
-"""While somebody holds it, hooks with a shortcut do nothing in a pass that torch.compile makes one graph of, which they
-would break: as those do that are written in Python."""
-
-
-def make_value_tap(
-    see: Callable[[Tensor], bool], watch: GradientWatch | None
-) -> tuple[Callable[[Tensor], bool], Shortcut | None]:
-    """What takes in the values of a site as ``see`` does, and its shortcut, which then has the gradient watched.
-
-    Args:
-        see: takes in a tensor; returns whether its gradient will come.
-        watch: watches the gradient; None where it is not wanted.
-    """
-    if taps is None:
-        return see, None
-    tap = taps.ValueTap(see, watch, *((watch.see, watch.guard) if watch is not None else (None, None)), FREE_DEPTH)
-    return tap.visit, tap
 
 
 def edge_of(tensor: Tensor) -> tuple[GradientEdge, int] | None:

@@ -32,7 +32,7 @@ from torch.utils.hooks import RemovableHandle
 from retrograd.core.errors import NoGraphError
 from retrograd.core.hooks.engine import TORCH, uncompiled, uncompiled_itself
 from retrograd.core.hooks.parts import modules_of
-from retrograd.core.notices import warn
+from retrograd.core.notices import warn_of_fault
 
 Listener = TypeVar("Listener")
 
@@ -178,13 +178,13 @@ def _wrap(owner: type, name: str, chain: list[Around]) -> Undo:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def never_raise(consequence: str = "") -> Callable[[F], F]:
+def never_raise(what: str = "") -> Callable[[F], F]:
     """Decorate methods that torch calls in the middle of the program's work, and that return nothing.
 
     A root without a graph is nothing to tell of: torch does.
 
     Args:
-        consequence: what follows from an error, as the warning says; where it is empty the object is told of it, by
+        what: what could not be done then, as a warning says; where it is empty the object is told of the error, by
             ``self.fault(name of the method, error)``.
     """
 
@@ -197,8 +197,8 @@ def never_raise(consequence: str = "") -> Callable[[F], F]:
             except NoGraphError:
                 return
             except Exception as error:
-                if consequence:
-                    warn(f"{consequence}: {error!r}")
+                if what:
+                    warn_of_fault(what, error)
                 else:
                     self.fault(method.__qualname__, error)
 

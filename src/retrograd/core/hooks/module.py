@@ -38,7 +38,6 @@ from retrograd.core.hooks.compiled_taps import (
 )
 from retrograd.core.hooks.engine import is_compiling, uncompiled
 from retrograd.core.hooks.listeners import TAP, TAP_OF_WRAPPER, Entry, Hook, SeeGradient, hidden_hooks, move_last
-from retrograd.core.hooks.native import taps
 from retrograd.core.hooks.nested import Keys, flatten
 from retrograd.core.hooks.parts import modules_of
 from retrograd.core.hooks.resting import TapSwitch, add_tap, change_taps, forget_switches
@@ -103,57 +102,17 @@ class CompiledWatcher(Protocol):
         """
 
 
-SeeOutput = Callable[[Any], bool]
-"""Sees what a module returned if it is a plain tensor; returns whether nothing is left to be done."""
-
-
 AfterForward = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 
 class ForwardWatcher(CompiledWatcher, Protocol):
     """Told after each forward of a module."""
 
-    @property
-    def shortcut(self) -> SeeOutput | None:
-        """Asked first, and ``after_forward`` only where something is left to be done; None for nothing of the kind."""
-
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """See what a module returned."""
 
     def after_compiled_call(self, rest: Sequence[tuple[Keys, Tensor]]) -> None:
         """See the other tensors of the last call, of which compiled code has shown some."""
-
-
-class Calls(Protocol):
-    """Calls of one module, counted anew where a buffer has another ``serial``.
-
-    Attributes:
-        plain: what has a ``visit(tensor)`` for each call, which returns whether its gradient has a hook; or None.
-        unhooked: calls whose gradient has no hook yet.
-    """
-
-    serial: int
-    count: int
-    plain: list[Any]
-    unhooked: list[Any]
-
-
-def make_output_tap(
-    clock: Any,
-    counted: Sequence[tuple[Any, Calls]],
-    wait: Callable[[Any, Any, int], None],
-    fault: Callable[[Exception], None],
-) -> SeeOutput | None:
-    """Compiled code that counts calls and finds who visits each; None where there is none.
-
-    Args:
-        clock: says whether the step is recorded (``on``), and in which ``buffer``.
-        counted: for each grad mode its buffer, with ``serial`` and ``touched``, and the calls that are counted in it;
-            first of all with grad.
-        wait: called with buffer, calls and number where a call with grad has no hook, and grad is off.
-        fault: takes exceptions.
-    """
-    return None if taps is None else taps.OutputTap(clock, *counted, wait, fault).see
 
 
 class InputWatcher(Protocol):
@@ -249,7 +208,7 @@ class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         super().__init__()
         self._find_module = weakref.ref(module)
         self._shown: dict[int, _Shown] = {}
-        self._told: tuple[tuple[TapSwitch, SeeOutput | None, AfterForward], ...] = ()
+        self._told: tuple[tuple[TapSwitch, AfterForward], ...] = ()
         self.entries = (set_after(module, self, number=TAP),)
         wrapped = getattr(module, "_orig_mod", None) if is_compiled(module) else None
         self._of_wrappers = _TapOfWrappers.on(wrapped) if isinstance(wrapped, nn.Module) else None
@@ -266,8 +225,8 @@ class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         if rest is not None:
             self._tell_rest(rest)
             return
-        for switch, shortcut, see in self._told:
-            if switch.awake and (shortcut is None or not shortcut(output)):
+        for switch, see in self._told:
+            if switch.awake:
                 see(module, args, output)
 
     def _tell_rest(self, rest: list[tuple[Keys, Tensor]]) -> None:
@@ -278,7 +237,7 @@ class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
     def watch(self, watchers: tuple[ForwardWatcher, ...]) -> None:
         """Have these watchers instead."""
         super().watch(watchers)
-        self._told = tuple((each.switch, each.shortcut, each.after_forward) for each in watchers)
+        self._told = tuple((each.switch, each.after_forward) for each in watchers)
 
     @property
     def is_called(self) -> bool:

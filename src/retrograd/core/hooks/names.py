@@ -21,6 +21,7 @@ from retrograd.core.hooks.discovery import construction_line
 from retrograd.core.hooks.module import is_compiled
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.parts import modules_of
+from retrograd.core.identities import IdentityDict
 from retrograd.core.sites.pattern import Candidate
 from retrograd.core.sites.site import ROOT, WATCH, Site
 
@@ -89,6 +90,37 @@ def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mod
     if not named:
         raise AttachError("There is no model to record.", repair="pass at least one.")
     return named
+
+
+class ModelNames:
+    """The names of models, and the paths of their modules, as sites have them. It holds none of them."""
+
+    def __init__(self) -> None:
+        self._names: IdentityDict[nn.Module, str] = IdentityDict()
+        self._paths: IdentityDict[nn.Module, str] = IdentityDict()
+
+    def add(self, name: str, model: nn.Module) -> None:
+        """Name a model; modules that have a path already keep it."""
+        self._names[model] = name
+        for path, module in walk_paths(name, model):
+            self._paths.setdefault(module, path or ROOT)
+
+    def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
+        """The models that are still there, with their names."""
+        return ((name, model) for model, name in self._names.items())
+
+    def name_of(self, model: nn.Module) -> str | None:
+        """The name of a model, empty for a single one; None for what is no model of its own."""
+        return self._names.get(model)
+
+    def path_of(self, module: nn.Module) -> str | None:
+        """The path of a module, ``"self"`` for a model without a name; None if it belongs to no model."""
+        return self._paths.get(module)
+
+    def find(self, module: nn.Module) -> str | None:
+        """The name of a model, or else the path of a module; None if it belongs to no model."""
+        name = self._names.get(module)
+        return self._paths.get(module) if name is None else name or ROOT
 
 
 def walk_modules(name: str, model: nn.Module) -> list[NamedModule]:
@@ -194,6 +226,11 @@ def walk_paths(name: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             (_join(path, module, key), child) for key, child in module._modules.items() if isinstance(child, nn.Module)
         ]
         waiting.extend(reversed(children))
+
+
+def list_modules(models: Iterable[tuple[str, nn.Module]]) -> list[NamedModule]:
+    """The modules of some named models, see :func:`walk_modules`."""
+    return [entry for name, model in models for entry in walk_modules(name, model)]
 
 
 def list_swapped(before: Iterable[tuple[str, nn.Module | None]], now: Iterable[NamedModule]) -> list[str]:

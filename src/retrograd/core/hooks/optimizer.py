@@ -51,7 +51,7 @@ class OptimizerListener(Protocol):
         """``losses`` are what came of multiplying by ``scale`` (a copy, one element, on its own device)."""
 
 
-class _Here(threading.local):
+class _UpdateOfThread(threading.local):
     depth = 0
     """Calls that this thread is in: one that torch makes within another one is not the program's."""
     told = 0
@@ -60,7 +60,7 @@ class _Here(threading.local):
     """The optimizer whose step began last."""
 
 
-_here = _Here()
+_here = _UpdateOfThread()
 
 
 def list_optimizers() -> list[Optimizer]:
@@ -73,15 +73,24 @@ def held_by(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
-class OptimizerNumbers:
-    """Numbers the optimizers of a recording: those of each class from 1, in the order in which they are met."""
+class OptimizerNames:
+    """Names the optimizers of a recording by their class, and numbers those of one class as they are met."""
 
     def __init__(self) -> None:
         self._numbers: IdentityDict[Optimizer, int] = IdentityDict()
         self._counts: Counter[str] = Counter()
 
-    def find(self, optimizer: Optimizer) -> int:
-        """The number of an optimizer, the next one of its class if it has none."""
+    def in_facts(self, optimizer: Optimizer, most: int) -> str:
+        """Its name in facts and findings: ``SGD#1``, ``SGD#2``; those of a class after so many share the last one."""
+        return f"{type(optimizer).__name__}#{min(self.number(optimizer), most)}"
+
+    def in_sites(self, optimizer: Optimizer) -> str:
+        """Its name in sites, where ``#`` numbers calls: ``SGD``, ``SGD_2``."""
+        number = self.number(optimizer)
+        return type(optimizer).__name__ if number == 1 else f"{type(optimizer).__name__}_{number}"
+
+    def number(self, optimizer: Optimizer) -> int:
+        """Its number, the next one of its class if it has none."""
         number = self._numbers.get(optimizer)
         if number is None:
             self._counts[type(optimizer).__name__] += 1

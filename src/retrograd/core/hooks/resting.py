@@ -7,13 +7,11 @@ of a step of small layers.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from retrograd.core.hooks.compiled import has_compiled_code
 from retrograd.core.hooks.listeners import Entry, move_first
-from retrograd.core.hooks.native import resting as native
 
 
 class TapSwitch(Protocol):
@@ -70,25 +68,6 @@ Place = tuple[weakref.ref[dict[int, Any]], int, RestableTap]
 """A table of hooks, the number of a tap's hook in it, and that hook."""
 
 
-def take_out(places: list[Place], resting: list[Place]) -> None:
-    """Take out each hook that is alone in its table, and append its place to the second list."""
-    for place in places:
-        table = place[0]()
-        if table is not None and len(table) == 1 and table.pop(place[1], None) is not None:
-            resting.append(place)
-
-
-def put_back(resting: list[Place], move_first: Callable[[Any, int], None]) -> None:
-    """Put hooks back that somebody watches behind, before those that have come meanwhile, and empty the list."""
-    while resting:  # one by one, since another thread may let one rest meanwhile
-        find, number, tap = resting.pop()
-        table = find()
-        if table is not None and tap.watchers:
-            table[number] = tap
-            if len(table) > 1:
-                move_first(table, number)
-
-
 class RestingTaps:
     """Takes the hooks of all taps out of torch's tables for a while.
 
@@ -117,7 +96,10 @@ class RestingTaps:
         for switch in self._switches:
             if switch.awake:
                 return
-        (native.take_out if native is not None else take_out)(found, self._resting)
+        for place in found:
+            table = place[0]()
+            if table is not None and len(table) == 1 and table.pop(place[1], None) is not None:
+                self._resting.append(place)
 
     def _find(self) -> list[Place]:
         taps = [tap for tap in _taps if tap.watchers]
@@ -126,9 +108,14 @@ class RestingTaps:
         return self._found
 
     def wake(self) -> None:
-        """Put them back."""
-        if self._resting:
-            (native.put_back if native is not None else put_back)(self._resting, move_first)
+        """Put them back where somebody watches, before the hooks that have come meanwhile."""
+        while self._resting:  # one by one, since another thread may let one rest meanwhile
+            find, number, tap = self._resting.pop()
+            table = find()
+            if table is not None and tap.watchers:
+                table[number] = tap
+                if len(table) > 1:
+                    move_first(table, number)
 
     def change(self) -> None:
         """Wake them, and look for taps anew."""

@@ -18,17 +18,13 @@ from retrograd.core.amounts import count_of
 from retrograd.core.launch.beside import is_alive
 from retrograd.core.launch.requests import MIRROR, RunRequest, list_requests
 from retrograd.core.launch.start import Request, make_own_environment
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import say, showing
 from retrograd.core.runs.layout import FINDINGS
 
 SPEAKER = "RETROGRAD_SPEAKER"
 """Environment variable with the number of the one process that speaks, the first Python process that was started."""
 
-_VERDICT_SECONDS = 60.0
-"""For how long a program that has ended is held up at most."""
-
-_MIRROR_SECONDS = 60.0
-"""The same for its mirror: where this process is all that keeps a container, it is to be told the last of it."""
 
 _LOOK = 0.05  # seconds between two looks whether it is
 
@@ -90,7 +86,7 @@ def _ask_verdict(run: Path, shown: str) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             encoding="utf-8",
-            timeout=_VERDICT_SECONDS,
+            timeout=LIMITS.verdict_seconds,
             start_new_session=True,
             check=True,
         )
@@ -104,11 +100,12 @@ def _ask_verdict(run: Path, shown: str) -> str:
 def _await_mirror() -> None:
     """Wait for the process that tells a tracker of the run."""
     number = os.environ.get(MIRROR, "")
-    end = time.monotonic() + _MIRROR_SECONDS
+    end = time.monotonic() + LIMITS.mirror_seconds
     with contextlib.suppress(KeyboardInterrupt):
         while number.isdecimal() and is_alive(int(number)):
             if time.monotonic() >= end:
-                say(f"the tracker has not taken all within {_MIRROR_SECONDS:.0f} seconds; process {number} goes on")
+                within = f"{LIMITS.mirror_seconds:.0f} seconds"
+                say(f"the tracker has not taken all within {within}; process {number} goes on")
                 return
             time.sleep(_LOOK)
 

@@ -9,12 +9,8 @@ import time
 from pathlib import Path
 
 from retrograd.core.launch.beside import answer, is_alive, start_beside
+from retrograd.core.limits import LIMITS
 from retrograd.core.serving.server import RunServer, Served
-
-AFTERWARDS = 10.0
-"""Seconds for which a page is still answered when the program is over: it asks for the end, and for the findings."""
-
-_LOOK = 0.5  # seconds between two looks whether the program lives
 
 
 def serve_beside(run: Path) -> str:
@@ -44,6 +40,6 @@ def main() -> None:
 def end_with(server: RunServer, process: int) -> None:
     """End a server a little after a process."""
     while is_alive(process):
-        time.sleep(_LOOK)
-    time.sleep(AFTERWARDS)
+        time.sleep(LIMITS.page_pause)
+    time.sleep(LIMITS.page_seconds)
     server.shutdown()

@@ -29,12 +29,11 @@ from retrograd.core.hooks.parts import (
     parameters_of,
 )
 from retrograd.core.identities import IdentityDict, IdentitySet
+from retrograd.core.limits import LIMITS
 
 PATIENCE = 20
 """Steps without a new model after which the program is taken to have shown all it has."""
 
-MOST_MODELS = 32
-"""Models recorded in one process: who makes more of them makes a new one every round."""
 
 _WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "_FabricModule"}
 
@@ -207,7 +206,7 @@ class Search:
             called = children_of(called)[0]  # it runs next, and at each later call
         models += trained
         new = [model for model in models if not all(each in self._known for each in modules_of(model))]
-        del new[MOST_MODELS - self._count :]
+        del new[LIMITS.models - self._count :]
         for model in new:
             self._note(list(modules_of(model)), called)
         self._count += sum(model not in self._models for model in new)
@@ -215,9 +214,9 @@ class Search:
         self._steps = 0
         if new:
             self._found(new, called)
-        if self._count >= MOST_MODELS:
+        if self._count >= LIMITS.models:
             self.stop()
-            self._failed(RecordingError(f"Only the first {MOST_MODELS} models of this process are recorded."))
+            self._failed(RecordingError(f"Only the first {LIMITS.models} models of this process are recorded."))
         return bool(new)
 
     def _note(self, parts: list[nn.Module], called: nn.Module | None) -> None:
@@ -339,7 +338,7 @@ def _fitness(top: nn.Module, trained: set[int]) -> tuple[int, int]:
 # ---- names ----
 
 
-def name_models(models: Sequence[nn.Module], taken: Collection[str] = ()) -> dict[str, nn.Module]:
+def choose_names(models: Sequence[nn.Module], taken: Collection[str] = ()) -> dict[str, nn.Module]:
     """A name for each model: none for a single one, else the variable or attribute that holds it, else its class.
 
     The variables are those of the code that runs now, from the outermost frame inwards, so that ``generator`` of the

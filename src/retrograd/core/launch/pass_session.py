@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import multiprocessing
 import multiprocessing.util
-import os
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -19,8 +17,8 @@ from retrograd.core.amounts import count_of
 from retrograd.core.errors import RetrogradError
 from retrograd.core.hooks.backward import backward_listeners
 from retrograd.core.launch.closing import say_end
-from retrograd.core.launch.tracebacks import hide_our_frames
-from retrograd.core.notices import say, warn_apart, warnings_kept
+from retrograd.core.launch.process import close_with_child, follow_process
+from retrograd.core.notices import say, warnings_kept
 from retrograd.core.randomness import random_kept
 from retrograd.core.runs.ranks import RankClaim, is_loader_worker
 
@@ -40,11 +38,7 @@ class PassSession(ABC):
 
     def follow_process(self) -> None:
         """Begin, begin again in forked children, and end when the process does."""
-        warn_apart()
-        hide_our_frames()
-        atexit.register(self.close)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.start_over)
+        follow_process(self.close, self.start_over)
         self.start()
 
     def start(self) -> None:
@@ -68,8 +62,8 @@ class PassSession(ABC):
         if is_loader_worker():
             self._run_safely(self._stop)
         elif not self._is_child and multiprocessing.parent_process() is not None:
-            self._is_child = True  # a child of multiprocessing ends without atexit
-            multiprocessing.util.Finalize(None, self.close, exitpriority=0)
+            self._is_child = True
+            close_with_child(self.close)
 
     def backward_ends(self, failed: bool) -> None:
         """An outermost pass has ended, and all that follow it know."""

@@ -6,13 +6,7 @@ processes that import torch train nothing; later there may be neither memory nor
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import functools
-import multiprocessing
-import multiprocessing.util
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,16 +23,21 @@ from retrograd.core.hooks.backward import backward_listeners, join_pass
 from retrograd.core.hooks.discovery import construction_watch
 from retrograd.core.hooks.distributed import is_rehearsal
 from retrograd.core.hooks.engine import without_transforms
-from retrograd.core.hooks.names import name_models as check_names
-from retrograd.core.hooks.names import walk_modules
+from retrograd.core.hooks.names import name_models, walk_modules
 from retrograd.core.identities import IdentityDict
 from retrograd.core.launch.closing import is_speaker, say_end
 from retrograd.core.launch.late_sink import LateSink
 from retrograd.core.launch.live_findings import LiveFindings, say_critical
-from retrograd.core.launch.models import Search, name_models
+from retrograd.core.launch.models import Search, choose_names
+from retrograd.core.launch.process import (
+    ExitNote,
+    call_before_exec,
+    close_with_child,
+    end_as_interrupted,
+    follow_process,
+)
 from retrograd.core.launch.requests import RunRequest
-from retrograd.core.launch.tracebacks import hide_our_frames
-from retrograd.core.notices import say, warn_apart, warnings_kept
+from retrograd.core.notices import say, warnings_kept
 from retrograd.core.plugins import find_provided
 from retrograd.core.randomness import random_kept
 from retrograd.core.recording.fact_source import FactHost, FactSource, MakeSource
@@ -47,7 +46,7 @@ from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.weight_sums import sum_squares
 from retrograd.core.runs.attempts import leave
 from retrograd.core.runs.chosen_ranks import read_ranks
-from retrograd.core.runs.ending import describe_exception, describe_exit, find_exception
+from retrograd.core.runs.ending import describe_exception, find_exception
 from retrograd.core.runs.ranks import ask_rank, find_rank, is_loader_worker
 
 if TYPE_CHECKING:
@@ -62,12 +61,8 @@ def start_session() -> None:
             say(f"{request.undone}{_tell_unchosen(request)}")
         return
     session = Session(request)
-    atexit.register(session.close)
+    follow_process(session.close, session.start_over)
     call_before_exec(session.leave)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=session.start_over)
-    warn_apart()
-    hide_our_frames()
     session.take_inventory()
 
 
@@ -135,13 +130,7 @@ class Session:
         except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
         try:
-            if (
-                self._sink.steps
-                and not self._sink.sites
-                and not self._names
-                and is_speaker()
-                and not self._request.quiet
-            ):
+            if self._has_loss_alone() and is_speaker() and not self._request.quiet:
                 say(_LOSS_ALONE)
             say_end(self._tell_obstacle(), self._tell_done())
         except Exception as error:  # there may be no memory left
@@ -241,7 +230,7 @@ class Session:
         if is_loader_worker() or (find_rank() is not None and self._is_apart()):
             return
         models = [model for model in models if model in self._names or self._can_be_walked(model)]
-        named = name_models([model for model in models if model not in self._names], taken=self._taken)
+        named = choose_names([model for model in models if model not in self._names], taken=self._taken)
         self._taken.update(named)
         self._names.update((model, name) for name, model in named.items())
         try:
@@ -266,7 +255,7 @@ class Session:
     def _can_be_walked(self, model: nn.Module) -> bool:
         """Tell whether all of a model can be looked at; one that cannot is left out."""
         try:
-            check_names({"": model})
+            name_models({"": model})
             for entry in walk_modules("", model):
                 list(entry.candidates())
         except Exception as error:
@@ -329,8 +318,7 @@ class Session:
         request = self._request
         writer = RunWriter(request.path, resume=request.resume, step=self._step, join=True, chosen=self._chosen)
         call_at_end(self.close, writer.path)  # again: what is registered last runs first, and the writer has its own
-        if multiprocessing.parent_process() is not None:  # a child of multiprocessing ends without atexit
-            multiprocessing.util.Finalize(None, self.close, exitpriority=0)
+        close_with_child(self.close)
         writer.describe(command=self._request.command)
         return writer
 
@@ -351,9 +339,6 @@ class Session:
         if self._obstacle not in self._said:
             self._said.add(self._obstacle)
             say(self._obstacle)
-
-
-# ---- the end ----
 
 
 class StopAfter(FactSource):
@@ -377,63 +362,3 @@ class StopAfter(FactSource):
             if ask_rank() == 0:
                 say(f"the program is ended here, after {count_of(self._limit, 'step')}, as --steps asks")
             raise SystemExit(0)
-
-
-def call_before_exec(call: Callable[[], None]) -> None:
-    """Call a function before this process becomes another program, which ends it without a word."""
-    for name in ("execv", "execve"):  # what all others of ``os`` come to
-        setattr(os, name, _call_first(call, getattr(os, name)))
-
-
-def _call_first(call: Callable[[], None], execute: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(execute)
-    def call_and_execute(*arguments: Any, **named: Any) -> Any:
-        call()
-        return execute(*arguments, **named)
-
-    return call_and_execute
-
-
-class ExitNote:
-    """A note of what the last ``sys.exit`` of the main thread was called with, until :meth:`forget`."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, Any] | None = None
-        self._exit: Callable[..., Any] = sys.exit
-        sys.exit = self._note(sys.exit)
-
-    @property
-    def failure(self) -> dict[str, Any] | None:
-        """The noted exit as an exception; None where there was no exit, or a successful one."""
-        return self._found
-
-    def forget(self) -> None:
-        """The program has caught it, and goes on."""
-        self._found = None
-
-    def _note(self, leave: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(leave)
-        def exit_noted(code: object = None, /) -> Any:
-            if threading.current_thread() is threading.main_thread():
-                self._found = _describe_code(code)
-            leave(code)
-
-        return exit_noted
-
-
-def end_as_interrupted() -> None:
-    """Let Python end the process by SIGINT after all, where Ctrl-C was the end of the program.
-
-    It notes that for the process when a KeyboardInterrupt leaves code that was compiled from text, and forgets it when
-    any other such code runs: an import, or a named tuple, while we write the last of the record.
-    """
-    if isinstance(find_exception(), KeyboardInterrupt):
-        with contextlib.suppress(KeyboardInterrupt):
-            exec("raise KeyboardInterrupt")
-
-
-def _describe_code(code: object) -> dict[str, Any] | None:
-    if code in (None, 0):
-        return None
-    running = sys.exc_info()[1]
-    return describe_exit(code) if running is None else describe_exception(running)

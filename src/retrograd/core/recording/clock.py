@@ -35,14 +35,11 @@ from retrograd.core.hooks.gradients import InputGradient
 from retrograd.core.hooks.listeners import Entry, never_raise
 from retrograd.core.hooks.reach import DeepGraphGuard
 from retrograd.core.hooks.resting import RestingTaps
+from retrograd.core.limits import LIMITS
 from retrograd.core.progress.steps import Steps
 from retrograd.core.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.core.recording.schedule import Schedule
 from retrograd.core.sites.site import Site
-
-_PATIENCE = 2.0
-"""Seconds after which forwards that wait for no backward are emitted though the step goes on."""
-
 
 Fault = Callable[[Site | str, Exception], None]
 """Takes an error of ours and where it came up."""
@@ -336,7 +333,7 @@ class Clock:
 
     def _merge_forward(self, buffer: ModeBuffer) -> None:
         """Count calls anew but keep the rows: this forward adds to the one before it."""
-        if buffer.touched and time.monotonic() - self._emitted_at > _PATIENCE:
+        if buffer.touched and time.monotonic() - self._emitted_at > LIMITS.pending_seconds:
             self.close(buffer)
         buffer.serial += 1
 

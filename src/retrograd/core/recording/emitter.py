@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from retrograd.core.history.sink import Moment, RowBatch, Sink
+from retrograd.core.limits import LIMITS
 from retrograd.core.recording.keep import Kept, KeptSource
 from retrograd.core.recording.mode_buffer import Forward, Mode, ModeBuffer
 from retrograd.core.recording.module_watch import SiteRecorders, SlotCalls, SlotWatch
@@ -267,9 +268,6 @@ def _find_moment(moment: Moment, owner: Forward | None) -> Moment:
     return moment if owner is None else replace(moment, phase=owner.phase)
 
 
-_REMEMBERED = 8
-"""Closed micro-batches whose gradients are still known when they come late."""
-
 Rows = npt.NDArray[np.int32]
 
 
@@ -310,7 +308,7 @@ class LateGradients:
     def __init__(self, calls: Sequence[SlotCalls]) -> None:
         self._calls = calls
         self._open: list[bytes] = []
-        self._closed: deque[Closed] = deque(maxlen=_REMEMBERED)
+        self._closed: deque[Closed] = deque(maxlen=LIMITS.closed_batches)
 
     def note(self, rows: bytes) -> None:
         """Note rows, as the bytes of int32, that were recorded for the micro-batch that is open."""

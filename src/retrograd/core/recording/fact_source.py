@@ -11,8 +11,9 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.sink import Moment
+from retrograd.core.hooks.names import ModelNames
 from retrograd.core.hooks.operation_notes import OperationNotes
-from retrograd.core.hooks.optimizer import OptimizerNumbers
+from retrograd.core.hooks.optimizer import OptimizerNames
 
 
 class FactHost(Protocol):
@@ -30,8 +31,12 @@ class FactHost(Protocol):
         """An error of ours; training goes on."""
 
     @property
-    def optimizers(self) -> OptimizerNumbers:
-        """The numbers of optimizers, by which facts and sites name them."""
+    def models(self) -> ModelNames:
+        """The recorded models by name, and the paths of their modules."""
+
+    @property
+    def optimizers(self) -> OptimizerNames:
+        """The names of optimizers, in facts and in sites."""
 
     @property
     def step(self) -> int:
@@ -58,9 +63,6 @@ class FactHost(Protocol):
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The site of a parameter; None where it belongs to no recorded model."""
-
-    def name_module(self, module: nn.Module) -> str | None:
-        """The path of a module; None where it belongs to no recorded model."""
 
 
 class FactSource:

@@ -17,12 +17,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from retrograd.core.history.fact import NOW, Fact, JsonObject, tell_many
 from retrograd.core.history.sink import EventKind, Moment
 from retrograd.core.hooks.engine import is_abstract
-from retrograd.core.hooks.names import walk_parameters, walk_paths
+from retrograd.core.hooks.names import ModelNames, walk_parameters, walk_paths
 from retrograd.core.hooks.operation_notes import OperationNotes
-from retrograd.core.hooks.optimizer import OptimizerNumbers, optimizer_listeners
-from retrograd.core.identities import IdentityDict
+from retrograd.core.hooks.optimizer import OptimizerNames, optimizer_listeners
+from retrograd.core.limits import LIMITS
 from retrograd.core.recording.fact_source import FactSource, MakeSource, is_look
-from retrograd.core.sites.site import ROOT
 
 
 class FactTaker(Protocol):
@@ -49,9 +48,6 @@ class FactTaker(Protocol):
         """Now."""
 
 
-_PATIENCE = 5.0
-"""Seconds for which the end of a recording waits for another thread, so that nothing is left behind."""
-
 _OF_STEPS = frozenset(
     {"forward_begins", "forward_ends", "backward_begins", "backward_ends", "update_begins", "update_ends"}
 )
@@ -66,15 +62,16 @@ class Facts:
         sources: what makes them.
 
     Attributes:
-        optimizers: the numbers of optimizers.
+        models: the recorded models by name, and the paths of their modules.
+        optimizers: their names.
     """
 
     def __init__(self, taker: FactTaker, sources: Sequence[MakeSource]) -> None:
         self._taker = weakref.ref(taker)
-        self.optimizers = OptimizerNumbers()
+        self.models = ModelNames()
+        self.optimizers = OptimizerNames()
         self._sources = [make(self) for make in sources]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._modules: IdentityDict[nn.Module, str] = IdentityDict()
         self._telling = threading.RLock()
         self._listeners: tuple[dict[str, list[MethodType]], ...] = ({}, {})
         self._is_recorded = self._are_resting = False
@@ -142,10 +139,6 @@ class Facts:
         name = self._parameters.get(tensor)
         return name if name is None else str(name)
 
-    def name_module(self, module: nn.Module) -> str | None:
-        """The path of a module of a recorded model."""
-        return self._modules.get(module)
-
     # ---- what happens ----
 
     def begin(self) -> None:
@@ -155,8 +148,7 @@ class Facts:
 
     def model_added(self, name: str, model: nn.Module) -> None:
         """A model is recorded from now on."""
-        for path, module in walk_paths(name, model):
-            self._modules.setdefault(module, path or ROOT)
+        self.models.add(name, model)
         self.name_parameters(name, model)
         self._tell("model_added", name, model)
 
@@ -216,18 +208,18 @@ class Facts:
     def end(self) -> None:
         """Recording ends."""
         optimizer_listeners.remove(self)
-        self._tell("drain", patience=_PATIENCE)
-        self._tell("end", patience=_PATIENCE)
+        self._tell("drain", patience=LIMITS.end_seconds)
+        self._tell("end", patience=LIMITS.end_seconds)
         self._sources.clear()  # they refer to this object, and it to them
         for listeners in self._listeners:
             listeners.clear()
 
     def _unwrap(self, model: nn.Module) -> nn.Module:
         """The module of a recorded model that a wrapper of it runs (DDP, torch.compile)."""
-        if model in self._modules:
+        if self.models.path_of(model) is not None:
             return model
         wrapped = (module for _, module in takewhile(lambda found: not found[0], walk_paths("", model)))
-        return next((module for module in wrapped if module in self._modules), model)
+        return next((module for module in wrapped if self.models.path_of(module) is not None), model)
 
     def _find_listeners(self, what: str) -> list[MethodType]:
         """Find the methods of sources that do something then."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from retrograd.core.hooks.engine import current_graph_task
+from retrograd.core.hooks.engine import is_in_backward
 from retrograd.core.hooks.listeners import never_raise
-from retrograd.core.hooks.names import NamedModule
-from retrograd.core.identities import IdentityDict
+from retrograd.core.hooks.names import ModelNames
 from retrograd.core.norms import norm
 from retrograd.core.recording.emitter import Emitter
 from retrograd.core.recording.mode_buffer import Mode
@@ -26,35 +24,32 @@ class InterventionWatch:
     Args:
         factory: makes recorders for what is to be recorded from before.
         emitter: takes the events.
+        models: the recorded ones.
     """
 
-    def __init__(self, factory: RecorderFactory, emitter: Emitter) -> None:
+    def __init__(self, factory: RecorderFactory, emitter: Emitter, models: ModelNames) -> None:
         self._factory = factory
         self._backward = factory.backward
         self._emitter = emitter
-        self._paths: IdentityDict[nn.Module, str] = IdentityDict()
+        self._models = models
         self._recorders: dict[tuple[Site, Mode], SiteRecorder | None] = {}
         self.fault = factory.events.fault
-
-    def add_modules(self, entries: Iterable[NamedModule]) -> None:
-        """Record what rules change in these modules."""
-        self._paths.update((entry.module, entry.path) for entry in entries)
 
     @never_raise()
     def intervened(self, module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:
         """Note that a rule has put ``after`` in the place of ``before``."""
         clock = self._backward.clock
-        path = site.path if module is None else self._paths.get(module)
+        path = site.path if module is None else self._models.path_of(module)
         if not clock.on or path is None:
             return
-        if current_graph_task() != -1 and not (clock.entered or self._backward.enter()):
+        if is_in_backward() and not (clock.entered or self._backward.enter()):
             return
         site = replace(site, path=path)
         self._emitter.add_change(clock.moment, site, rule, _measure(before, after))
         self._record_before(site, module, before)
 
     def _record_before(self, site: Site, module: nn.Module | None, before: Tensor) -> None:
-        mode = Mode.GRAD if current_graph_task() != -1 else mode_now()
+        mode = Mode.GRAD if is_in_backward() else mode_now()
         if (site, mode) not in self._recorders:
             named = replace(site.value, keys=(*site.keys, BEFORE))
             self._recorders[site, mode] = self._factory.make_named_recorder(mode, module, named, BEFORE)

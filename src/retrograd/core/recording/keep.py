@@ -19,6 +19,7 @@ import torch
 
 from retrograd.core.amounts import count_of, parse_bytes
 from retrograd.core.errors import TensorPolicyError
+from retrograd.core.history.kept import count_bytes
 from retrograd.core.history.sink import Event, KeptTensor, Moment, Sink
 from retrograd.core.notices import warn
 from retrograd.core.sites.pattern import Candidate, Pattern
@@ -186,15 +187,6 @@ class KeptSource:
 
 Kept = tuple[KeptSource, torch.Tensor, int, int]
 """A tensor as it was just kept: where it is from, itself, its version, and its bytes."""
-
-
-def count_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements; of a sparse one, of what it stores."""
-    if tensor.layout is torch.strided:
-        return tensor.nbytes
-    if tensor.layout is torch.sparse_coo:
-        return count_bytes(tensor._values()) + count_bytes(tensor._indices())
-    return tensor.values().nbytes
 
 
 _SOURCE, _SIZE = itemgetter(0), itemgetter(3)

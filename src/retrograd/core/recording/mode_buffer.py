@@ -21,15 +21,10 @@ from retrograd.core.hooks.gradients import GradientWatch
 from retrograd.core.hooks.listeners import Entry
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.reach import DeepGraphGuard
+from retrograd.core.limits import LIMITS
 from retrograd.core.recording.settings import Settings
 from retrograd.core.statistics.custom import CustomStatistics
 from retrograd.core.statistics.slab import Slab, make_slab, make_turns
-
-MOST_FORWARDS = 100
-"""Calls of models within a micro-batch that are told apart."""
-
-_PATIENCE = 8
-"""Of so many calls, all over but the last, the last is not waited for either: they are an evaluation."""
 
 
 class CallCount:
@@ -142,7 +137,7 @@ class Forwards:
     def begin(self, root: int, training: bool, serial: int) -> None:
         """List a call of a model that begins."""
         self._running = None
-        if len(self._listed) < MOST_FORWARDS:
+        if len(self._listed) < LIMITS.forwards:
             counts = [calls.count if calls.serial == serial else 0 for calls in self.calls] if self._listed else []
             self._running = Forward(root, training, counts)
             self._listed.append(self._running)
@@ -164,7 +159,7 @@ class Forwards:
         if not any(forward.root == root for forward in self._listed):
             return True
         waiting = [not forward.is_over for forward in self._listed]
-        return any(waiting[:-1] if len(waiting) >= _PATIENCE else waiting)
+        return any(waiting[:-1] if len(waiting) >= LIMITS.pending_forwards else waiting)
 
     def find(self, slot: int, call: int) -> int:
         """The number of the forward that a call of a slot belongs to, found by the number of the call."""

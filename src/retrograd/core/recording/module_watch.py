@@ -15,22 +15,23 @@ from retrograd.core.hooks.checkpoints import CallsOfParts, is_computed_again, pa
 from retrograd.core.hooks.distributed import is_rehearsal, may_have_stages, running_stage, running_wrapper
 from retrograd.core.hooks.engine import (
     count_function_modes,
-    current_graph_task,
     current_node,
     grad_enabled,
     inference_enabled,
+    is_in_backward,
     is_tracing,
     next_sequence_number,
     without_functions,
 )
 from retrograd.core.hooks.gradients import InputGradient, edge_of, hook_input_gradients
 from retrograd.core.hooks.listeners import SeeGradient, never_raise
-from retrograd.core.hooks.module import CallTap, make_output_tap
+from retrograd.core.hooks.module import CallTap
 from retrograd.core.hooks.names import ArgumentNames
 from retrograd.core.hooks.nested import Keys, flatten
 from retrograd.core.hooks.nodes import is_leaf, number_of
 from retrograd.core.hooks.saved import top_pair
-from retrograd.core.identities import IdentityDict, IdentitySet
+from retrograd.core.identities import IdentitySet
+from retrograd.core.limits import LIMITS
 from retrograd.core.progress.steps import Steps
 from retrograd.core.recording.clock import RecordedPass
 from retrograd.core.recording.facts import Facts
@@ -38,9 +39,6 @@ from retrograd.core.recording.mode_buffer import CallCount, Mode, ModeBuffer
 from retrograd.core.recording.sink_log import SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory, SiteRecorder, TensorRecorder
 from retrograd.core.sites.site import Site
-
-MOST_CALLS = 100
-"""Calls of one module within a micro-batch that get records of their own; later ones merge into the last."""
 
 
 def mode_now() -> Mode:
@@ -119,7 +117,7 @@ class SlotWatch:
         """The forward hook: record the tensors in what was returned as those of the next call. It raises nothing."""
         try:
             clock = self.switch
-            if current_graph_task() != -1:  # a checkpointed part is computed again
+            if is_in_backward():  # a checkpointed part is computed again
                 if clock.on:
                     self._see_again(flatten(output, self._keys))
                 return
@@ -128,18 +126,14 @@ class SlotWatch:
                 buffer = clock.find_buffer(mode_now())
             if buffer is None or not clock.on:
                 return
-            calls = self._buffers[buffer.mode]
-            if calls.serial != buffer.serial:
-                self._restart(calls, buffer)
-            call = calls.count
-            calls.count = call + 1
-            if call >= len(calls.plain):
-                call = self._next_call(calls)
+            calls, call = self._count_call(buffer)
             recorder = calls.plain[call]
             if recorder is None or type(output) is not torch.Tensor:
                 hooked = self._see_nested(buffer, calls, call, flatten(output, self._keys))
+            elif count_function_modes():
+                hooked = self._visit_past_modes(recorder, output)
             else:
-                hooked = self._visit_past_modes(recorder, output) if count_function_modes() else recorder.visit(output)
+                hooked = recorder.see_value(output)
             if not hooked:
                 self._await_hooks(buffer, calls, call)
         except Exception as error:
@@ -154,7 +148,7 @@ class SlotWatch:
 
     def _visit(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
         """Record a tensor; returns whether its gradient is taken care of."""
-        return recorder.visit(tensor)
+        return recorder.see_value(tensor)
 
     def _visit_past_modes(self, recorder: SiteRecorder, tensor: torch.Tensor) -> bool:
         """Visit a tensor past function modes, which see each read attribute; not where users have statistics."""
@@ -163,19 +157,31 @@ class SlotWatch:
         with without_functions():
             return self._visit(recorder, tensor)
 
+    def _count_call(self, buffer: ModeBuffer) -> tuple[SlotCalls, int]:
+        """Count a call in a buffer; returns its calls there, and the number of this one."""
+        calls = self._buffers[buffer.mode]
+        if calls.serial != buffer.serial:
+            calls.serial = buffer.serial
+            calls.count = 0
+            calls.unhooked.clear()
+            buffer.touched = True
+        call = calls.count
+        calls.count = call + 1
+        return calls, call if call < len(calls.plain) else self._next_call(calls)
+
     def _next_call(self, calls: SlotCalls) -> int:
         """The number of a call that comes for the first time."""
-        if len(calls.plain) < MOST_CALLS:
+        if len(calls.plain) < LIMITS.calls:
             calls.plain.append(None)
             calls.recorders.append({})
-        elif calls.count == MOST_CALLS + 1:
+        elif calls.count == LIMITS.calls + 1:
             self._tell_crowded()
         return len(calls.plain) - 1
 
     def _tell_crowded(self) -> None:
         if not self._is_crowded:
             self._is_crowded = True
-            site = Site(self.path, self._keys, MOST_CALLS)
+            site = Site(self.path, self._keys, LIMITS.calls)
             text = "this and all further calls within a micro-batch are merged"
             self._factory.events.note("note", str(site), text=text)
 
@@ -242,30 +248,16 @@ class SlotWatch:
             if recorder is not None and tensor.requires_grad:
                 self._watch(recorder, tensor)
 
-    def _restart(self, calls: SlotCalls, buffer: ModeBuffer) -> None:
-        calls.serial = buffer.serial
-        calls.count = 0
-        calls.unhooked.clear()
-        buffer.touched = True
-
-    def see_compiled(self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool) -> list[SeeGradient | None]:
-        """Record the tensors of a call that compiled code makes; returns what sees the gradient of each.
-
-        Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used again.
-        """
-        if current_graph_task() != -1:
+    def _see_compiled_call(
+        self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
+    ) -> list[SeeGradient | None]:
+        if is_in_backward():
             return self._parts.find_next(part_computed_again()) or []
         clock = self.switch
         buffer = clock.buffer or clock.find_buffer(_mode_of(trains))
         if not clock.on:
             return []
-        calls = self._buffers[buffer.mode]
-        if calls.serial != buffer.serial:
-            self._restart(calls, buffer)
-        call = calls.count
-        calls.count = call + 1
-        if call >= len(calls.plain):
-            call = self._next_call(calls)
+        calls, call = self._count_call(buffer)
         plain = calls.plain[call]
         if plain is not None and len(tensors) == 1 and not tensors[0][0]:
             told = [plain.record_in_compiled_code(tensors[0][1])]
@@ -284,7 +276,7 @@ class SlotWatch:
     def see_rest(self, tensors: Sequence[tuple[Keys, torch.Tensor]]) -> None:
         """Record further tensors of the last call."""
         clock = self.switch
-        if current_graph_task() != -1:
+        if is_in_backward():
             if clock.on:
                 self._see_again(tensors)
             return
@@ -298,9 +290,12 @@ class SlotWatch:
     def see_in_compiled_code(
         self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
     ) -> Sequence[SeeGradient | None]:
-        """Record a call inside compiled code."""
+        """Record the tensors of a call that compiled code makes; returns what sees the gradient of each.
+
+        Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used again.
+        """
         try:
-            return self.see_compiled(tensors, trains)
+            return self._see_compiled_call(tensors, trains)
         except Exception as error:
             self._fault(error)
             return ()
@@ -317,18 +312,12 @@ class SlotWatch:
 
 
 class OutputWatch(SlotWatch):
-    """Records a module's outputs.
+    """Records a module's outputs."""
 
-    Attributes:
-        shortcut: ``after_forward`` for plain tensors, without Python frames; None where there is no compiled code.
-    """
-
-    __slots__ = ("shortcut",)
+    __slots__ = ()
 
     def __init__(self, factory: RecorderFactory, module: nn.Module, path: str) -> None:
         super().__init__(factory, module, path, ("output",))
-        counted = [(factory.buffers[mode], self._buffers[mode]) for mode in Mode]
-        self.shortcut = make_output_tap(self.switch, counted, self._await_hooks, self._fault)
 
     def after_compiled_call(self, rest: Sequence[tuple[Keys, torch.Tensor]]) -> None:
         """See what compiled code has not shown of the call that it makes."""
@@ -421,18 +410,10 @@ class ModelWatch:
         self._taps: list[CallTap] = []
         self._placements = placements
         self._facts = facts
-        self._names: IdentityDict[nn.Module, str] = IdentityDict()
         self._roots: IdentitySet[nn.Module] = IdentitySet()
 
-    @property
-    def named(self) -> list[tuple[str, nn.Module]]:
-        """The models that are still there, with their names."""
-        return [(name, model) for model, name in self._names.items()]
-
-    def add(self, module: nn.Module, name: str | None = None) -> None:
-        """Take each call of this module for a forward of its own; a model of this name, or a part of one."""
-        if name is not None:
-            self._names[module] = name
+    def add(self, module: nn.Module) -> None:
+        """Take each call of this module, a model or a part of one, for a forward of its own."""
         if module not in self._roots:
             self._roots.add(module)
             self._taps.append(CallTap(module, self, outermost=True))
@@ -441,7 +422,7 @@ class ModelWatch:
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin the call of a model."""
         clock = self._clock
-        if current_graph_task() != -1 or clock.is_paused:  # a checkpointed part is computed again
+        if is_in_backward() or clock.is_paused:  # a checkpointed part is computed again
             return
         if is_tracing():
             clock.pause(id(module))
@@ -484,7 +465,7 @@ class ModelWatch:
         failed = output is None and sys.exc_info()[0] is not None
         if clock.is_paused:
             clock.go_on(id(module))
-        elif current_graph_task() == -1:
+        elif not is_in_backward():
             buffer = clock.waiting_buffer
             if buffer is not None:
                 buffer.forwards.end(output, self._backward.guard, self._backward.leaf_handles)
@@ -497,7 +478,7 @@ class ModelWatch:
         stage = running_stage()
         self._clock.is_piped = stage is not None
         if stage is not None:
-            self._placements.set_stage(self._names.get(model, ""), stage)
+            self._placements.set_stage(self._facts.models.name_of(model) or "", stage)
 
     def remove(self) -> None:
         """Take every hook back."""

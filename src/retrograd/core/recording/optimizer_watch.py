@@ -21,12 +21,13 @@ from retrograd.core.hooks.distributed import local_part
 from retrograd.core.hooks.engine import count_function_modes, is_tracing, without_functions
 from retrograd.core.hooks.listeners import never_raise
 from retrograd.core.hooks.names import parameter_site
-from retrograd.core.hooks.optimizer import OptimizerNumbers, held_by, list_optimizers
+from retrograd.core.hooks.optimizer import OptimizerNames, held_by, list_optimizers
 from retrograd.core.identities import IdentityDict
+from retrograd.core.limits import LIMITS
 from retrograd.core.progress.steps import LossScales, Steps
 from retrograd.core.recording.clock import Clock, Fault
 from retrograd.core.recording.mode_buffer import ModeBuffer
-from retrograd.core.recording.parameter_watch import COPY_LIMIT, ParameterWatch
+from retrograd.core.recording.parameter_watch import ParameterWatch
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.recording.site_recorder import TensorRecorder
 from retrograd.core.recording.taps import Taps
@@ -44,14 +45,14 @@ class LooseParameters:
     Args:
         taps: sets the hooks.
         steps: knows the parameters of recorded models, and is told of those that are tapped.
-        numbers: those of the optimizers.
+        names: those of the optimizers.
     """
 
-    def __init__(self, taps: Taps, steps: Steps, numbers: OptimizerNumbers) -> None:
+    def __init__(self, taps: Taps, steps: Steps, names: OptimizerNames) -> None:
         self._taps = taps
         self._steps = steps
         self._has_looked = False
-        self._numbers = numbers
+        self._names = names
         self._groups: IdentityDict[Optimizer, int] = IdentityDict()
 
     def look(self) -> None:
@@ -68,12 +69,8 @@ class LooseParameters:
         self._groups[optimizer] = len(optimizer.param_groups)
         loose = [each for each in _list(optimizer) if not self._steps.knows(each[1])]
         for keys, tensor in loose:
-            self._taps.tap_parameter(Site(f"{OPTIMIZER}{self._name(optimizer)}", keys), None, tensor)
+            self._taps.tap_parameter(Site(f"{OPTIMIZER}{self._names.in_sites(optimizer)}", keys), None, tensor)
         self._steps.add_parameters([tensor for _, tensor in loose])
-
-    def _name(self, optimizer: Optimizer) -> str:
-        kind, number = type(optimizer).__name__, self._numbers.find(optimizer)
-        return kind if number == 1 else f"{kind}_{number}"
 
 
 def _list(optimizer: Optimizer) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
@@ -113,7 +110,9 @@ class WeightCopies:
 
     def give_back(self, optimizer: Optimizer, copies: list[torch.Tensor | bytearray]) -> None:
         """Give copies back that are not read any more."""
-        room = _WAITING - sum(len(each) for waiting in self._waiting.values() for each in waiting if each is not None)
+        room = LIMITS.waiting_bytes - sum(
+            len(each) for waiting in self._waiting.values() for each in waiting if each is not None
+        )
         if set(map(type, copies)) == {bytearray} and sum(map(len, copies)) <= room:  # as nearly always
             self._waiting[optimizer] = cast("list[bytearray | None]", copies)
             return
@@ -125,11 +124,7 @@ class WeightCopies:
         self._waiting[optimizer] = waiting
 
 
-_WAITING = 64 << 20
-"""Bytes of copies that wait, at most: what a recording holds between updates."""
-
-
-class _Plan(NamedTuple):
+class _UpdatePlan(NamedTuple):
     """What is recorded of the parameters of one optimizer: the same at every update, until others have a watch.
 
     Attributes:
@@ -148,17 +143,17 @@ class _Plan(NamedTuple):
     keeps: bool
 
 
-def _make_plan(watches: list[ParameterWatch | None]) -> _Plan:
+def _make_plan(watches: list[ParameterWatch | None]) -> _UpdatePlan:
     there = [(place, watch) for place, watch in enumerate(watches) if watch is not None]
     values = [(place, watch.value) for place, watch in there if watch.value is not None]
     updates = [(place, watch.update) for place, watch in there if watch.update is not None]
     recorders = [recorder for _, recorder in updates]
     rows = [recorder.row for recorder in recorders]
     keeps = any(recorder.keep is not None for recorder in recorders)
-    return _Plan(watches, values, [place for place, _ in updates], recorders, rows, keeps)
+    return _UpdatePlan(watches, values, [place for place, _ in updates], recorders, rows, keeps)
 
 
-class _Update(NamedTuple):
+class _BegunUpdate(NamedTuple):
     """An update that is under way: where each part goes, what is updated, and copies of it from before."""
 
     recorders: list[TensorRecorder]
@@ -181,8 +176,8 @@ class UpdateRecorder:
     def __init__(self, buffer: ModeBuffer, fault: Fault) -> None:
         self._buffer = buffer
         self._fault = fault
-        self._plans: IdentityDict[Optimizer, _Plan] = IdentityDict()
-        self._updates: IdentityDict[Optimizer, _Update] = IdentityDict()
+        self._plans: IdentityDict[Optimizer, _UpdatePlan] = IdentityDict()
+        self._updates: IdentityDict[Optimizer, _BegunUpdate] = IdentityDict()
         self._weights = WeightCopies()
         self.left_out: set[str] = set()
 
@@ -209,19 +204,21 @@ class UpdateRecorder:
             self._see_value(value, held[place])
         recorders, rows, parameters = plan.recorders, plan.rows, [held[place] for place in plan.places]
         weights = parameters if set(map(type, parameters)) == {nn.Parameter} else list(map(_values_of, parameters))
-        if sum(map(_size, weights)) > COPY_LIMIT:
+        if sum(map(_size, weights)) > LIMITS.copied_bytes:
             fits = self._find_fitting(recorders, weights)
             recorders, rows = list(compress(recorders, fits)), list(compress(rows, fits))
             parameters, weights = list(compress(parameters, fits)), list(compress(weights, fits))
         plain: list[torch.Tensor | None] = list(weights)
         if plan.keeps:
             plain = [None if each.keep is not None else weight for each, weight in zip(recorders, weights, strict=True)]
-        self._updates[optimizer] = _Update(recorders, rows, parameters, self._weights.take(optimizer, plain, weights))
+        self._updates[optimizer] = _BegunUpdate(
+            recorders, rows, parameters, self._weights.take(optimizer, plain, weights)
+        )
 
     def _find_fitting(self, recorders: list[TensorRecorder], weights: list[torch.Tensor]) -> list[bool]:
         """Tell which weights may be copied before the limit is reached, and note the others."""
         sizes = accumulate(map(_size, weights))
-        fits = [size <= COPY_LIMIT for size in sizes]
+        fits = [size <= LIMITS.copied_bytes for size in sizes]
         self.left_out.update(recorder.name for recorder, fit in zip(recorders, fits, strict=True) if not fit)
         return fits
 

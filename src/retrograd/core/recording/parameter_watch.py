@@ -15,16 +15,14 @@ from torch.utils.weak import WeakIdRef
 
 from retrograd.core.hooks.distributed import Averaging, Exchange, find_sharding, is_averaging, is_summand, local_part
 from retrograd.core.hooks.engine import uncompiled
-from retrograd.core.hooks.gradients import after_accumulation, make_gradient_hook, watch_gradient
-from retrograd.core.hooks.listeners import SeeGradient, never_raise
+from retrograd.core.hooks.gradients import after_accumulation, watch_gradient
+from retrograd.core.hooks.listeners import never_raise
 from retrograd.core.hooks.parts import modules_of
 from retrograd.core.identities import IdentitySet
+from retrograd.core.limits import LIMITS
 from retrograd.core.recording.clock import RecordedPass
 from retrograd.core.recording.site_recorder import TensorRecorder
 from retrograd.core.sites.site import Site
-
-COPY_LIMIT = 1024**3
-"""Bytes of weights that are copied at most while an optimizer steps: 1 GiB. Parameters beyond it are left out."""
 
 
 class ParameterWatch:
@@ -76,10 +74,7 @@ class ParameterWatch:
         self.has_come = self.is_alone = False
         self._handles = []
         if gradient is not None or local is not None:
-            hook: SeeGradient = self.see_gradient
-            if gradient is not None and gradient.is_plain:
-                hook, gradient.shortcut = make_gradient_hook(self._clock, ("on", "entered"), hook)
-            self._handles.append(watch_gradient(parameter, hook))
+            self._handles.append(watch_gradient(parameter, self.see_gradient))
         self._whole: WeakIdRef | None = None
 
     @property
@@ -96,9 +91,6 @@ class ParameterWatch:
     def is_reduced_by(self, exchange: Exchange) -> None:
         """Have what reduces the gradient: all that comes is to be looked at from now on."""
         self.exchange = exchange
-        if self.gradient is not None and self.gradient.shortcut is not None:
-            self.gradient.shortcut.bind(None, 0)
-            self.gradient.shortcut = None
 
     def watch_whole(self, whole: torch.Tensor) -> None:
         """Record what comes at the whole parameter that this one is a part of: what this process finds alone."""
@@ -245,7 +237,7 @@ class Reductions:
 
     def pass_begins(self) -> None:
         """Remember all gradients before a pass that may be recorded."""
-        room = COPY_LIMIT
+        room = LIMITS.copied_bytes
         for group in self.groups:
             group.gradients = [each for each in group.gradients if each.watch.parameter is not None]
             group.watch_wholes()

@@ -22,7 +22,7 @@ from retrograd.core.hooks.engine import is_compiling, uncompiled
 from retrograd.core.hooks.names import name_watched_leaves
 from retrograd.core.hooks.rewriters import rewrite_watched, watched_rewriters
 from retrograd.core.hooks.watched import trace_watched
-from retrograd.core.notices import warn
+from retrograd.core.notices import warn_of_fault
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.core.recording.recorder import Recorder, check_models
 from retrograd.core.recording.schedule import Schedule
@@ -256,7 +256,7 @@ def _try(call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as failure:
-        warn(f"retrograd could not end what follows a recording: {failure!r}.")
+        warn_of_fault("end what follows a recording", failure)
 
 
 def record(

@@ -15,12 +15,12 @@ from retrograd.core.history.sink import Moment, Sink
 from retrograd.core.hooks.backward import backward_followers, backward_listeners
 from retrograd.core.hooks.distributed import count_processes, is_rehearsal, is_second_half, is_sharded
 from retrograd.core.hooks.engine import without_transforms
-from retrograd.core.hooks.gradients import hidden_shortcuts
 from retrograd.core.hooks.listeners import SeeGradient, hidden_hooks, never_raise
 from retrograd.core.hooks.module import put_readers_last
 from retrograd.core.hooks.names import (
     NamedModule,
     describe_model,
+    list_modules,
     list_swapped,
     name_models,
     walk_modules,
@@ -122,8 +122,8 @@ class Recorder:
         self._reductions = Reductions(self._backward)
         self._taps = Taps(self._factory, self._reductions)
         self._emitter = Emitter(sink, self._factory, self._taps)
-        self._interventions = InterventionWatch(self._factory, self._emitter)
         self._facts = Facts(events, list_sources() if sources is None else sources)
+        self._interventions = InterventionWatch(self._factory, self._emitter, self._facts.models)
         strangers = LooseParameters(self._taps, steps, self._facts.optimizers) if loose else None
         self._optimizers = OptimizerWatch(clock, events, steps, self._taps, buffers.grad, strangers)
         self._models = ModelWatch(
@@ -135,14 +135,12 @@ class Recorder:
     def attach(self) -> None:
         """Set the taps."""
         hidden_hooks.hold()
-        hidden_shortcuts.hold()
         try:
             for name, model in self._new_models.items():
                 self._add(name, model)
         except BaseException:
             self._models.remove()
             self._taps.remove()
-            hidden_shortcuts.release()
             hidden_hooks.release()
             raise
         self._new_models.clear()
@@ -172,7 +170,6 @@ class Recorder:
         self._structures[name] = describe_model(name, model)
         self._modules.update(entry.module for entry in entries)
         self._requested.add(entries)
-        self._interventions.add_modules(entries)
         self._factory.placements.add_model(model)
         self._reductions.add_model(model)
         self._steps.add_parameters(parameter for entry in entries for _, parameter in entry.parameters)
@@ -186,7 +183,7 @@ class Recorder:
             warn_of_compiled_code(late)
         else:
             self._taps.expect(entries)
-        self._models.add(model, name)
+        self._models.add(model)
         self._facts.model_added(name, model)
 
     def _renew(self) -> None:
@@ -194,7 +191,7 @@ class Recorder:
         if not self._taps.may_lack:
             return
         self._taps.may_lack = False
-        for name, model in self._models.named:
+        for name, model in self._facts.models:
             entries = [
                 replace(entry, parameters=new)
                 for entry in walk_modules(name, model)
@@ -243,13 +240,8 @@ class Recorder:
         """Record what compiled code watches by hand; the first of the keys is its name."""
         if not self.is_of_this_thread():
             return ()
-        name = tensors[0][0][0]
-        try:
-            watch = self._taps.find_watched(name)
-            return watch.see_compiled([(keys[1:], tensor) for keys, tensor in tensors], trains)
-        except Exception as error:
-            self.fault(Site(WATCH + name), error)
-            return ()
+        watch = self._taps.find_watched(tensors[0][0][0])
+        return watch.see_in_compiled_code([(keys[1:], tensor) for keys, tensor in tensors], trains)
 
     def is_of_this_thread(self) -> bool:
         """True if the recorded models run in the thread that asks, or if there are none and it has no other."""
@@ -389,7 +381,6 @@ class Recorder:
         self._find_swapped()
         self._models.remove()
         self._taps.remove()
-        hidden_shortcuts.release()
         hidden_hooks.release()
         self._backward.remove()
         self._factory.keeper.finish(self.clock.moment)
@@ -410,12 +401,12 @@ class Recorder:
 
     @never_raise()
     def _find_swapped(self) -> None:
-        now = [entry for name, model in self._models.named for entry in walk_modules(name, model)]
+        now = list_modules(self._facts.models)
         self._swapped = list_swapped(((each.path, each.module) for each in self._requested.modules), now)
 
     def find_path(self, module: Any) -> str | None:
         """The path of a recorded module; None for anything else."""
-        return next((each.path for each in self._requested.modules if each.module is module), None)
+        return self._facts.models.path_of(module)
 
     def _tell_error(self, error: dict[str, Any]) -> None:
         if error["in_backward"] and error["module"] is None:
@@ -448,6 +439,6 @@ def check_models(models: nn.Module | Mapping[str, nn.Module] | None, settings: S
     """
     if models is None:  # nothing is known before it runs
         return []
-    modules = [entry for name, model in name_models(models).items() for entry in walk_modules(name, model)]
+    modules = list_modules(name_models(models).items())
     settings.check([candidate for entry in modules for candidate in entry.candidates()])
     return modules

@@ -13,7 +13,7 @@ from torch import nn
 from retrograd.core.amounts import count_of, show_bytes
 from retrograd.core.drawings import drawn_by
 from retrograd.core.errors import StatisticError
-from retrograd.core.hooks.names import name_models, walk_modules
+from retrograd.core.hooks.names import list_modules, name_models
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, find_keep, read_limit
 from retrograd.core.recording.schedule import Schedule, as_schedule
 from retrograd.core.sites.pattern import Candidate, Pattern
@@ -206,7 +206,7 @@ def plan_recording(
         SiteError: for an invalid pattern, or one that matches nothing.
     """
     settings = Settings(sites=sites, tensors=tensors, histogram=histogram)
-    entries = [entry for name, each in name_models(model).items() for entry in walk_modules(name, each)]
+    entries = list_modules(name_models(model).items())
     candidates = [candidate for entry in entries for candidate in entry.candidates()]
     settings.check(candidates)
     sizes: dict[tuple[int, str], torch.Tensor] = {

@@ -30,15 +30,14 @@ from retrograd.core.hooks.distributed import (
     place_own,
     place_spread,
 )
-from retrograd.core.notices import warn
+from retrograd.core.limits import LIMITS
+from retrograd.core.notices import warn_of_fault
 from retrograd.core.recording.clock import Clock
 from retrograd.core.recording.keep import Kept, KeptSource, sources_of
 from retrograd.core.recording.mode_buffer import ModeBuffers
 from retrograd.core.sites.site import LOCAL, Site, local_gradient
 from retrograd.core.statistics.row import ROW
 from retrograd.core.statistics.slab import UnreadableTensorError
-
-_MOST_WARNINGS = 5
 
 
 class EventListener(Protocol):
@@ -109,9 +108,9 @@ class EventLog:
         if self.faults[site] > 1:
             return ""
         reason = f"{type(error).__name__}: {error}"
-        if reason not in self._said and len(self._said) < _MOST_WARNINGS:
+        if reason not in self._said and len(self._said) < LIMITS.fault_warnings:
             self._said.add(reason)
-            warn(f"retrograd could not record {site}: {reason}. Training goes on; further faults are counted.")
+            warn_of_fault(f"record {site}", error, "Training goes on; further faults are counted.")
         return reason
 
     # ---- what facts ask -----------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Records one site at one call: its value and its gradient, each into a row of a buffer, and kept if that was asked.
 
 These objects live as long as the recorder of the run, so that nothing is made anew in a training step: the hook on a
-tensor is the same at every step. A plain tensor of which statistics or a reference are wanted is taken in by compiled
-code (``hooks/_taps.c``), which calls nothing of Python's; the two ``see_`` methods take in all others.
+tensor is the same at every step.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import nn
 
 from retrograd.core.hooks.distributed import is_sharded, local_part
 from retrograd.core.hooks.engine import is_transformed, uncompiled
-from retrograd.core.hooks.gradients import GradientWatch, Shortcut, make_gradient_hook, make_value_tap
+from retrograd.core.hooks.gradients import GradientWatch
 from retrograd.core.hooks.listeners import SeeGradient
 from retrograd.core.recording.clock import RecordedPass
 from retrograd.core.recording.keep import Keep, KeptSource, TensorKeeper, find_keep
@@ -45,10 +44,9 @@ class TensorRecorder(KeptSource):
 
     Attributes:
         observe: the slab's method for its tensors, from the first one on.
-        shortcut: what takes in plain tensors in the place of this, where no copy or statistic of the user's is wanted.
     """
 
-    __slots__ = ("_buffer", "_copy", "_factory", "custom", "observe", "shortcut")
+    __slots__ = ("_buffer", "_copy", "_factory", "custom", "observe")
 
     def __init__(
         self, factory: RecorderFactory, buffer: ModeBuffer, site: Site, row: int, keep: Keep | None, *, copy: bool
@@ -59,45 +57,24 @@ class TensorRecorder(KeptSource):
         self._copy = copy or buffer.mode is Mode.INFERENCE or (keep is not None and keep.copies)
         self.custom = buffer.custom if row >= 0 else None
         self.observe: Observe | None = None
-        self.shortcut: Shortcut | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """True if none of its tensors is copied or given to a function of the user's."""
-        return self.custom is None and (self.keep is None or not self._copy)
 
     def bind(self, tensor: torch.Tensor) -> Observe:
         """The slab's method for tensors like this one, remembered in ``observe``."""
         self.observe = self._buffer.slab(tensor.device).observe
         if is_sharded(tensor):
             self._factory.placements.see_spread(self.site, tensor)
-        if self.shortcut is not None and self.is_plain:
-            self.shortcut.bind(self.observe, self.row)
-            self._keep_past_python(self.shortcut)
         return self.observe
-
-    def take(self, shortcut: Shortcut | None) -> None:
-        """Have compiled code do what this does with plain tensors."""
-        self.shortcut = shortcut
-        if shortcut is not None and self.row < 0:  # else once a slab is known
-            self._keep_past_python(shortcut)
-
-    def _keep_past_python(self, shortcut: Shortcut) -> None:
-        if self.keep is not None:
-            shortcut.keep(self, self._factory.keeper, self._buffer)
 
     def copy_from_now_on(self) -> None:
         """Copy what is kept from now on: its memory may be used again after all."""
         self._copy = True
-        if self.shortcut is not None and not self.is_plain:
-            self.shortcut.bind(None, NO_ROW)
 
-    def see(self, tensor: torch.Tensor) -> None:
-        """Take in a tensor."""
-        if self.row >= 0:
-            (self.observe or self.bind(tensor))(tensor, self.row)
+    def see(self, tensor: torch.Tensor) -> Any:
+        """Take in a tensor; returns whether it requires grad where the slab has asked that, else None."""
+        requires_grad = (self.observe or self.bind(tensor))(tensor, self.row) if self.row >= 0 else None
         if self.keep is not None or self.custom is not None:
             self.see_more(tensor)
+        return requires_grad
 
     def see_more(self, tensor: torch.Tensor) -> None:
         """Take in a tensor for everything but the built-in statistics."""
@@ -140,10 +117,9 @@ class SiteRecorder:
     Attributes:
         value: where the value goes; None when it is not recorded.
         gradient: where its gradient goes; None when it is not recorded.
-        visit: :meth:`see_value`, for plain tensors without a Python frame where there is compiled code.
     """
 
-    __slots__ = ("_clock", "_enter", "_fault", "_is_copied", "_tell", "_watch", "gradient", "value", "visit")
+    __slots__ = ("_clock", "_enter", "_fault", "_is_copied", "_tell", "_watch", "gradient", "value")
 
     def __init__(self, backward: RecordedPass, value: TensorRecorder | None, gradient: TensorRecorder | None) -> None:
         self._clock = backward.clock
@@ -154,17 +130,9 @@ class SiteRecorder:
         self._watch: GradientWatch | None = None
         self._tell: SeeGradient | None = None
         self._is_copied = False
-        self.visit: Callable[[torch.Tensor], bool] = self.see_value
         if gradient is not None:
-            hook: SeeGradient = self.see_gradient
-            if gradient.is_plain:
-                hook, shortcut = make_gradient_hook(self._clock, ("entered",), hook)
-                gradient.take(shortcut)
-            self._tell = hook
+            self._tell = hook = self.see_gradient
             self._watch = GradientWatch(hook, backward.guard, backward.leaf_handles, gradient.copy_from_now_on)
-        if value is not None and value.is_plain:
-            self.visit, shortcut = make_value_tap(self.see_value, self._watch)
-            value.take(shortcut)
 
     @property
     def wants_gradient(self) -> bool:
@@ -173,13 +141,7 @@ class SiteRecorder:
 
     def see_value(self, tensor: torch.Tensor) -> bool:
         """Record the value and set a hook for its gradient; returns whether that gradient will come."""
-        requires_grad = None
-        value = self.value
-        if value is not None:
-            if value.row >= 0:
-                requires_grad = (value.observe or value.bind(tensor))(tensor, value.row)
-            if value.keep is not None or value.custom is not None:
-                value.see_more(tensor)
+        requires_grad = self.value.see(tensor) if self.value is not None else None
         watch = self._watch
         if watch is None or requires_grad is False or not (requires_grad or tensor.requires_grad):
             return False
@@ -192,10 +154,7 @@ class SiteRecorder:
         if self._clock.entered or self._enter():
             tensor_recorder: TensorRecorder = self.gradient  # type: ignore[assignment]
             try:
-                if tensor_recorder.row >= 0:
-                    (tensor_recorder.observe or tensor_recorder.bind(gradient))(gradient, tensor_recorder.row)
-                if tensor_recorder.keep is not None or tensor_recorder.custom is not None:
-                    tensor_recorder.see_more(gradient)
+                tensor_recorder.see(gradient)
             except Exception as error:
                 if gradient is not None:  # as it is where another output of the same node was used, and this one not
                     self._fault(tensor_recorder.site, error)

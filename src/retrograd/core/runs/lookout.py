@@ -8,14 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from retrograd.core.notices import warn, warnings_kept
+from retrograd.core.limits import LIMITS
+from retrograd.core.notices import warn, warn_of_fault, warnings_kept
 from retrograd.core.runs.layout import PAUSE
-
-SHARE = 0.1
-"""Of the time of one processor, what looks may take: after a dear one the pause is longer."""
-
-_PATIENCE = 60.0
-"""Seconds for which the last look holds up whoever ends it."""
 
 
 class Lookout:
@@ -61,16 +56,17 @@ class Lookout:
         self._over.set()
         if os.getpid() != self._process or threading.current_thread() is self._thread:  # a fork has no such thread
             return
-        self._thread.join(_PATIENCE)
+        self._thread.join(LIMITS.last_look_seconds)
         if self._thread.is_alive():
-            warn(f"retrograd could not {self._what} within {_PATIENCE:.0f} seconds; the last of it may be missing.")
+            within = f"{LIMITS.last_look_seconds:.0f} seconds"
+            warn(f"retrograd could not {self._what} within {within}; the last of it may be missing.")
 
     def _run(self) -> None:
         rest = self._pause
         while not self._over.wait(rest):
             begun = time.thread_time()
             self._try(is_last=False)
-            rest = max(self._pause, (time.thread_time() - begun) / SHARE)
+            rest = max(self._pause, (time.thread_time() - begun) / LIMITS.look_share)
         self._try(is_last=True)
 
     def _try(self, *, is_last: bool) -> None:
@@ -79,4 +75,4 @@ class Lookout:
         except Exception as error:
             if not self._is_told:
                 self._is_told = True
-                warn(f"retrograd could not {self._what}: {type(error).__name__}: {error}. Training goes on.")
+                warn_of_fault(self._what, error)

@@ -163,4 +163,4 @@ def count_rows(batch: RowBatch) -> int:
 def _count_item(item: RowBatch | Event | KeptTensor) -> int:
     if isinstance(item, RowBatch):
         return _BYTES_AN_ITEM + len(item.rows) + len(item.bins)
-    return _BYTES_AN_ITEM + (count_bytes(item) if isinstance(item, KeptTensor) else 0)
+    return _BYTES_AN_ITEM + (count_bytes(item.tensor) if isinstance(item, KeptTensor) else 0)

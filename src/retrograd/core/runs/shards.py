@@ -102,7 +102,7 @@ class ShardFolder:
 
     def copy(self, kept: KeptTensor) -> None:
         """Copy a tensor, unless it has changed since it was kept, or does not fit; then an event says so."""
-        if self._used + count_bytes(kept) > self.budget:
+        if self._used + count_bytes(kept.tensor) > self.budget:
             self._drop(kept)
             return
         name = print_name(kept.moment, kept.site)

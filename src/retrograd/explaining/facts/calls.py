@@ -31,7 +31,6 @@ from retrograd.core.hooks.parts import gradient_of, parameters_of
 from retrograd.core.hooks.torch_calls import program_frame
 from retrograd.core.identities import IdentityDict
 from retrograd.core.recording.fact_source import FactHost, FactSource
-from retrograd.core.sites.site import ROOT
 
 Details = tuple[tuple[str, Any], ...]
 Key = tuple[str, str, int, str, Details]
@@ -60,8 +59,7 @@ class CallSource(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._models: IdentityDict[nn.Module, str] = IdentityDict()
-        self._optimizers = OptimizerNames(host)
+        self._optimizers = OptimizerNotes(host)
         self._thread = threading.get_ident()
         self._step = 0
         self._keys: list[Key] = []
@@ -81,15 +79,11 @@ class CallSource(FactSource):
         call_listeners.add(self)
         backward_followers.add(self)
 
-    def model_added(self, name: str, model: nn.Module) -> None:
-        """A model is recorded from now on."""
-        self._models[model] = name or ROOT
-
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
         self._thread = threading.get_ident()
         self._turn()
-        about = self._models.get(model) or self.host.name_module(model) or ""
+        about = self.host.models.find(model) or ""
         self._add("forward", about, sys._getframe(1), (("training", model.training), ("grad", grad_enabled())))
 
     def run_begins(self, run: EngineRun) -> None:
@@ -160,8 +154,7 @@ class CallSource(FactSource):
             parameter = find()
             if parameter is not None and gradient_of(parameter) is not None:
                 return
-        models = list(self._models)
-        every = [each for model in models for each in islice(parameters_of(model), _MOST_SAMPLED)]
+        every = [each for _, model in self.host.models for each in islice(parameters_of(model), _MOST_SAMPLED)]
         found = [each for each in every if gradient_of(each) is not None]
         self._sampled = [weakref.ref(each) for each in (*found[:1], *found[-1:])]
 
@@ -186,7 +179,7 @@ class CallSource(FactSource):
         if isinstance(about, Optimizer):
             return self._optimizers.find(about)
         if isinstance(about, nn.Module):
-            return self._models.get(about) or self.host.name_module(about) or ""
+            return self.host.models.find(about) or ""
         return "" if about is None or isinstance(about, list | tuple | torch.Tensor) else type(about).__name__
 
     def _add(self, name: str, about: str, frame: FrameType, details: Details = (), numbers: Numbers = _NOTHING) -> None:
@@ -291,17 +284,16 @@ def _read_one(number: Any) -> Any:
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class OptimizerNames:
-    """Names optimizers in the order in which they are met; notes each at its first update, and when groups change."""
+class OptimizerNotes:
+    """Notes each optimizer at its first update, and when its groups change."""
 
     def __init__(self, host: FactHost) -> None:
         self._host = host
         self._groups: IdentityDict[Optimizer, tuple[int, ...]] = IdentityDict()
 
     def find(self, optimizer: Optimizer) -> str:
-        """``SGD#1``; those of a class after the 50th have the name of that one."""
-        number = self._host.optimizers.find(optimizer)
-        return f"{type(optimizer).__name__}#{min(number, MOST_OPTIMIZERS)}"
+        """Its name: ``SGD#1``."""
+        return self._host.optimizers.in_facts(optimizer, MOST_OPTIMIZERS)
 
     def see(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""
@@ -321,7 +313,7 @@ class OptimizerNames:
                 self._note(optimizer, has_updated=False)
 
     def _note(self, optimizer: Optimizer, *, has_updated: bool = True) -> None:
-        if self._host.optimizers.find(optimizer) > MOST_OPTIMIZERS:
+        if self._host.optimizers.number(optimizer) > MOST_OPTIMIZERS:
             return
         self._host.note_fact(
             OptimizerMade(

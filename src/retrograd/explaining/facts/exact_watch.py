@@ -39,7 +39,7 @@ class OverwriteWatch(FactSource):
 
     def __init__(self, host: FactHost, watch: ProgramWatch | None = None) -> None:
         super().__init__(host)
-        self._watch = watch or ProgramWatch(host.name_module, lambda error: host.fault("overwritten tensors", error))
+        self._watch = watch or ProgramWatch(host.models.path_of, lambda error: host.fault("overwritten tensors", error))
         self._saved = SavedWatch(self._watch.writes)
         self._told: set[tuple[str, str, str]] = set()
 
@@ -166,7 +166,7 @@ class ExactWatch(FactSource):
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
         watch = ProgramWatch(
-            host.name_module, lambda error: host.fault("overwritten tensors and non-finite numbers", error)
+            host.models.path_of, lambda error: host.fault("overwritten tensors and non-finite numbers", error)
         )
         self._parts = NonFiniteWatch(host, watch), OverwriteWatch(host, watch), GradientWriteWatch(host, watch)
 

@@ -92,7 +92,7 @@ class GradientWriteWatch(FactSource):
         hook, hook_line = describe_function(write.hook) if write.hook is not None else ("", "")
         module, tensor, line = self._find(write.node)
         if write.module is not None:
-            module, tensor, line = self.host.name_module(write.module) or "", "", ""
+            module, tensor, line = self.host.models.path_of(write.module) or "", "", ""
         harmed_in, harmed, harmed_line = self._find(write.harmed[0])
         key = hook_line, line or tensor or module, harmed_line or harmed
         if key not in self._told:

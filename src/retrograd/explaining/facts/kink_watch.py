@@ -100,7 +100,7 @@ class KinkWatch(FactSource):
 
     def _note(self, sighting: Sighting) -> None:
         module = running_module()
-        path = self.host.name_module(module) if module is not None else None
+        path = self.host.models.path_of(module) if module is not None else None
         frame = user_frame(sys._getframe(1))
         line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         mask = sighting.lie_there

@@ -29,27 +29,27 @@ class ModeSource(FactSource):
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
         self._known: IdentityDict[nn.Module, _Known] = IdentityDict()
-        self._names: IdentityDict[nn.Module, str] = IdentityDict()
 
     def model_added(self, name: str, model: nn.Module) -> None:
         """A model is recorded from now on."""
-        self._names[model] = name
         self._known.pop(model, None)
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
-        for each in (model,) if model in self._names else list(self._names):  # a part is called by itself
-            self._ask(each)
+        name = self.host.models.name_of(model)
+        called = self.host.models if name is None else [(name, model)]  # all where a part is called by itself
+        for each_name, each in called:
+            self._ask(each_name, each)
 
-    def _ask(self, model: nn.Module) -> None:
+    def _ask(self, name: str, model: nn.Module) -> None:
         known = self._known.get(model)
         if known is None:
             known = self._known[model] = _Known()
         if known.root != model.training or known.have_some_changed() or self.host.is_look:
-            flags = known.look(self._names[model], model)
+            flags = known.look(name, model)
             if flags is not None:
                 training, evaluating = _summarize(flags)
-                self.host.note_fact(Modes(name=self._names[model] or ROOT, training=training, evaluating=evaluating))
+                self.host.note_fact(Modes(name=name or ROOT, training=training, evaluating=evaluating))
 
 
 class _Known:

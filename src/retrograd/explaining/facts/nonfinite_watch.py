@@ -65,7 +65,7 @@ class NonFiniteWatch(FactSource):
 
     def __init__(self, host: FactHost, watch: ProgramWatch | None = None) -> None:
         super().__init__(host)
-        self._watch = watch or ProgramWatch(host.name_module, self._fail)
+        self._watch = watch or ProgramWatch(host.models.path_of, self._fail)
         self._results = ResultWatch(self._see_operation, self._search)
         self._taps = NodeTaps()
         self._runs: dict[EngineRun, GradientBirths] = {}
@@ -200,7 +200,7 @@ class NonFiniteWatch(FactSource):
         operands = tensors_of(born.args, born.kwargs)
         made = next((each for each in tensors_of((born.result,), None) if not is_fine(each)), None)
         return NonFinite(
-            name=(self.host.name_module(module) if module is not None else None) or "",
+            name=(self.host.models.path_of(module) if module is not None else None) or "",
             born="forward" if born.broken is None else "update" if self._is_parameter(born.broken) else "input",
             operation=name,
             line=_name_line(),

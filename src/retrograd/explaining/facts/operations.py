@@ -53,7 +53,7 @@ class ForwardOperations(FactSource):
         super().__init__(host)
         self._softmaxes = SoftmaxLooks(host)
         see = self._softmaxes.see
-        self._notes = OperationNotes(host.name_module, MOST, lambda error: host.fault("operations", error), see)
+        self._notes = OperationNotes(host.models.path_of, MOST, lambda error: host.fault("operations", error), see)
         self._sizes = GraphSizes(host)
         self._written: deque[int] = deque(maxlen=_REMEMBERED)
         self._name = ""
@@ -73,7 +73,7 @@ class ForwardOperations(FactSource):
         if not self._is_time():
             self._passes = 0
         elif not notes.is_started and self._may_note(model):
-            self._name = self.host.name_module(model) or ROOT
+            self._name = self.host.models.path_of(model) or ROOT
             self._thread = threading.get_ident()
             notes.begin()
         self._is_waiting = notes.is_started

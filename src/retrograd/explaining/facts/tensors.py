@@ -48,15 +48,10 @@ class StateSource(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._models: IdentityDict[nn.Module, str] = IdentityDict()
         self._has_same_rows: IdentityDict[nn.Module, set[str]] = IdentityDict()
         self._readings = Readings()
         self._looks: dict[str, _ModelLook] = {}
         self._step = -1
-
-    def model_added(self, name: str, model: nn.Module) -> None:
-        """A model is recorded from now on."""
-        self._models[model] = name
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
@@ -66,7 +61,7 @@ class StateSource(FactSource):
         if step != self._step:
             self._write()
             self._step = step
-        for each, name in list(self._models.items()):
+        for name, each in self.host.models:
             if name not in self._looks:
                 self._look(name, each)
 
@@ -86,7 +81,7 @@ class StateSource(FactSource):
         """Recording ends: look a last time."""
         self._write()
         self._step = self.host.step
-        for model, name in list(self._models.items()):
+        for name, model in self.host.models:
             self._look(name, model)
         self._write()
 
@@ -219,17 +214,13 @@ class InputSource(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._models: IdentityDict[nn.Module, tuple[str, ArgumentNames]] = IdentityDict()
+        self._arguments: IdentityDict[nn.Module, ArgumentNames] = IdentityDict()
         self._names: dict[tuple[str, tuple[str, ...]], str] = {}
         self._readings = Readings()
         self._pending: list[tuple[int, int, Phase, Head]] = []
         self._since = 0.0
         self._step = -1
         self._seen: set[tuple[str, bool]] = set()
-
-    def model_added(self, name: str, model: nn.Module) -> None:
-        """A model is recorded from now on."""
-        self._models[model] = (name or ROOT, ArgumentNames(model))
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
@@ -239,16 +230,15 @@ class InputSource(FactSource):
         if step != self._step:
             self._step = step
             self._seen.clear()
-        known = self._models.get(model)
-        if known is None:
-            known = self._models[model] = (self.host.name_module(model) or ROOT, ArgumentNames(model))
-        name, names = known
+        name = self.host.models.find(model) or ROOT
         has_grad = grad_enabled()
         if (name, has_grad) in self._seen:
             return
         self._seen.add((name, has_grad))
         phase: Phase = "no_grad" if not has_grad else "train" if model.training else "eval"
-        for keys, tensor in _bind(arguments, names):
+        if model not in self._arguments:
+            self._arguments[model] = ArgumentNames(model)
+        for keys, tensor in _bind(arguments, self._arguments[model]):
             self._read(step, phase, self._name(name, keys), tensor)
 
     def drain(self) -> None:

@@ -119,8 +119,6 @@ class _Switch:
 class _UnitTap:
     """Sees the calls of one module while its switch is on."""
 
-    shortcut = None
-
     def __init__(self, switch: _Switch, see: Callable[[Any], None]) -> None:
         self.switch = switch
         self._see = see

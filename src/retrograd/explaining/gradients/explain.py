@@ -32,7 +32,7 @@ from retrograd.explaining.gradients.reasons import (
     describe_use_in_function,
     judge,
 )
-from retrograd.following.graph.module_names import name_models
+from retrograd.following.graph.module_names import find_names
 from retrograd.following.graph.origins import LIMIT, Origins
 
 Model = nn.Module | Mapping[str, nn.Module]
@@ -282,7 +282,7 @@ class _BlockWatch:
         self._places = places
         logs = Logs(LIMIT)
         self._notes = FlowNotes([leaf.tensor for leaf in leaves], logs)
-        names = name_models(models)
+        names = find_names(models)
         self._origins = Origins(ForwardLog(names, logs, self._notes), names)
         self._running: dict[EngineRun, PassWatch] = {}
         self._lock = threading.RLock()

@@ -27,6 +27,7 @@ from retrograd.core.launch.interpreter import find_obstacle
 from retrograd.core.launch.lean import load_lean_arrow
 from retrograd.core.launch.requests import RunRequest
 from retrograd.core.launch.start import make_environment, resolve_command
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import print_text, say
 from retrograd.core.runs.findings import Findings, store_findings
 from retrograd.core.runs.layout import find_latest, is_run
@@ -34,12 +35,6 @@ from retrograd.core.runs.reader import Run, open_run
 from retrograd.core.views.findings_text import format_findings, list_findings
 from retrograd.explaining.findings.explain import explain
 from retrograd.explaining.launch.options import ExplainOptions
-
-MOST_ROWS_AT_END = 16_000_000
-"""Rows of a run that is explained when its program has ended: about ten seconds of work."""
-
-MOST_OTHERS = 8
-"""Processes beside the history of a run that are explained with it."""
 
 
 def explain_as_asked(arguments: ExplainOptions) -> int:
@@ -66,7 +61,7 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
         run = arguments.run or find_latest()
         shown = str(run)
     with reading(run) as opened:
-        findings, others = find_and_store(opened), find_in_others(opened, MOST_ROWS_AT_END)
+        findings, others = find_and_store(opened), find_in_others(opened, LIMITS.rows_at_end)
     _print(f"{shown}, {_tell_end(opened)}", findings, arguments)
     if told := list_others(others, shown):
         (say if arguments.json else print_text)("\n".join(told))
@@ -181,7 +176,7 @@ def find_in_others(run: Run, most_rows: int) -> dict[str, Findings | None]:
         with contextlib.suppress(RunError):  # whoever asks about it is told which
             opened = open_run(rank.folder)
             most_rows -= opened.history.rows.count
-            if most_rows >= 0 and len(found) <= MOST_OTHERS:
+            if most_rows >= 0 and len(found) <= LIMITS.other_processes:
                 found[rank.folder.name] = find_and_store(opened)
     return found
 
@@ -229,8 +224,8 @@ def find_verdict(run: Path, shown: str) -> str:
     """
     opened = open_run(run)
     rows = opened.history.rows.count
-    findings = find_and_store(opened) if rows <= MOST_ROWS_AT_END else None
-    others = find_in_others(opened, MOST_ROWS_AT_END - rows)
+    findings = find_and_store(opened) if rows <= LIMITS.rows_at_end else None
+    others = find_in_others(opened, LIMITS.rows_at_end - rows)
     told = list_others(others, shown)
     whose = list_names([rank.folder.name for rank in opened.ranks if not rank.is_extra], 2) if told else ""
     return "\n  ".join(

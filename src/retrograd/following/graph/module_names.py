@@ -18,7 +18,7 @@ _MANY = 32
 """Models from which on those that have died are looked for."""
 
 
-class _Held(Protocol):
+class _Reference(Protocol):
     def __call__(self) -> object:
         """Return what is referred to, while it lives."""
 
@@ -32,8 +32,8 @@ class ModuleNames:
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self._models = [(name, weakref.ref(model)) for name, model in models.items()]
-        self._paths: dict[int, tuple[_Held, str | None]] = {}
-        self._parameters: dict[int, tuple[_Held, str | None]] = {}
+        self._paths: dict[int, tuple[_Reference, str | None]] = {}
+        self._parameters: dict[int, tuple[_Reference, str | None]] = {}
         self._read()
 
     def models(self) -> Iterator[tuple[str, nn.Module]]:
@@ -65,7 +65,7 @@ class ModuleNames:
         """The name of a parameter, as in ``"blocks.3.fc:weight"``; None if the model has no such parameter."""
         return self._look_up(self._parameters, parameter)
 
-    def _look_up(self, table: dict[int, tuple[_Held, str | None]], thing: nn.Module | torch.Tensor) -> str | None:
+    def _look_up(self, table: dict[int, tuple[_Reference, str | None]], thing: nn.Module | torch.Tensor) -> str | None:
         held, name = table.get(id(thing), (None, None))
         if held is not None and held() is thing:
             return name
@@ -136,7 +136,7 @@ class SeenNames:
         return tree
 
 
-def name_models(model: nn.Module | Mapping[str, nn.Module] | None) -> GivenNames | SeenNames:
+def find_names(model: nn.Module | Mapping[str, nn.Module] | None) -> GivenNames | SeenNames:
     """Make names of modules: in the models given, or in those that will be called.
 
     Raises:

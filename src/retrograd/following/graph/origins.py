@@ -16,7 +16,7 @@ from retrograd.core.hooks.calls import Logs, ModuleCall, ThreadLog
 from retrograd.core.hooks.forward_log import ForwardLog
 from retrograd.core.hooks.torch_calls import called_name, line_at
 from retrograd.core.hooks.writes import WriteNotes
-from retrograd.following.graph.module_names import GivenNames, SeenNames, name_models
+from retrograd.following.graph.module_names import GivenNames, SeenNames, find_names
 from retrograd.following.graph.node import Line
 
 LIMIT = 1_000_000
@@ -192,7 +192,7 @@ def record_origins(
     Raises:
         TraceError: ``model`` is not a module; or, on entering, it is being recorded to already.
     """
-    names = name_models(model)
+    names = find_names(model)
     notes = WriteNotes() if writes and lines else None
     listeners = () if notes is None else (notes,)
     return Origins(ForwardLog(names, Logs(limit), *listeners, lines=lines), names, notes)

@@ -25,7 +25,6 @@ from retrograd.core.addresses import local_folder
 from retrograd.core.errors import RunWriteError
 from retrograd.core.files import refuse_link
 from retrograd.core.hooks.engine import current_node, uncompiled
-from retrograd.core.hooks.native import native
 from retrograd.core.hooks.nodes import name_of, number_of
 from retrograd.core.runs.claim import start_of
 from retrograd.core.runs.layout import LOCK, RING
@@ -335,9 +334,6 @@ def _make_see(
     meet: Callable[[Any], None],
 ) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
     """The function that is called for each node, with all that it needs at hand; and one that gives it new memory."""
-    if native is not None:
-        pen = native.Pen(buffer, capacity, writers, kinds, meet, current_node, time.time_ns)
-        return pen.see, pen.exchange
     mask = capacity - 1
     size = ENTRY.size
     pack = ENTRY.pack_into

@@ -13,11 +13,9 @@ from typing import Literal
 from retrograd.core.errors import FreedGraphError
 from retrograd.core.hooks.isolation import Numbering, ThreadState
 from retrograd.core.hooks.node_tap import NodeGradients, NodeHooks
+from retrograd.core.limits import LIMITS
 from retrograd.following.graph.graph import Graph
 from retrograd.following.stepping.breakpoints import Change, Predicate, Stop, apply_changes
-
-_PATIENCE = 0.1
-"""Seconds after which a thread that waits looks whether it was interrupted; not all systems tell it."""
 
 
 class _AbandonedError(BaseException):
@@ -81,7 +79,7 @@ class SteppedPass:
                 self.state = "running"
                 self._condition.notify_all()
             while self.state == "running":
-                self._condition.wait(_PATIENCE)
+                self._condition.wait(LIMITS.interrupt_seconds)
             self._goal = None  # it may hold the stepper
         if self._error is not None:
             self._raise()
@@ -100,7 +98,7 @@ class SteppedPass:
         """Wait for the thread, and let go of everything."""
         deadline = time.monotonic() + (math.inf if limit is None else limit)
         while self._thread is not threading.current_thread() and self._thread.is_alive():
-            self._thread.join(_PATIENCE)
+            self._thread.join(LIMITS.interrupt_seconds)
             if time.monotonic() > deadline:
                 return
         self._error = None

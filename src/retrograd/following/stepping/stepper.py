@@ -19,6 +19,7 @@ from retrograd.core.amounts import count_of
 from retrograd.core.errors import StepperError
 from retrograd.core.hooks.isolation import Numbering
 from retrograd.core.hooks.node_tap import NodeGradients
+from retrograd.core.limits import LIMITS
 from retrograd.following.graph.graph import Graph
 from retrograd.following.graph.node import Node
 from retrograd.following.graph.origins import Origins
@@ -28,9 +29,6 @@ from retrograd.following.stepping.stepped_pass import SteppedPass
 
 Where = str | Predicate | Sequence[str | Predicate]
 """Where to stop: a breakpoint's text, a predicate on stops (a breakpoint is one), or several of these."""
-
-_LAST_PATIENCE = 5.0
-"""Seconds that a stepper which nobody holds any more waits for a node to come to its end."""
 
 
 def step_through(
@@ -101,7 +99,7 @@ class Stepper:
         self._goal = goal
         self._shown = -1
         self.graph = running.graph
-        self._give_up = weakref.finalize(self, running.abandon, _LAST_PATIENCE)
+        self._give_up = weakref.finalize(self, running.abandon, LIMITS.abandoned_seconds)
         running.start()
         self._go_on(goal)
 

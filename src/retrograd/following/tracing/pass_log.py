@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from retrograd.core.hooks.engine import count_function_modes, current_node, uncompiled
-from retrograd.core.hooks.native import native
 from retrograd.core.hooks.nodes import LEAF_NUMBER, inputs_of, is_leaf, names_of
 from retrograd.core.hooks.reach import Reach, number_nodes, read_links
 from retrograd.following.graph.node import Line, TensorInfo
@@ -113,8 +112,6 @@ class PassLog:
         def mark_leaf(incoming: Any) -> None:
             mark(None)
 
-        if native is not None:
-            mark_one = native.Marker(self._marks, current, mark, current_node, clock).mark
         # Where a function mode is on, it would be told of every attribute of a gradient that we look at.
         marks = Marks(mark if count_function_modes() else mark_one, mark, mark_leaf)
         return marks if meter is None else Marks(*(self._with_level(each, meter) for each in marks))

@@ -45,7 +45,7 @@ from retrograd.following.graph.walker import examine
 from retrograd.following.tracing.pass_log import FindPlace, Marks, NameLeaf, PassLog
 from retrograd.following.tracing.trace import Failure, NodeEvent
 
-INCOMPLETE = "a backward pass was not traced as asked"
+INCOMPLETE = "trace a backward pass as asked"
 """The consequence of a fault of ours."""
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from retrograd.core.hooks.engine import at_end_of_backward, current_graph_task, is_in_compiled_backward
+from retrograd.core.hooks.engine import at_end_of_backward, current_graph_task, is_in_backward, is_in_compiled_backward
 from retrograd.core.hooks.storages import is_held_elsewhere
 from retrograd.memory.budget.simulation import Event, EventKind, MeasuredPass, SavedRange
 from retrograd.memory.policies.policy import Packed, Saved
@@ -155,7 +155,7 @@ class PassNotes:
     @property
     def is_cut_short(self) -> bool:
         """Ask whether a backward pass over it was begun and has failed. Unknown while one runs."""
-        return bool(self.unfinished) and current_graph_task() == -1
+        return bool(self.unfinished) and not is_in_backward()
 
     def see_end_of_backward(self) -> None:
         """Notice whether the backward pass that runs now comes to its end."""

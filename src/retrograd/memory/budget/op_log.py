@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from retrograd.core.hooks.dispatch import CarryOut, copy_values, without_graph
-from retrograd.core.hooks.engine import current_graph_task, grad_enabled
+from retrograd.core.hooks.engine import grad_enabled, is_in_backward
 from retrograd.core.hooks.op_info import OpInfo, can_be_read, find_op_info, find_written, read_random_state
 from retrograd.core.hooks.saved import base_of, is_plain, set_bits, version_of
 from retrograd.memory.policies.policy import Stays
@@ -260,7 +260,7 @@ class OpLog:
         """
         info = self._infos.get(id(function)) or self._learn(function)
         self._seen += 1
-        is_in_forward = current_graph_task() == -1
+        is_in_forward = not is_in_backward()
         number = self._count
         if is_in_forward and number >= 0:
             self._count = number + 1

@@ -15,6 +15,7 @@ from retrograd.core.amounts import parse_bytes, show_bytes
 from retrograd.core.errors import SavedPolicyError
 from retrograd.core.hooks.dispatch import CarryOut
 from retrograd.core.hooks.engine import is_in_backward
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import warn
 from retrograd.memory.budget.measuring import PassNotes
 from retrograd.memory.budget.offloader import Load, Offloader
@@ -31,9 +32,6 @@ Budget = int | float | str
 
 _SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*")
 
-_MEASURED_PASSES = 32
-"""Passes in which it is tried what can be recomputed. A program of which no two passes are alike is not held up for
-ever."""
 _LEAST_BYTES = 16 * 1024
 
 
@@ -247,7 +245,7 @@ class Planned(UsedPolicy):
         item.witness, item.version = saved.witness, saved.version
         if load is not None:
             self._free(self._leaving.add(weakref.ref(item), saved.nbytes, self._window))
-        if current.known is None and self._measured < _MEASURED_PASSES and contents is not None:
+        if current.known is None and self._measured < LIMITS.measured_passes and contents is not None:
             item.trial = find_recipe(contents, is_held=False)
         return item
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from retrograd.core.hooks.dispatch import below_autograd
 from retrograd.core.hooks.saved import blank_like, version_of, view_storage
+from retrograd.core.limits import LIMITS
 from retrograd.memory.budget.measuring import Key, Mark, PassNotes, RecomputeTrial, take_time
 from retrograd.memory.budget.offloader import Load
 from retrograd.memory.budget.plan import Plan
@@ -39,10 +40,6 @@ class ByteCounter:
         while self._changes:
             self._total += self._changes.popleft()
         return self._total
-
-
-_MOST_PLANS = 16
-"""One for each sequence of sizes, such as that of a last, smaller batch."""
 
 
 @dataclass(slots=True)
@@ -103,7 +100,7 @@ class KnownPlans:
         """Remember a plan for passes with these ranges."""
         known = KnownPlan(tuple(keys), plan, is_timed)
         self._known[known.keys] = known
-        if len(self._known) > _MOST_PLANS:
+        if len(self._known) > LIMITS.plans:
             self._known.popitem(last=False)
 
     def forget(self, known: KnownPlan) -> None:

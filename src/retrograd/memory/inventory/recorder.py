@@ -19,7 +19,7 @@ from retrograd.core.hooks.forward_log import ForwardLog, OperationClock
 from retrograd.core.hooks.nodes import root_edges, variable_of
 from retrograd.core.hooks.reach import find_nodes, guard_nodes
 from retrograd.core.trials import check_loss, check_loss_function, everything_restored
-from retrograd.following.graph.module_names import name_models
+from retrograd.following.graph.module_names import find_names
 from retrograd.following.graph.origins import LIMIT, Origins
 from retrograd.memory.inventory.inventory import Inventory
 from retrograd.memory.inventory.rows import make_table
@@ -100,7 +100,7 @@ class InventoryRecorder:
 
     def __init__(self, model: Model | None, *, timed: bool) -> None:
         self._clock = OperationClock() if timed else None
-        names = name_models(model)
+        names = find_names(model)
         listeners = () if self._clock is None else (self._clock,)
         origins = self._origins = Origins(ForwardLog(names, Logs(LIMIT), *listeners), names)
         self._inventory = Inventory()

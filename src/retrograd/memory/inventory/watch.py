@@ -101,7 +101,7 @@ class InventoryWatch:
         self._holders.clear()
         self._frames.clear()
 
-    @never_raise("the inventory failed, and is not complete")
+    @never_raise("complete the inventory")
     def run_begins(self, run: EngineRun) -> None:
         """A pass begins: what the graph keeps is all there now."""
         with self._lock:
@@ -111,7 +111,7 @@ class InventoryWatch:
             self.passes += 1
             self._running[run] = self._follow(run)
 
-    @never_raise("the inventory failed, and is not complete")
+    @never_raise("complete the inventory")
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
         """A pass has ended."""
         with self._lock:
@@ -119,7 +119,7 @@ class InventoryWatch:
             if watched is not None:
                 self._finish(watched, failed=error is not None)
 
-    @never_raise("the inventory failed, and is not complete")
+    @never_raise("complete the inventory")
     def recomputed(self, holder: object, tensor: Tensor) -> None:
         """A checkpoint has recomputed what this holder stands for."""
         slot, facts, describer = self._holders.get(id(holder), (None, None, None))

@@ -68,11 +68,13 @@ def measure_norm(value: Tensor) -> Tensor:
     """
     if not (value.is_floating_point() or value.is_complex()):
         raise RuleError(f"A tensor of {value.dtype} has no norm.", repair="rewrite sites of floating-point tensors.")
+    if value.layout is torch.strided:
+        return norm(value)
     if is_sparse(value):
         value = value.coalesce().values()
     elif is_packed(value):
         value = value.values()
-    elif value.layout is not torch.strided:
+    else:
         raise RuleError(f"The norm of a tensor laid out as {value.layout} is not known.", repair="make it dense.")
     return norm(value)
 

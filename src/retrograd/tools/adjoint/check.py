@@ -21,6 +21,7 @@ from retrograd.core.hooks.isolation import clone, copy_module, copy_nest, isolat
 from retrograd.core.hooks.module import CallTap
 from retrograd.core.hooks.names import NamedModule, compiled_regions, name_models, spread_batch, walk_modules
 from retrograd.core.hooks.nested import flatten
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import print_text
 from retrograd.core.randomness import Randomness
 from retrograd.core.sites.pattern import Candidate, Pattern
@@ -220,7 +221,6 @@ def _spoil(row: Row, bad: int, total: int, dtype: torch.dtype) -> Row:
 
 # ---- progress ----
 
-_PATIENCE_SECONDS = 2.0
 _WIDTH = 79
 
 
@@ -242,7 +242,7 @@ class Progress:
     def step(self, path: str) -> None:
         """A module is about to be checked."""
         self._seen.add(path)
-        if self._is_shown and time.monotonic() - self._began > _PATIENCE_SECONDS:
+        if self._is_shown and time.monotonic() - self._began > LIMITS.quiet_check_seconds:
             line = f"checking adjoints: module {len(self._seen):,} of {self._total:,}, {path}"
             self._write(line[:_WIDTH].ljust(_WIDTH))
             self._has_written = True

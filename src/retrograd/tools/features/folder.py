@@ -28,6 +28,7 @@ from retrograd.core.errors import FeatureError
 from retrograd.core.files import to_utf8, write_whole
 from retrograd.core.foreign.sums import check_sum, sum_tensor
 from retrograd.core.foreign.text import check_kinds, expect_file, parse_object, read_json
+from retrograd.core.limits import LIMITS
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -205,10 +206,6 @@ def _damaged(path: Path, error: Exception | str) -> FeatureError:
     )
 
 
-SHARD_BYTES = 64 << 20
-SHARD_SECONDS = 60.0
-"""A file is written at the latest after so many bytes, or seconds: what a killed process has to do again."""
-
 Spec = dict[str, dict[str, Any]]
 """Of each feature the shape of a sample's row, and the dtype, as a manifest has them."""
 
@@ -252,7 +249,7 @@ class ShardWriter:
         self._batches.append(features)
         self.samples += samples
         size = sum(tensor.nbytes for batch in self._batches for tensor in batch.values())
-        if size >= SHARD_BYTES or time.monotonic() - self._written >= SHARD_SECONDS:
+        if size >= LIMITS.shard_bytes or time.monotonic() - self._written >= LIMITS.shard_seconds:
             self.flush()
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""One rule on a plain gradient, which is written out, acts as rules do everywhere else."""
+"""Rules on plain gradients: where they are, what they may not do, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,6 @@ import retrograd as rg
 from retrograd.core.errors import RuleError
 from retrograd.core.hooks import rewriters
 from retrograd.rewriting.rules.rule import SiteState
-from retrograd.rewriting.site_rewriter import GradientRewriter
-
-
-@pytest.fixture(params=[True, False], ids=["written out", "as everywhere"], autouse=True)
-def is_written_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not request.param:
-        monkeypatch.setattr(GradientRewriter, "make_hook", lambda self: self)
 
 
 def test_rules_act_one_after_the_other_and_are_told_where_they_are() -> None:
