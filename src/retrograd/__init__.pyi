@@ -5,6 +5,7 @@ from retrograd import rules as rules
 from retrograd import saved as saved
 from retrograd.adjoint.adjoint_check import AdjointCheck as AdjointCheck
 from retrograd.adjoint.check import check_adjoint as check_adjoint
+from retrograd.bundles.bundle import open_bundle as open_bundle
 from retrograd.bundles.replay import replay as replay
 from retrograd.bundles.writer import write_bundle as write_bundle
 from retrograd.comparing.comparison import Comparison as Comparison

@@ -1,0 +1,124 @@
+"""Whose a replay bundle is: a signature over all of its files, by a key that only this user can read.
+
+To run a bundle again is to run whatever it names. So one that this user's own programs have written is told from all
+others, as Jupyter does with notebooks: by an HMAC with a key that is made when the first bundle is written, and stays
+in the user's own folder. Who can read that key can write bundles that are trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retrograd.files import name_aside
+from retrograd.foreign.text import expect_file
+
+FOLDER = "RETROGRAD_DATA_DIR"
+"""Environment variable: the folder of the key, instead of the one that the platform has for a user's data."""
+
+_BYTES = 32
+
+
+def find_key() -> Path:
+    """The file of this user's key, which need not be there.
+
+    Raises:
+        OSError: this user has no home.
+    """
+    try:
+        return _find_folder() / "bundles.key"
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+
+
+def sum_files(files: Mapping[str, bytes]) -> str:
+    """A sum over the names and contents of files: it tells damage, not who wrote them, for anybody can sum them."""
+    return _add(hashlib.sha256(), files)
+
+
+def sign(files: Mapping[str, bytes]) -> str:
+    """Sign files; this user's key is made if there is none.
+
+    Raises:
+        OSError: there is no key that can be used.
+    """
+    path = find_key()
+    if not path.exists():
+        _make_key(path)
+    return _sign(_read_key(path), files)
+
+
+def find_doubt(files: Mapping[str, bytes], signature: object) -> str:
+    """Why files may not be this user's own; empty where they are."""
+    if not isinstance(signature, str):
+        return "it is not signed"
+    try:
+        path = find_key()
+        if not path.exists():
+            return f"it is signed by another user, or on another machine: there is no key at {path}"
+        own = _sign(_read_key(path), files)
+    except OSError as error:
+        return str(error)
+    is_own = hmac.compare_digest(own.encode(), signature.encode())
+    return "" if is_own else "it is signed by another user or on another machine, or was changed since"
+
+
+def _sign(key: bytes, files: Mapping[str, bytes]) -> str:
+    return _add(hmac.new(key, digestmod=hashlib.sha256), files)
+
+
+def _add(to: Any, files: Mapping[str, bytes]) -> str:
+    to.update(b"retrograd bundle")
+    for name, data in sorted(files.items()):
+        for part in (name.encode(), data):  # with their lengths, so that no part can begin in another
+            to.update(len(part).to_bytes(8, "little"))
+            to.update(part)
+    return str(to.hexdigest())
+
+
+def _find_folder() -> Path:
+    if given := os.environ.get(FOLDER):
+        return Path(given).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "retrograd"
+
+
+def _make_key(path: Path) -> None:
+    """Make a key, whole from the beginning, and never in place of one that another process has just made."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    aside = name_aside(path)
+    try:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - of a number
+            file.write(secrets.token_bytes(_BYTES))
+        os.link(aside, path)
+    except FileExistsError:
+        return
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _read_key(path: Path) -> bytes:
+    with expect_file(path).open("rb") as file:
+        found = os.fstat(file.fileno())
+        if os.name == "posix" and found.st_uid != os.geteuid():
+            raise OSError(f"the key {path} belongs to another user")
+        if os.name == "posix" and found.st_mode & 0o077:
+            raise OSError(
+                f"others can read or change the key {path} (mode {found.st_mode & 0o777:o}); remove it, and the next "
+                "bundle that is written makes another"
+            )
+        key = file.read(_BYTES + 1)
+    if len(key) != _BYTES:
+        raise OSError(f"{path} is not a key of {_BYTES} bytes; remove it, and the next bundle makes another")
+    return key
