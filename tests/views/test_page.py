@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.graph.graph import Graph
 from retrograd.graph.node import Edge, Node
 from retrograd.history.sink import Event, Moment
 from retrograd.views.graph_picture import draw_graph
 from retrograd.views.inventory_page import write_inventory
 from retrograd.views.page.frame import escape_json, frame_page, join_modules, pack_json, wrap_module
 from retrograd.views.report import write_report
+from tests.graph.by_hand import make_graph
 from tests.views.invented import Numbers, make_history
 from tests.views.invented_inventory import invent_inventory
 from tests.views.unpacking import Page
@@ -38,7 +38,7 @@ OWN = {
 }
 WRITE: dict[str, Callable[[Path], Path]] = {
     "report": lambda path: write_report(make_history(Numbers(["a:output"], np.ones((1, 3)))), path),
-    "graph": lambda path: draw_graph(Graph.from_nodes([Node(0, "SumBackward0", 1)], (Edge(0, 0),)), path),
+    "graph": lambda path: draw_graph(make_graph([Node(0, "SumBackward0", 1)], (Edge(0, 0),)), path),
     "inventory": lambda path: write_inventory(invent_inventory(), path),
 }
 """Kinds of pages, by what writes one."""
