@@ -151,7 +151,7 @@ def test_no_byte_can_be_changed(name: str, own: Path) -> None:
 
 def test_files_cannot_be_added_or_swapped(own: Path, tmp_path: Path) -> None:
     (own / "more.json").write_text("{}")
-    with pytest.raises(UntrustedBundleError, match=r"more\.json was put into it"):
+    with pytest.raises(UntrustedBundleError, match=r"'more\.json' was put into it"):
         rg.replay(own)
     (own / "more.json").unlink()
     other = bundle_of(leaf(3).exp(), tmp_path / "other")

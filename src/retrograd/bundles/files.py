@@ -70,7 +70,7 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], str]:
         if seal.get("sum") != sum_files(files):
             raise damaged(folder, f"{FACTS} and {TENSORS} are not the files that were written")
         others = sorted({each.name for each in folder.iterdir()} - {*files, SEAL})
-        doubt = f"{others[0]} was put into it" if others else find_doubt(files, seal.get("signature"))
+        doubt = f"{others[0]!r} was put into it" if others else find_doubt(files, seal.get("signature"))
         return facts, safetensors.torch.load(files[TENSORS]), doubt
     except (OSError, ValueError, RecursionError, OverflowError, safetensors.SafetensorError) as error:
         raise damaged(folder, str(error)) from error

@@ -279,11 +279,6 @@ def _set_switches(switches: Switches) -> None:
         torch.set_default_dtype(constant(switches.default_dtype))
 
 
-def read_random(devices: Sequence[str]) -> dict[str, Tensor]:
-    """The states of the random generators of the CPU and of these devices."""
-    return {"cpu": torch.get_rng_state()} | {device: torch.cuda.get_rng_state(device) for device in devices}
-
-
 def set_random(states: Mapping[str, Tensor]) -> None:
     """Set random generators."""
     for device, state in states.items():

@@ -16,7 +16,6 @@ from retrograd.bundles.program import (
     UnwritableArgumentError,
     describe_error,
     encode,
-    read_random,
 )
 from retrograd.errors import CannotBundleError
 from retrograd.hooks.dispatch import (
@@ -226,7 +225,8 @@ class _RunRecorder:
     def _keep_random(self) -> int:
         number = len(self._random)
         names = {device: f"random.{number}.{device}" for device in ("cpu", *self._devices)}
-        self.memory.entries |= {names[device]: state for device, state in read_random(self._devices).items()}
+        self.memory.entries[names["cpu"]] = torch.get_rng_state()
+        self.memory.entries |= {names[device]: torch.cuda.get_rng_state(device) for device in self._devices}
         self._random.append(names)
         return number
 

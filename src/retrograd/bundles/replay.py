@@ -48,7 +48,7 @@ class Replayed:
         return self.equal is True
 
     def __str__(self) -> str:
-        return describe_replay(self)
+        return show_plainly("\n".join(_describe(self)))
 
     def __repr__(self) -> str:
         outcome = {True: "the same", False: "not the same", None: "not compared"}[self.equal]
@@ -89,7 +89,10 @@ def replay(
     ran = run_bundle(bundle, incoming)
     expected = rebuild_outgoing(bundle)
     if incoming is not None:
-        notes = [] if bundle.node.failure is None or ran.error else [_say_cut_short(bundle)]
+        notes = []
+        if bundle.node.failure is not None and ran.error is None:
+            what = f"what would have come after {len(bundle.operations)} operations is not known"
+            notes = [f"{bundle.node.name} raised when it was recorded: {what}"]
         return Replayed(bundle, ran.outputs, expected, None, ran.error, notes)
     differences = find_differences(bundle, ran)
     equal: bool | None = not differences
@@ -123,11 +126,6 @@ def _refuse_version(bundle: Bundle, *, strict: bool) -> None:
         )
 
 
-def describe_replay(replayed: Replayed) -> str:
-    """Describe the run and its outcome to a person."""
-    return show_plainly("\n".join(_describe(replayed)))
-
-
 def _describe(replayed: Replayed) -> Iterator[str]:
     yield from describe_bundle(replayed.bundle)
     yield from (f"  went out {place}: {_say_output(replayed, place)}" for place in range(len(replayed.outputs)))
@@ -154,11 +152,6 @@ def _say_not_raised(bundle: Bundle) -> str:
     assert failure is not None
     code = "Python code" if failure.by == "Python" else "autograd itself"
     return f"raised by {code}, not by an operation: {failure.error}\n{failure.traceback}".rstrip()
-
-
-def _say_cut_short(bundle: Bundle) -> str:
-    count = len(bundle.operations)
-    return f"{bundle.node.name} raised when it was recorded: what would have come after {count} operations is not known"
 
 
 # ---- running ----
@@ -231,15 +224,11 @@ def find_differences(bundle: Bundle, ran: Ran) -> list[str]:
         return [] if raised == expected else [f"{where} raised {raised}{f', not {expected}' if expected else ''}"]
     if failure is not None:
         return [] if failure.by != "operation" else [f"nothing raised {failure.error}"]
-    return list(_compare_all(ran.outputs, rebuild_outgoing(bundle)))
+    return list(compare_all(ran.outputs, rebuild_outgoing(bundle)))
 
 
-def find_deviation(recorded: Sequence[Tensor | None], real: Sequence[Tensor | None]) -> str:
-    """Compare the gradients of a node whose operations were recorded with those it gives otherwise."""
-    return next(_compare_all(recorded, real), "")
-
-
-def _compare_all(outputs: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> Iterator[str]:
+def compare_all(outputs: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> Iterator[str]:
+    """Compare gradients bit for bit; gives a sentence for each that differs."""
     for index, (one, other) in enumerate(zip(outputs, expected, strict=True)):
         if one is None or other is None:
             if one is not other:

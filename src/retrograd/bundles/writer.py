@@ -28,7 +28,7 @@ from retrograd.bundles.copies import MemoryCopier, StoredTensor
 from retrograd.bundles.files import write_files
 from retrograd.bundles.program import describe_error, read_switches
 from retrograd.bundles.recorder import RecordedRun, record_run
-from retrograd.bundles.replay import find_deviation, find_differences, run_bundle
+from retrograd.bundles.replay import compare_all, find_differences, run_bundle
 from retrograd.errors import CannotBundleError, FreedGraphError, ReplayError
 from retrograd.files import name_aside, remove_abandoned
 from retrograd.graph.node import Line, SavedValue
@@ -101,7 +101,7 @@ def _make(node: Any, incoming: Sequence[Tensor | None], about: Mapping[str, Any]
     if run.error is None and (is_python(node) or is_leaf(node)):
         return bundle
     outgoing, results = _run_plainly(node, incoming, run)
-    deviation = find_deviation(run.results.rebuild(run.outgoing), results.rebuild(outgoing))
+    deviation = next(compare_all(run.results.rebuild(run.outgoing), results.rebuild(outgoing)), "")
     return _assemble(replace(facts, deviation=deviation), run, outgoing, results)
 
 
@@ -199,7 +199,9 @@ def _write(bundle: Bundle, path: Path) -> Path:
         problem = write_files(unfinished, print_bundle(bundle), dict(bundle.entries))
         written = _move(unfinished, path)
     except OSError as error:
-        raise _not_written(path, error) from error
+        raise CannotBundleError(
+            f"No bundle can be written to {path}: {error}.", repair="give a folder that can be made."
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     if problem:
@@ -224,10 +226,6 @@ def _move(unfinished: Path, path: Path) -> Path:
             if not target.exists():
                 raise
     raise AssertionError("numbers do not end")
-
-
-def _not_written(path: Path, error: OSError) -> CannotBundleError:
-    return CannotBundleError(f"No bundle can be written to {path}: {error}.", repair="give a folder that can be made.")
 
 
 # ---- node facts ----
@@ -256,7 +254,7 @@ def describe_node(
     return NodeFacts(
         name=name_of(node),
         number=None if is_leaf(node) else number_of(node),
-        incoming=tuple(map(_describe_came, incoming)),
+        incoming=tuple(None if each is None else Came(*each) for each in map(examine, incoming)),
         saved=(*describe_saved(node), *_describe_context(node)),
         failure=None if run.error is None else _describe_failure(node, run, run.error),
         module=module,
@@ -266,11 +264,6 @@ def describe_node(
         source=() if line is None else _read_source(line),
         about=about,
     )
-
-
-def _describe_came(tensor: Tensor | None) -> Came | None:
-    found = examine(tensor)
-    return None if found is None else Came(*found)
 
 
 def _describe_failure(node: Any, run: RecordedRun, error: Exception) -> NodeFailure:
