@@ -593,7 +593,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def seal(files: dict[str, bytes], facts: dict[str, Any]) -> dict[str, bytes]:
     """The files with other facts, and the sum and signature that belong to these."""
     files = {"tensors.safetensors": files["tensors.safetensors"], "bundle.json": json.dumps(facts).encode()}
-    return files | {SEAL: json.dumps({"sum": sum_files(files), "signature": sign(files)}).encode()}
+    total = sum_files(files)
+    return files | {SEAL: json.dumps({"sum": total, "signature": sign(total)}).encode()}
 
 
 def put(folder: Path, files: dict[str, bytes]) -> Path:

@@ -45,8 +45,8 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for the key of a user who has none yet."""
-    monkeypatch.setenv(FOLDER, str(tmp_path / "home"))
-    return tmp_path / "home"
+    monkeypatch.setenv(FOLDER, str(tmp_path / "data"))
+    return tmp_path / "data" / "retrograd"
 
 
 @pytest.fixture
@@ -127,9 +127,9 @@ def test_the_signature_is_an_hmac_over_every_byte(own: Path) -> None:
     for name in ("bundle.json", "tensors.safetensors"):
         for part in (name.encode(), (own / name).read_bytes()):
             message += len(part).to_bytes(8, "little") + part
-    key = find_key().read_bytes()
+    total, key = sha256(message).hexdigest(), find_key().read_bytes()
     seal = json.loads((own / "seal.json").read_text())
-    assert seal == {"sum": sha256(message).hexdigest(), "signature": hmac.digest(key, message, "sha256").hex()}
+    assert seal == {"sum": total, "signature": hmac.digest(key, total.encode(), "sha256").hex()}
 
 
 @pytest.mark.parametrize("name", ["bundle.json", "tensors.safetensors"])
@@ -219,7 +219,7 @@ def test_a_key_that_is_none_signs_nothing(content: bytes, own: Path, home: Path)
 
 
 def test_where_no_key_can_be_made_a_bundle_is_not_signed(home: Path, tmp_path: Path) -> None:
-    home.write_text("a file where the folder should be")
+    home.parent.write_text("a file where the folder should be")
     with pytest.warns(RetrogradWarning, match=r"is not signed: .*--trust"):
         path = bundle_of(leaf(3).exp(), tmp_path / "it")
     with pytest.raises(UntrustedBundleError, match="it is not signed"):
@@ -230,13 +230,12 @@ def test_where_no_key_can_be_made_a_bundle_is_not_signed(home: Path, tmp_path: P
 def test_where_the_key_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(FOLDER)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setattr("sys.platform", "linux")
     assert find_key() == tmp_path / ".local/share/retrograd/bundles.key"
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert find_key() == tmp_path / "data/retrograd/bundles.key"
     monkeypatch.setattr("sys.platform", "darwin")
     assert find_key() == tmp_path / "Library/Application Support/retrograd/bundles.key"
+    monkeypatch.setenv(FOLDER, str(tmp_path / "data"))
+    assert find_key() == tmp_path / "data/retrograd/bundles.key"
 
 
 # what is checked of all bundles

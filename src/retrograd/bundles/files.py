@@ -40,12 +40,12 @@ def write_files(folder: Path, facts: dict[str, Any], entries: dict[str, Tensor])
         FACTS: to_utf8(_print_json({"format": FORMAT, **facts}, "")),
         TENSORS: safetensors.torch.save(entries),
     }
-    signature, problem = None, ""
+    total, signature, problem = sum_files(files), None, ""
     try:
-        signature = sign(files)
+        signature = sign(total)
     except OSError as error:
         problem = str(error)
-    files[SEAL] = json.dumps({"sum": sum_files(files), "signature": signature}).encode()
+    files[SEAL] = json.dumps({"sum": total, "signature": signature}).encode()
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return problem
@@ -67,10 +67,11 @@ def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], str]:
         facts, seal = expect_object(parse_json(files[FACTS])), read_json(folder / SEAL)
         if facts.pop("format", None) != FORMAT:
             raise damaged(folder, f"{FACTS} is not of format {FORMAT}, which this version of retrograd reads")
-        if seal.get("sum") != sum_files(files):
+        total = sum_files(files)
+        if seal.get("sum") != total:
             raise damaged(folder, f"{FACTS} and {TENSORS} are not the files that were written")
         others = sorted({each.name for each in folder.iterdir()} - {*files, SEAL})
-        doubt = f"{others[0]!r} was put into it" if others else find_doubt(files, seal.get("signature"))
+        doubt = f"{others[0]!r} was put into it" if others else find_doubt(total, seal.get("signature"))
         return facts, safetensors.torch.load(files[TENSORS]), doubt
     except (OSError, ValueError, RecursionError, OverflowError, safetensors.SafetensorError) as error:
         raise damaged(folder, str(error)) from error

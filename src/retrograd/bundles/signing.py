@@ -14,13 +14,12 @@ import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from retrograd.files import name_aside
 from retrograd.foreign.text import expect_file
 
-FOLDER = "RETROGRAD_DATA_DIR"
-"""Environment variable: the folder of the key, instead of the one that the platform has for a user's data."""
+FOLDER = "XDG_DATA_HOME"
+"""Environment variable: the folder for a user's data, on any platform, instead of the one that the platform has."""
 
 _BYTES = 32
 
@@ -32,18 +31,23 @@ def find_key() -> Path:
         OSError: this user has no home.
     """
     try:
-        return _find_folder() / "bundles.key"
+        return _find_folder() / "retrograd" / "bundles.key"
     except RuntimeError as error:
         raise OSError(str(error)) from error
 
 
 def sum_files(files: Mapping[str, bytes]) -> str:
     """A sum over the names and contents of files: it tells damage, not who wrote them, for anybody can sum them."""
-    return _add(hashlib.sha256(), files)
+    total = hashlib.sha256(b"retrograd bundle")
+    for name, data in sorted(files.items()):
+        for part in (name.encode(), data):  # with their lengths, so that no part can begin in another
+            total.update(len(part).to_bytes(8, "little"))
+            total.update(part)
+    return total.hexdigest()
 
 
-def sign(files: Mapping[str, bytes]) -> str:
-    """Sign files; this user's key is made if there is none.
+def sign(total: str) -> str:
+    """Sign a sum over files; this user's key is made if there is none.
 
     Raises:
         OSError: there is no key that can be used.
@@ -51,47 +55,34 @@ def sign(files: Mapping[str, bytes]) -> str:
     path = find_key()
     if not path.exists():
         _make_key(path)
-    return _sign(_read_key(path), files)
+    return _sign(_read_key(path), total)
 
 
-def find_doubt(files: Mapping[str, bytes], signature: object) -> str:
-    """Why files may not be this user's own; empty where they are."""
+def find_doubt(total: str, signature: object) -> str:
+    """Why files of this sum may not be this user's own; empty where they are."""
     if not isinstance(signature, str):
         return "it is not signed"
     try:
         path = find_key()
         if not path.exists():
             return f"it is signed by another user, or on another machine: there is no key at {path}"
-        own = _sign(_read_key(path), files)
+        own = _sign(_read_key(path), total)
     except OSError as error:
         return str(error)
     is_own = hmac.compare_digest(own.encode(), signature.encode())
     return "" if is_own else "it is signed by another user or on another machine, or was changed since"
 
 
-def _sign(key: bytes, files: Mapping[str, bytes]) -> str:
-    return _add(hmac.new(key, digestmod=hashlib.sha256), files)
-
-
-def _add(to: Any, files: Mapping[str, bytes]) -> str:
-    to.update(b"retrograd bundle")
-    for name, data in sorted(files.items()):
-        for part in (name.encode(), data):  # with their lengths, so that no part can begin in another
-            to.update(len(part).to_bytes(8, "little"))
-            to.update(part)
-    return str(to.hexdigest())
+def _sign(key: bytes, total: str) -> str:
+    return hmac.digest(key, total.encode(), "sha256").hex()
 
 
 def _find_folder() -> Path:
     if given := os.environ.get(FOLDER):
-        return Path(given).expanduser()
+        return Path(given)
     if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return base / "retrograd"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    return Path.home() / ("Library/Application Support" if sys.platform == "darwin" else ".local/share")
 
 
 def _make_key(path: Path) -> None:
