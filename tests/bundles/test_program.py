@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from retrograd.bundles.copies import MemoryBlock, MemoryCopier, StoredTensor, check_copies, rebuild, same_bits
+from retrograd.bundles.copies import (
+    MemoryBlock,
+    MemoryCopier,
+    StoredTensor,
+    TensorCopies,
+    check_copies,
+    rebuild,
+    same_bits,
+)
 from retrograd.bundles.program import (
     BundledOperation,
     Raised,
@@ -163,8 +171,8 @@ def tensors_of_all_kinds() -> list[Tensor]:
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_a_copy_is_the_same_in_every_respect() -> None:
     tensors = tensors_of_all_kinds()
-    memory = MemoryCopier()
-    written = json.loads(json.dumps(to_plain([memory.store_all(tensors, "it"), memory.blocks])))
+    memory = TensorCopies(tensors, "it")
+    written = json.loads(json.dumps(to_plain([memory.tensors, memory.blocks])))
     stored = from_plain(written[0], tuple[StoredTensor, ...])
     blocks = from_plain(written[1], Mapping[str, MemoryBlock])
     check_copies(stored, blocks, memory.entries)
@@ -181,8 +189,7 @@ def test_a_copy_is_the_same_in_every_respect() -> None:
 
 def test_views_of_one_memory_share_it_again() -> None:
     base = torch.arange(100.0)
-    memory = MemoryCopier()
-    middle, end, _ = rebuilt = memory.rebuild(memory.store_all([base[50:60], base[55:], torch.ones(3)], "it"))
+    middle, end, _ = rebuilt = TensorCopies([base[50:60], base[55:], torch.ones(3)], "it").rebuild()
     assert rebuilt[2] is not None
     assert middle is not None
     assert end is not None
@@ -193,9 +200,7 @@ def test_views_of_one_memory_share_it_again() -> None:
 
 def test_only_what_is_seen_of_a_large_memory_is_copied() -> None:
     base = torch.zeros(1_000_000)
-    memory = MemoryCopier()
-    memory.store(base[500_000:][:10], "it")
-    assert sum(each.nbytes for each in memory.entries.values()) < 200
+    assert sum(each.nbytes for each in TensorCopies([base[500_000:][:10]], "it").entries.values()) < 200
 
 
 def test_what_was_written_to_is_put_back() -> None:

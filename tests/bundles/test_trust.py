@@ -140,6 +140,9 @@ def test_no_byte_can_be_changed(name: str, own: Path) -> None:
         changed = bytearray(whole)
         changed[place] ^= 1
         (own / name).write_bytes(changed)
+        (own / "seal.json").write_text(json.dumps(seal))
+        with pytest.raises(DamagedBundleError):  # whose sum is of other bytes
+            rg.open_bundle(own)
         sum_again(own, seal)
         try:
             assert rg.open_bundle(own).doubt, place

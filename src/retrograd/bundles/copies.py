@@ -252,15 +252,6 @@ class MemoryCopier:
             negated=tensor.is_neg(),
         )
 
-    def store_all(self, tensors: Iterable[Tensor | None], name: str) -> tuple[StoredTensor | None, ...]:
-        """Copy tensors as they are now, under a name and their numbers."""
-        found = enumerate(tensors)
-        return tuple(None if each is None else self.store(each.detach(), f"{name}.{place}") for place, each in found)
-
-    def rebuild(self, stored: Stored) -> tuple[Tensor | None, ...]:
-        """Make tensors of their copies, in fresh memory."""
-        return rebuild(stored, self.blocks, self.entries)
-
     def holds(self, tensor: Tensor) -> bool:
         """Tell whether some of the memory of a tensor is copied."""
         return tensor.layout is torch.strided and not tensor.is_meta and memory_of(tensor) in self._names
@@ -314,6 +305,28 @@ class MemoryCopier:
         before, after = everything[first : block.start], everything[old_end : max(end, old_end)]
         self.entries[name] = torch.cat([before.to("cpu"), data, after.to("cpu")])
         return replace(block, start=first)
+
+
+class TensorCopies(MemoryCopier):
+    """Copies of tensors as they are now.
+
+    Args:
+        tensors: what to copy.
+        name: of all of them; their numbers are added to it.
+
+    Attributes:
+        tensors: how they lie in the copied memory.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor | None], name: str) -> None:
+        super().__init__()
+        self.tensors = tuple(
+            None if each is None else self.store(each.detach(), f"{name}.{place}") for place, each in enumerate(tensors)
+        )
+
+    def rebuild(self) -> tuple[Tensor | None, ...]:
+        """Make tensors of their copies, in fresh memory."""
+        return rebuild(self.tensors, self.blocks, self.entries)
 
 
 def refuse_opaque(tensor: Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.bundles.copies import MemoryCopier, StoredTensor, refuse_opaque
+from retrograd.bundles.copies import MemoryCopier, StoredTensor, TensorCopies, refuse_opaque
 from retrograd.bundles.program import (
     BundledOperation,
     UnwritableArgumentError,
@@ -41,8 +41,7 @@ class RecordedRun:
         inputs: how the tensors that the operations read lie in the memory.
         memory: what they held before the node ran, and states of random generators.
         random: names of these states by device: at the beginning, and where operations drew from them.
-        outgoing: how what it returned lies in copies of that.
-        results: these copies.
+        outgoing: copies of what it returned.
         error: what it raised instead.
         is_operations: whether an operation raised it, the last of them.
     """
@@ -52,8 +51,7 @@ class RecordedRun:
     inputs: tuple[StoredTensor, ...]
     memory: MemoryCopier
     random: tuple[dict[str, str], ...]
-    outgoing: tuple[StoredTensor | None, ...]
-    results: MemoryCopier
+    outgoing: TensorCopies
     error: Exception | None = None
     is_operations: bool = False
 
@@ -122,7 +120,7 @@ class _RunRecorder:
             failure = error
         if self._refusal is not None:
             raise self._refusal
-        results, operations = MemoryCopier(), self._operations
+        operations = self._operations
         raised = operations[-1].raises if operations else None
         return RecordedRun(
             tuple(operations),
@@ -130,8 +128,7 @@ class _RunRecorder:
             tuple(self._inputs),
             self.memory,
             tuple(self._random),
-            results.store_all(outgoing, "outgoing"),
-            results,
+            TensorCopies(outgoing, "outgoing"),
             failure,
             is_operations=failure is not None and raised == describe_error(failure),
         )

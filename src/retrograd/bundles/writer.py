@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from retrograd.bundles.bundle import Bundle, Came, NodeFacts, NodeFailure, Versions, print_bundle
-from retrograd.bundles.copies import MemoryCopier, StoredTensor
+from retrograd.bundles.copies import MemoryCopier, TensorCopies
 from retrograd.bundles.files import write_files
 from retrograd.bundles.program import describe_error, read_switches
 from retrograd.bundles.recorder import RecordedRun, record_run
@@ -92,34 +92,29 @@ def write_bundle(
 
 def _make(node: Any, incoming: Sequence[Tensor | None], about: Mapping[str, Any]) -> Bundle:
     named = tensors_of(node)
-    # A leaf's node adds what comes in to ``.grad``; nothing is added here.
-    run = record_run(None if is_leaf(node) else node, incoming, named)
-    facts = describe_node(node, incoming, run, about)
-    outgoing, results = run.outgoing, run.results
-    bundle = _assemble(facts, run, outgoing, results)
-    _prove(bundle)
-    if run.error is None and (is_python(node) or is_leaf(node)):
-        return bundle
-    outgoing, results = _run_plainly(node, incoming, run)
-    deviation = next(compare_all(run.results.rebuild(run.outgoing), results.rebuild(outgoing)), "")
-    return _assemble(replace(facts, deviation=deviation), run, outgoing, results)
-
-
-def _assemble(
-    node: NodeFacts, run: RecordedRun, outgoing: tuple[StoredTensor | None, ...], results: MemoryCopier
-) -> Bundle:
-    return Bundle(
+    run = record_run(None if is_leaf(node) else node, incoming, named)  # nothing is added to the ``.grad`` of a leaf
+    bundle = Bundle(
         versions=_read_versions(),
-        node=node,
+        node=describe_node(node, incoming, run, about),
         switches=read_switches(),
         operations=run.operations,
         outputs=run.outputs,
         inputs=run.inputs,
-        outgoing=outgoing,
         random=run.random,
-        blocks={**run.memory.blocks, **results.blocks},
-        entries={**run.memory.entries, **results.entries},
+        **_join(run.memory, run.outgoing),
     )
+    _prove(bundle)
+    if run.error is None and (is_python(node) or is_leaf(node)):
+        return bundle
+    outgoing = _run_plainly(node, incoming, run)
+    deviation = next(compare_all(run.outgoing.rebuild(), outgoing.rebuild()), "")
+    return replace(bundle, node=replace(bundle.node, deviation=deviation), **_join(run.memory, outgoing))
+
+
+def _join(memory: MemoryCopier, outgoing: TensorCopies) -> dict[str, Any]:
+    """The fields of a bundle that copies fill."""
+    blocks, entries = {**memory.blocks, **outgoing.blocks}, {**memory.entries, **outgoing.entries}
+    return {"outgoing": outgoing.tensors, "blocks": blocks, "entries": entries}
 
 
 def _check(node: Any, incoming: Sequence[Tensor | None]) -> None:
@@ -139,9 +134,7 @@ def _check(node: Any, incoming: Sequence[Tensor | None]) -> None:
         raise CannotBundleError(f"{name} cannot be bundled: {why}.", repair=repair)
 
 
-def _run_plainly(
-    node: Any, incoming: Sequence[Tensor | None], run: RecordedRun
-) -> tuple[tuple[StoredTensor | None, ...], MemoryCopier]:
+def _run_plainly(node: Any, incoming: Sequence[Tensor | None], run: RecordedRun) -> TensorCopies:
     """Run a node where nobody watches it: some formulas go another way under a dispatch mode.
 
     Raises:
@@ -156,15 +149,14 @@ def _run_plainly(
         except Exception:
             if run.error is None:
                 raise
-            return run.outgoing, run.results
+            return run.outgoing
         if run.error is not None:
             raise CannotBundleError(
                 f"{name_of(node)} cannot be bundled: it raises only while its operations are recorded: "
                 f"{describe_error(run.error)}.",
                 repair="run the node again in this process with rg.rerun.",
             ) from run.error
-        results = MemoryCopier()
-        return results.store_all(outgoing, "outgoing"), results
+        return TensorCopies(outgoing, "outgoing")
 
 
 def _prove(bundle: Bundle) -> None:
