@@ -35,6 +35,7 @@ from retrograd.explaining.gradients.explain import explain_gradients as explain_
 from retrograd.explaining.kinks.kinks import Kinks as Kinks
 from retrograd.explaining.kinks.kinks import find_kinks as find_kinks
 from retrograd.explaining.views.comparing.comparison_page import write_comparison as write_comparison
+from retrograd.following.bundles.bundle import open_bundle as open_bundle
 from retrograd.following.bundles.replay import replay as replay
 from retrograd.following.bundles.writer import write_bundle as write_bundle
 from retrograd.following.engine.one_node import rerun as rerun
@@ -53,6 +54,7 @@ from retrograd.following.views.graph_text import print_graph as print_graph
 from retrograd.following.views.trace_lines import LiveLines as LiveLines
 from retrograd.following.views.trace_text import format_trace as format_trace
 from retrograd.following.views.trace_text import print_trace as print_trace
+from retrograd.memory import saved as saved
 from retrograd.memory.inventory.inventory import Inventory as Inventory
 from retrograd.memory.inventory.recorder import take_inventory as take_inventory
 from retrograd.memory.saved.keeping import keep_saved as keep_saved
@@ -60,7 +62,6 @@ from retrograd.memory.views.inventory_page import write_inventory as write_inven
 from retrograd.memory.views.inventory_table import format_inventory as format_inventory
 from retrograd.memory.views.inventory_table import print_inventory as print_inventory
 from retrograd.rewriting import rules as rules
-from retrograd.rewriting.memory import saved as saved
 from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
 from retrograd.rewriting.rules.simulation import simulate_rule as simulate_rule

@@ -79,11 +79,6 @@ class LossyPolicy(Policy):
             return float("nan") if not parts or squares else 0.0
         return float((squares / of) ** 0.5)
 
-    def reset_error(self) -> None:
-        """Begin to measure anew, for the error of one step."""
-        with self._adding:
-            self._squares.clear()
-
     def _measure(self, values: Tensor, coarse: Coarse) -> None:
         norms = [norm(part) for part in (values - coarse.restore(), values)]
         squares = torch.stack(norms).double().square()
