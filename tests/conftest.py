@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import copyreg
 import gc
+import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -36,6 +39,8 @@ settings.register_profile("any machine", deadline=None)  # no test depends on ho
 settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what it runs in the background so
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else programs of tests would inherit that
+os.environ["XDG_DATA_HOME"] = _keys = tempfile.mkdtemp(prefix="retrograd-keys-")  # no key of a user's is touched
+atexit.register(shutil.rmtree, _keys, ignore_errors=True)
 torch.set_num_threads(1)  # the tensors of tests are small, and two threads only wait for each other
 
 

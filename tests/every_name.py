@@ -93,7 +93,7 @@ def use_function() -> None:
 
 def use_bundle() -> None:
     node = Noisy.apply(x.clone().requires_grad_()).grad_fn
-    assert rg.replay(rg.write_bundle(node, [x], FOLDER / "bundle"))
+    assert rg.replay(rg.open_bundle(rg.write_bundle(node, [x], FOLDER / "bundle")))
 
 
 def use_record() -> None:
@@ -233,6 +233,7 @@ USES: dict[str, Callable[[], Any]] = {
     "mirror": lambda: [made("history"), rg.mirror(FOLDER / "run", "tensorboard", FOLDER / "mirrored").close()],
     "on_jump": lambda: rg.record(net, tensors=rg.Keep("0:output", when=rg.on_jump())).close(),
     "on_nonfinite": lambda: rg.record(net, tensors=rg.Keep("0:output", when=rg.on_nonfinite())).close(),
+    "open_bundle": use_bundle,
     "open_features": lambda: rg.open_features(FOLDER / "features"),
     "open_run": lambda: [made("history"), repr(rg.open_run(FOLDER / "run"))],
     "plan_recording": lambda: str(rg.plan_recording(net)),

@@ -57,6 +57,7 @@ PUBLIC = [
     "mirror",
     "on_jump",
     "on_nonfinite",
+    "open_bundle",
     "open_features",
     "open_run",
     "plan_recording",

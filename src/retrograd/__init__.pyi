@@ -35,6 +35,7 @@ from retrograd.explaining.gradients.explain import explain_gradients as explain_
 from retrograd.explaining.kinks.kinks import Kinks as Kinks
 from retrograd.explaining.kinks.kinks import find_kinks as find_kinks
 from retrograd.explaining.views.comparing.comparison_page import write_comparison as write_comparison
+from retrograd.following.bundles.bundle import open_bundle as open_bundle
 from retrograd.following.bundles.replay import replay as replay
 from retrograd.following.bundles.writer import write_bundle as write_bundle
 from retrograd.following.engine.one_node import rerun as rerun

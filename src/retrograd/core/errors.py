@@ -29,7 +29,7 @@
     │   ├── ReplayError            cannot-rerun
     │   ├── CannotBundleError      cannot-bundle
     │   ├── DamagedBundleError     damaged-bundle
-    │   ├── UnsafeBundleError      unsafe-bundle
+    │   ├── UntrustedBundleError   untrusted-bundle
     │   └── BundleVersionError     other-torch
     ├── RewriteError
     │   ├── RuleError              bad-rule
@@ -260,10 +260,10 @@ class DamagedBundleError(GraphError):
     slug = "damaged-bundle"
 
 
-class UnsafeBundleError(GraphError):
-    """A replay bundle asks for more than to compute, and nobody said that it is to be trusted."""
+class UntrustedBundleError(GraphError):
+    """A replay bundle is not signed by this user, or was changed since, and nobody said that it is to be trusted."""
 
-    slug = "unsafe-bundle"
+    slug = "untrusted-bundle"
 
 
 class BundleVersionError(GraphError):

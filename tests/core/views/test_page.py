@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.views.page.frame import escape_json, frame_page, join_modules, pack_json, wrap_module
 from retrograd.core.views.report import write_report
-from retrograd.following.graph.graph import Graph
 from retrograd.following.graph.node import Edge, Node
 from retrograd.following.views.graph_picture import draw_graph
 from retrograd.memory.views.inventory_page import write_inventory
 from tests.core.views.invented import Numbers, make_history
 from tests.core.views.unpacking import Page
+from tests.following.graph.by_hand import make_graph
 from tests.memory.views.invented_inventory import invent_inventory
 
 HOSTILE = '</script><script>alert("owned")</script><img src=x onerror=alert(1)>'
@@ -38,7 +38,7 @@ OWN = {
 }
 WRITE: dict[str, Callable[[Path], Path]] = {
     "report": lambda path: write_report(make_history(Numbers(["a:output"], np.ones((1, 3)))), path),
-    "graph": lambda path: draw_graph(Graph.from_nodes([Node(0, "SumBackward0", 1)], (Edge(0, 0),)), path),
+    "graph": lambda path: draw_graph(make_graph([Node(0, "SumBackward0", 1)], (Edge(0, 0),)), path),
     "inventory": lambda path: write_inventory(invent_inventory(), path),
 }
 """Kinds of pages, by what writes one."""

@@ -48,7 +48,7 @@ def train(model: torch.nn.Module) -> None:
 
 def test_json_carries_every_field() -> None:
     (line, other) = MADE.as_json_lines().splitlines()
-    assert Findings.of_dicts(map(json.loads, (line, other)))[:] == (BORN, DEAD)
+    assert tuple(map(Finding.of_dict, map(json.loads, (line, other)))) == (BORN, DEAD)
     found = json.loads(line)
     assert found["causes"][0]["detector"] == "flat-loss"
     assert found["evidence"][0] == {"name": "rows that are all -inf", "value": 3, "threshold": "> 0"}

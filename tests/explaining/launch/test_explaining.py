@@ -414,7 +414,8 @@ def test_findings_are_stored_whole_or_not_at_all(runs: Path, tmp_path: Path) -> 
     findings = rg.explain(runs / "runs" / "ill")
     store_findings(tmp_path, findings)
     assert [path.name for path in tmp_path.iterdir()] == ["findings.jsonl"]
-    read = rg.Findings.of_dicts(map(json.loads, (tmp_path / "findings.jsonl").read_text().splitlines()))
+    stored = (tmp_path / "findings.jsonl").read_text()
+    read = rg.Findings(rg.Finding.of_dict(json.loads(line)) for line in stored.splitlines())
     assert read.as_json_lines() == findings.as_json_lines()
 
 

@@ -24,13 +24,13 @@ from retrograd.core.errors import (
     DamagedBundleError,
     FreedGraphError,
     ReplayError,
-    UnsafeBundleError,
 )
 from retrograd.core.hooks.engine import TORCH
 from retrograd.core.hooks.nodes import edges_of, is_leaf, is_python
-from retrograd.following.bundles.bundle import read_bundle
-from retrograd.following.bundles.files import digest
-from retrograd.following.bundles.replay import describe_replay, replay
+from retrograd.following.bundles.bundle import open_bundle
+from retrograd.following.bundles.files import SEAL
+from retrograd.following.bundles.replay import replay
+from retrograd.following.bundles.signing import sign, sum_files
 from retrograd.following.bundles.writer import write_bundle
 from retrograd.following.graph.node import Line
 from tests import warm
@@ -167,7 +167,7 @@ def test_a_node_gives_the_same_bits_again(name: str, written: Written, elsewhere
         if name == "cumprod with a zero" and not replayed and TORCH < (2, 13):
             assert replayed.bundle.node.deviation  # which a newer torch does not have
             continue
-        assert replayed, describe_replay(replayed)
+        assert replayed, str(replayed)
         assert elsewhere[path.name][0], elsewhere[path.name][1]
         if replayed.bundle.node.name in {"BranchesBackward", "WritesToItsBufferBackward"}:
             continue  # another draw; another state of the buffer
@@ -182,24 +182,24 @@ def test_a_bundle_tells_everything(tmp_path: Path) -> None:
     line = Line(__file__, 1, "forward", "layer_norm")
     gradient = torch.full((3, 4), math.nan)
     path = bundle_of(result, tmp_path / "it", [gradient], module="blocks.3", call=2, line=line, step=7, loss=math.inf)
-    node = read_bundle(path).node
+    node = open_bundle(path).node
     assert (node.place, node.number) == ("blocks.3#2:NativeLayerNormBackward0", result.grad_fn._sequence_nr())
     assert node.line == line
     assert (1, "from __future__ import annotations") in node.source
     assert [str(each.tensor) for each in node.incoming if each] == ["float32[3, 4]"]
     assert [each.nonfinite for each in node.incoming if each] == [12]
     assert {each.name: str(each.tensor) for each in node.saved if each.tensor}["input"] == "float32[3, 4]"
-    assert node.attributes == {"normalized_shape": "(4,)"}
+    assert {each.name: each.value for each in node.saved}["normalized_shape"] == "(4,)"
     assert node.about == {"step": 7, "loss": "inf"}
     text = str(replay(path))
     for part in ("blocks.3#2", "import annotations", "12 not finite", "aten::native_layer_norm_backward", "The same."):
         assert part in text
-    assert {each.name for each in path.iterdir()} == {"bundle.json", "tensors.safetensors"}
+    assert {each.name for each in path.iterdir()} == {"bundle.json", "tensors.safetensors", "seal.json"}
 
 
 def test_a_line_may_be_told_by_its_number(tmp_path: Path) -> None:
     path = bundle_of(leaf(3).exp(), tmp_path / "it", line=1, file=__file__, function="forward")
-    assert str(read_bundle(path).node.line) == f"{__file__}:1 in forward"
+    assert str(open_bundle(path).node.line) == f"{__file__}:1 in forward"
 
 
 def test_tensors_are_named_by_what_they_are_to_the_node(tmp_path: Path) -> None:
@@ -217,8 +217,14 @@ def test_tensors_are_named_by_what_they_are_to_the_node(tmp_path: Path) -> None:
             one, other = ctx.saved_tensors
             return incoming[0] * one * other * ctx.mask * from_closure
 
-    bundle = read_bundle(bundle_of(Odd.apply(leaf(3)), tmp_path / "it"))
-    assert bundle.names == ("incoming.0", "saved.tensors[0]", "saved.tensors[1]", "context.mask", "other.0")
+    bundle = open_bundle(bundle_of(Odd.apply(leaf(3)), tmp_path / "it"))
+    assert tuple(each.name for each in bundle.inputs) == (
+        "incoming.0",
+        "saved.tensors[0]",
+        "saved.tensors[1]",
+        "context.mask",
+        "other.0",
+    )
 
 
 def test_no_bundle_is_written_over_another(tmp_path: Path) -> None:
@@ -570,7 +576,7 @@ def test_a_checkpoint_that_is_not_reentrant_brings_its_forward_along(tmp_path: P
     result: Tensor = checkpoint(lambda x: x.exp().sin(), leaf(3), use_reentrant=False)
     replayed = replay(bundle_of(result, tmp_path / "it"))
     assert replayed
-    names = [operation.name for operation in replayed.bundle.program.operations]
+    names = [operation.name for operation in replayed.bundle.operations]
     assert names.index("aten::exp") < names.index("aten::cos")
 
 
@@ -585,10 +591,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def seal(files: dict[str, bytes], facts: dict[str, Any]) -> dict[str, bytes]:
-    """The files with other facts, and the sum over them that belongs to these."""
-    others = {key: value for key, value in facts.items() if key != "digest"}
-    facts = {**others, "digest": digest(others, files["tensors.safetensors"])}
-    return {**files, "bundle.json": json.dumps(facts).encode()}
+    """The files with other facts, and the sum and signature that belong to these."""
+    files = {"tensors.safetensors": files["tensors.safetensors"], "bundle.json": json.dumps(facts).encode()}
+    total = sum_files(files)
+    return files | {SEAL: json.dumps({"sum": total, "signature": sign(total)}).encode()}
 
 
 def put(folder: Path, files: dict[str, bytes]) -> Path:
@@ -607,28 +613,17 @@ def test_a_cut_off_file_is_damage(
     length = data.draw(st.integers(0, len(sound[name]) - 1))
     folder = put(tmp_path_factory.mktemp("cut"), {**sound, name: sound[name][:length]})
     with pytest.raises(DamagedBundleError):
-        read_bundle(folder)
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_a_changed_tensor_file_is_damage(
-    data: st.DataObject, sound: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    changed = bytearray(sound["tensors.safetensors"])
-    changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(DamagedBundleError):
-        read_bundle(put(tmp_path_factory.mktemp("changed"), {**sound, "tensors.safetensors": bytes(changed)}))
+        open_bundle(folder)
 
 
 def test_a_sparse_tensor_without_its_parts_is_damage(tmp_path: Path) -> None:
     path = bundle_of(F.embedding(torch.tensor([1, 2]), leaf(4, 3), sparse=True), tmp_path / "it")
     facts = json.loads((path / "bundle.json").read_text())
-    [tensor] = [each["tensor"] for each in facts["outgoing"]["tensors"] if each["tensor"]]
+    [tensor] = [each for each in facts["outgoing"] if each]
     del tensor["parts"][0]
     put(path, seal({"tensors.safetensors": (path / "tensors.safetensors").read_bytes()}, facts))
-    with pytest.raises(DamagedBundleError, match="made of 2 others"):
-        read_bundle(path)
+    with pytest.raises(DamagedBundleError, match="not made of 1 others"):
+        open_bundle(path)
 
 
 def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -650,31 +645,14 @@ def test_any_other_fact_is_damage_or_is_read(
         place = place[key]
     place[last] = data.draw(st.sampled_from([None, -1, 0, 1, 3, 10**9, 0.5, "x", [], {}, [9, 9], True]))
     folder = put(tmp_path_factory.mktemp("other"), seal(sound, facts))
-    with contextlib.suppress(DamagedBundleError, BundleVersionError, ReplayError, UnsafeBundleError):
-        str(replay(folder))
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_a_changed_fact_is_damage(
-    data: st.DataObject, sound: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The sum is over all that is run, and over what is said of it."""
-    facts = json.loads(sound["bundle.json"])
-    *outer, last = data.draw(st.sampled_from(list(paths_in(facts))[1:]))
-    place = facts
-    for key in outer:
-        place = place[key]
-    place[last] = [place[last]]
-    folder = put(tmp_path_factory.mktemp("changed"), {**sound, "bundle.json": json.dumps(facts).encode()})
-    with pytest.raises(DamagedBundleError):
-        read_bundle(folder)
+    with contextlib.suppress(DamagedBundleError):
+        str(open_bundle(folder))
 
 
 def test_a_missing_file_is_damage(sound: dict[str, bytes], tmp_path: Path) -> None:
     for name, data in sound.items():
         with pytest.raises(DamagedBundleError, match="cannot be read"):
-            read_bundle(put(tmp_path / name, {name: data}))
+            open_bundle(put(tmp_path / name, {name: data}))
     with pytest.raises(DamagedBundleError, match="There is no bundle at"):
         replay(tmp_path / "nowhere")
 
@@ -690,7 +668,7 @@ def test_another_version_of_torch_is_refused_unless_asked_for(sound: dict[str, b
 
 def test_another_result_is_told(sound: dict[str, bytes], tmp_path: Path) -> None:
     facts = json.loads(sound["bundle.json"])
-    [multiply] = [each for each in facts["program"]["operations"] if each["name"].startswith("aten::mul")]
+    [multiply] = [each for each in facts["operations"] if each["name"].startswith("aten::mul")]
     multiply["name"] = "aten::add.Tensor"
     replayed = replay(put(tmp_path, seal(sound, facts)))
     assert replayed.equal is False
@@ -709,7 +687,7 @@ def test_a_node_that_takes_another_formula_when_it_is_recorded_is_told_of(tmp_pa
 
 def test_an_operation_that_is_not_registered_is_named(written: Written, elsewhere: Elsewhere) -> None:
     [(path, _)] = written["not registered"]
-    assert replay(path, trusted=True)
+    assert replay(path)
     came, said = elsewhere[path.name]
     assert not came
     assert "does not know the operation retrograd_tests::twice" in said

@@ -27,6 +27,7 @@ from retrograd.following.graph.graph import Graph
 from retrograd.following.graph.node import Edge, TensorInfo
 from retrograd.following.graph.origins import record_origins
 from retrograd.following.graph.walker import walk
+from tests.following.graph.by_hand import make_graph
 
 
 def tangle(seed: int, size: int) -> Tensor:
@@ -114,7 +115,7 @@ def test_the_order_is_that_of_a_real_pass_also_over_what_threads_have_made(seed:
     for handle in handles:
         handle.remove()
     assert graph.order() == ran
-    assert Graph.from_nodes(list(graph), graph.roots).order() == ran
+    assert make_graph(list(graph), graph.roots).order() == ran
 
 
 def test_leaves_that_become_ready_together_run_in_the_order_of_the_engine() -> None:
@@ -138,7 +139,7 @@ def test_what_is_saved_is_loaded_again(seed: int, tmp_path_factory: pytest.TempP
     assert loaded == graph
     assert list(loaded) == list(graph)
     assert loaded.roots == graph.roots
-    assert Graph.from_nodes(list(graph), graph.roots) == graph
+    assert make_graph(list(graph), graph.roots) == graph
 
 
 def test_two_forwards_of_one_model_have_equal_graphs() -> None:
@@ -377,6 +378,6 @@ def test_edges_are_those_of_the_nodes_however_they_are_asked() -> None:
     assert [edges[place - len(graph)] for place in range(len(graph))] == expected
     assert edges[3:9:2] == expected[3:9:2]
     assert any(edge is not None and edge.slot for each in expected for edge in each)
-    assert Graph.from_nodes(list(graph), graph.roots)._columns.edges == edges
+    assert make_graph(list(graph), graph.roots)._columns.edges == edges
     with pytest.raises(IndexError):
         edges[len(graph)]

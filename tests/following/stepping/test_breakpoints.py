@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from retrograd.core.errors import NoSuchNodeError, PatternError
-from retrograd.following.graph.graph import Graph
 from retrograd.following.graph.node import Edge, Line, Node, count_nonfinite, holds_nonfinite, norm_of
 from retrograd.following.stepping.breakpoints import Stop, parse_breakpoint
+from tests.following.graph.by_hand import make_graph
 
 NODES = [
     Node(0, "SumBackward0", 5, edges=(Edge(1, 0),)),
@@ -29,7 +29,7 @@ NODES = [
     Node(2, "AccumulateGrad", None, parameter="blocks.3.attn.scale"),
 ]
 COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
-GRAPH = Graph.from_nodes(NODES, [Edge(0, 0)])
+GRAPH = make_graph(NODES, [Edge(0, 0)])
 
 OWNER = SimpleNamespace(graph=GRAPH)
 

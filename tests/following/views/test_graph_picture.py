@@ -22,6 +22,7 @@ from retrograd.following.views.picture.folds import Fold, make_outline, order_no
 from retrograd.following.views.picture.layers import arrange
 from tests.core.views.conftest import Visit
 from tests.core.views.test_contrast import luminance, read_colors
+from tests.following.graph.by_hand import make_graph
 
 HOSTILE = "</title><script>alert(1)</script>&\"'<img src=x onerror=alert(2)>\x00\ud800"
 DRAWN = ("svg", "title", "desc", "style", "defs", "marker", "path", "rect", "circle", "text", "g")
@@ -40,7 +41,7 @@ def leaf(index: int, name: str | None, shape: tuple[int, ...] = (3,)) -> Node:
 
 
 def graph_of(nodes: list[Node]) -> Graph:
-    return Graph.from_nodes(nodes, (Edge(0, 0),))
+    return make_graph(nodes, (Edge(0, 0),))
 
 
 def residual_net(blocks: int = 4) -> Graph:
@@ -346,7 +347,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path, name: str, depth: int | No
 
 
 def test_an_empty_graph_and_a_single_node_are_drawn(draw: Draw) -> None:
-    assert draw(Graph.from_nodes([], ())).boxes == {}
+    assert draw(make_graph([], ())).boxes == {}
     assert len(draw(graph_of([node(0)])).boxes) == 1
 
 

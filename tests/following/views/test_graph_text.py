@@ -17,6 +17,7 @@ from retrograd.following.graph.node import Edge, Line, Node, SavedValue, TensorI
 from retrograd.following.graph.walker import walk
 from retrograd.following.views.graph_text import MOST_LINES, list_entries, print_graph
 from retrograd.following.views.picture.folds import Fold, make_outline
+from tests.following.graph.by_hand import make_graph
 from tests.following.views.test_graph_picture import graph_of, leaf, node, residual_net
 
 TREE = """\
@@ -151,15 +152,13 @@ def test_leaves_are_named_by_the_module_that_feeds_them() -> None:
 
 
 def test_an_empty_graph_is_said_and_a_depth_of_none_refused() -> None:
-    assert text_of(Graph.from_nodes([], ())) == "0 nodes, 0 leaves with 0 elements, 0 B saved for the backward\n"
+    assert text_of(make_graph([], ())) == "0 nodes, 0 leaves with 0 elements, 0 B saved for the backward\n"
     with pytest.raises(GraphError, match="depth=0"):
         text_of(residual_net(), 0)
 
 
 def test_a_node_that_knows_little_is_printed() -> None:
-    graph = Graph.from_nodes(
-        [Node(0, "ViewBackward0", 5, (None,), (None, Edge(1, 0))), Node(1, "Unknown", 4)], (Edge(0, 0),)
-    )
+    graph = make_graph([Node(0, "ViewBackward0", 5, (None,), (None, Edge(1, 0))), Node(1, "Unknown", 4)], (Edge(0, 0),))
     assert text_of(graph).splitlines()[1:] == ["├── 1 ViewBackward0  not known  → 2", "└── 2 Unknown"]
 
 

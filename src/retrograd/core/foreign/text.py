@@ -9,7 +9,7 @@ import json
 import os
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -42,13 +42,21 @@ def read_json(path: Path) -> dict[str, Any]:
         RunUnreachableError: the store that it lies in cannot be asked.
         ValueError: it holds something else.
     """
+    return expect_object(parse_json(read_limited(path)))
+
+
+def read_limited(path: Path) -> bytes:
+    """Read a file of text; of one that is too large to be parsed no more than tells so.
+
+    Raises:
+        OSError, RunUnreachableError: see :func:`read_json`.
+    """
     if is_remote(path):
         with reaching(path):
-            text = fetch(path, 0, LARGEST + 1)
-        return expect_object(parse_json(text))
+            return fetch(path, 0, LARGEST + 1)
     with expect_file(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size  # as much memory is reserved as is asked for
-        return expect_object(parse_json(file.read(min(size, LARGEST) + 1)))
+        return file.read(min(size, LARGEST) + 1)
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
@@ -124,6 +132,53 @@ def check_fields(instance: Any) -> None:
     for name, hint in _hints_of(kind):
         if not fits(getattr(instance, name), hint):
             raise ValueError(f"{name!r} cannot be {_shorten(getattr(instance, name))}")
+
+
+def to_plain(value: Any) -> Any:
+    """Anything in the terms of JSON: a dataclass as its fields that are not as by default, what JSON lacks as text."""
+    match value:
+        case None | bool() | str() | int():
+            return value
+        case float():
+            return value if value - value == 0 else str(value)
+        case Mapping():
+            return {str(name): to_plain(each) for name, each in value.items()}
+        case list() | tuple():
+            return [to_plain(each) for each in value]
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            given = {each.name: getattr(value, each.name) for each in fields(value)}
+            return {each.name: to_plain(given[each.name]) for each in fields(value) if given[each.name] != _usual(each)}
+        case _:
+            return str(value)
+
+
+def _usual(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def from_plain(data: Any, hint: Any) -> Any:
+    """Read the output of :func:`to_plain`, by the annotation of what it was made of.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: it was made of something else.
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if is_dataclass(hint):
+        kind: Any = hint
+        hints = dict(_hints_of(kind))
+        made = kind(**{name: from_plain(each, hints[name]) for name, each in data.items()})
+        check_fields(made)
+        return made
+    if data is not None and origin in {Union, types.UnionType}:
+        return from_plain(data, next((each for each in inner if is_dataclass(each)), Any))
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise ValueError(f"{_shorten(data)} is not a list")  # as all that is wrong with JSON
+        kinds = [inner[0]] * len(data) if inner[-1] is Ellipsis else inner
+        return tuple(map(from_plain, data, kinds))
+    if origin is Mapping:
+        return {name: from_plain(each, inner[1]) for name, each in data.items()}
+    return data
 
 
 def fits(value: Any, hint: Any) -> bool:

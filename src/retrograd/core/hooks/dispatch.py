@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload, _len_torch_dispatch_stack_pre_dispatch
+from torch._ops import OpOverload, OpOverloadPacket, _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from retrograd.core.hooks.engine import (
@@ -205,14 +205,18 @@ def entry_of(function: Any) -> Any:
 
 
 def find_operation(name: str) -> Any:
-    """The operation of a name as in ``"aten::add.Tensor"``; None where this process has none."""
+    """The operation of a name as in ``"aten::add.Tensor"``; None where torch's dispatcher has none."""
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
-    try:
-        found = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-    except (AttributeError, RuntimeError):
-        return None
-    return found if is_operation(found) else None
+    found: Any = torch.ops
+    for part, kind in ((namespace, ModuleType), (base, OpOverloadPacket), (overload or "default", OpOverload)):
+        try:
+            found = getattr(found, part)
+        except (AttributeError, RuntimeError):
+            return None
+        if not isinstance(found, kind):
+            return None
+    return found
 
 
 def is_random(operation: Any) -> bool:
@@ -275,29 +279,6 @@ def sparse_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-
-
-def check_sparse(tensor: Tensor) -> None:
-    """Check that the indices of a sparse tensor lie inside of it: operations take that for granted.
-
-    Raises:
-        RuntimeError: they do not.
-    """
-    if tensor.layout is torch.sparse_coo:
-        indices, values = sparse_parts(tensor)
-        check_sparse_parts(indices, values, tensor.shape, tensor.is_coalesced())
-    else:
-        outer, inner, values = sparse_parts(tensor)
-        torch._validate_sparse_compressed_tensor_args(outer, inner, values, tensor.shape, tensor.layout)
-
-
-def check_sparse_parts(indices: Tensor, values: Tensor, shape: Sequence[int], is_coalesced: bool | None) -> None:
-    """Check that indices and values make a sparse tensor of this shape.
-
-    Raises:
-        RuntimeError: they do not.
-    """
-    torch._validate_sparse_coo_tensor_args(indices, values, list(shape), is_coalesced)
 
 
 def negated(tensor: Tensor) -> Tensor:

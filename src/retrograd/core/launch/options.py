@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import NoneType
@@ -127,54 +127,3 @@ def _read_type(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint)}
     return {"type": hint}
-
-
-# ---- the page of documentation ----
-
-_PAGE = """<!-- Made by docs/make_commands.py; change the options, not this page. -->
-
-# Commands
-
-`retrograd COMMAND --help` says the same. Put `--` before a program that follows an option with several values.
-
-{contents}
-{sections}"""
-
-_SECTION = """
-## {name}
-
-{does}
-
-| option | what it does |
-|---|---|
-{options}
-"""
-
-
-def describe_commands(commands: Sequence[type[Command]]) -> str:
-    """The page, in Markdown."""
-    contents = "".join(f"- [{each.name}](#{each.name}): {_tell(each)}\n" for each in commands)
-    return _PAGE.format(contents=contents, sections="".join(map(_describe, commands)))
-
-
-def _describe(command: type[Command]) -> str:
-    options = "\n".join(f"| `{_write(each)}` | {_escape(each.help)} |" for each in command.options())
-    examples = command.examples.removeprefix("\nexamples:\n").partition("\n\n")
-    shown = f"\n```\n{examples[0].strip()}\n```\n".replace("\n  ", "\n") if command.examples else ""
-    after = f"\n{examples[2]}" if examples[2] else ""
-    return _SECTION.format(name=command.name, does=_tell(command), options=options) + shown + after
-
-
-def _escape(text: str) -> str:
-    return text.replace("<", r"\<")
-
-
-def _tell(command: type[Command]) -> str:
-    return (command.__doc__ or "").partition("\n")[0]
-
-
-def _write(option: Option) -> str:
-    """An option as it is typed, with what stands for its value."""
-    value = (option.metavar or " | ".join(option.choices)).replace("|", r"\|")
-    more = " …" if option.is_list else ""
-    return ", ".join(option.names) + (f" {value}{more}" if value else "")

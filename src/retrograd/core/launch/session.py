@@ -137,9 +137,6 @@ class Session:
             say(f"how the recording has ended cannot be told: {error!r}")
         end_as_interrupted()
 
-    def _has_loss_alone(self) -> bool:
-        return bool(self._sink.steps and not self._sink.sites and not self._names)
-
     def _tell_obstacle(self) -> str:
         """Why nothing was recorded, and of how many steps."""
         steps = self._sink.steps

@@ -255,11 +255,6 @@ class Findings(Sequence[Finding]):
         """Write each finding as one line of JSON."""
         return "".join(f"{each.as_json()}\n" for each in self._found)
 
-    @classmethod
-    def of_dicts(cls, found: Iterable[Mapping[str, object]]) -> Findings:
-        """Read them again."""
-        return cls(Finding.of_dict(each) for each in found)
-
 
 # ---- beside the sentence ----
 

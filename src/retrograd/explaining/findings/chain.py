@@ -74,15 +74,6 @@ def argument_of(operation: Operation, name: str) -> str | None:
     return found[1].strip("'\"") if found else None
 
 
-def number_of(operation: Operation, name: str) -> float | None:
-    """An argument that is a number."""
-    text = argument_of(operation, name)
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
-
-
 class Chain:
     """The operations of one step.
 

@@ -1,29 +1,22 @@
-"""A replay bundle as plain data, and reading it."""
+"""A replay bundle as plain data, and opening one, which runs nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
-from retrograd.core.errors import BundleVersionError
-from retrograd.core.foreign.text import check_fields
-from retrograd.following.bundles.copies import TensorCopies
-from retrograd.following.bundles.files import (
-    damaged,
-    parse_copies,
-    parse_program,
-    parse_raised,
-    print_copies,
-    print_program,
-    read_files,
-)
-from retrograd.following.bundles.program import Program, Raised, check_program, check_switches
+from retrograd.core.foreign.text import check_fields, from_plain, show_plainly, to_plain
+from retrograd.following.bundles.copies import MemoryBlock, StoredTensor, check_copies
+from retrograd.following.bundles.files import damaged, read_files
+from retrograd.following.bundles.program import BundledOperation, Raised, Switches
 from retrograd.following.graph.node import Line, NamedNode, SavedValue, TensorInfo
+
+_MOST_OPERATIONS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +30,9 @@ class Came:
 
     tensor: TensorInfo
     nonfinite: int | None
+
+    def __str__(self) -> str:
+        return f"{self.tensor}, {self.nonfinite} not finite" if self.nonfinite else str(self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +59,7 @@ class NodeFacts(NamedNode):
         name, number, module, call, parameter, line: as of :class:`retrograd.following.graph.node.Node`.
         source: source lines around that line: number, text.
         incoming: what came in.
-        saved: the tensors that it kept.
-        attributes: what else it kept, as text.
+        saved: what it kept: tensors, and what else as text.
         failure: what it raised; None where it returned.
         about: what the caller of ``write_bundle`` told besides.
         deviation: how what its operations give differs from what it gives where nobody watches; empty where it does
@@ -75,14 +70,13 @@ class NodeFacts(NamedNode):
     number: int | None
     incoming: tuple[Came | None, ...]
     saved: tuple[SavedValue, ...] = ()
-    attributes: Mapping[str, str] | None = None
     failure: NodeFailure | None = None
     module: str | None = None
     call: int = 1
     parameter: str | None = None
     line: Line | None = None
     source: tuple[tuple[int, str], ...] = ()
-    about: Mapping[str, Any] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
     deviation: str = ""
 
 
@@ -99,162 +93,102 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
-    """A replay bundle that was read, or is about to be written.
+    """A node of a backward pass with all that is needed to run it again: :func:`retrograd.replay`.
+
+    Its text says what it holds.
 
     Attributes:
-        path: its folder; None before it is written.
-        node: what is known of the node.
         versions: what wrote it.
-        program: the operations that the node carried out.
-        inputs: the tensors that these read, named ``"incoming.0"``, ``"saved.self"``, ``"context.mask"`` (on the
-            context of a Function), ``"other.0"`` (any other: of a closure, a buffer, unpacked by a hook, or made by
-            code that torch does not see).
-        names: of the inputs.
-        outgoing: what the node returned.
-        random: states of the random generators: at the beginning, and where operations drew from them.
+        node: what is known of the node.
         switches: of torch that change bits.
-        refusal: why it can be replayed only as one that is trusted; empty where it can be as any other. Whoever wrote
-            it says so, and nobody relies on it.
+        operations: what the node carried out.
+        outputs: which tensors it returned; None where it returned none.
+        inputs: the tensors that the operations read, named ``"incoming.0"``, ``"saved.self"``, ``"context.mask"`` (on
+            the context of a Function), ``"other.0"`` (any other: of a closure, a buffer, unpacked by a hook, or made
+            by code that torch does not see).
+        outgoing: the tensors that it returned.
+        random: names of the states of the random generators by device: at the beginning, and where operations drew.
+        blocks: the memory of the tensors, by name.
+        entries: the contents of that memory, and the states of generators, by name: ``tensors.safetensors``.
+        path: its folder; None before it is written.
+        doubt: why it may not be this user's own; empty where it is.
     """
 
-    path: Path | None
-    node: NodeFacts
     versions: Versions
-    program: Program
-    inputs: TensorCopies
-    names: tuple[str, ...]
-    outgoing: TensorCopies
-    random: tuple[Mapping[str, Tensor], ...]
-    switches: Mapping[str, Any]
-    refusal: str = ""
+    node: NodeFacts
+    switches: Switches
+    operations: tuple[BundledOperation, ...]
+    outputs: tuple[str | int | None, ...]
+    inputs: tuple[StoredTensor, ...]
+    outgoing: tuple[StoredTensor | None, ...]
+    random: tuple[Mapping[str, str], ...]
+    blocks: Mapping[str, MemoryBlock]
+    entries: Mapping[str, Tensor]
+    path: Path | None = None
+    doubt: str = ""
+
+    def __str__(self) -> str:
+        return show_plainly("\n".join(describe_bundle(self)))
+
+    def __repr__(self) -> str:
+        return f"<Bundle of {show_plainly(self.node.place)}>"
 
 
-def print_bundle(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A bundle in the terms of JSON, and the entries of its tensor file."""
-    entries: dict[str, Tensor] = {}
-    outgoing = [f"outgoing.{index}" for index in range(len(bundle.outgoing.tensors))]
-    facts = {
-        "versions": asdict(bundle.versions),
-        "node": _plain(bundle.node),
-        "switches": dict(bundle.switches),
-        "refusal": bundle.refusal,
-        "random": [
-            {device: _enter(entries, f"random.{index}.{device}", state) for device, state in states.items()}
-            for index, states in enumerate(bundle.random)
-        ],
-        "inputs": print_copies(bundle.inputs, bundle.names, entries),
-        "program": print_program(bundle.program),
-        "outgoing": print_copies(bundle.outgoing, outgoing, entries),
-    }
-    return facts, entries
+_APART = frozenset({"entries", "path", "doubt"})
+"""Fields that are not written into ``bundle.json``."""
 
 
-def read_bundle(path: str | Path, *, strict: bool = True) -> Bundle:
-    """Read a replay bundle.
+def print_bundle(bundle: Bundle) -> dict[str, Any]:
+    """A bundle in the terms of JSON, but for the contents of its memory."""
+    return {each.name: to_plain(getattr(bundle, each.name)) for each in fields(bundle) if each.name not in _APART}
+
+
+def open_bundle(path: str | Path) -> Bundle:
+    """Open a replay bundle, whoever has written it: it is read, and nothing in it is run.
 
     Args:
         path: its folder.
-        strict: whether to refuse what another version of torch has written.
 
     Raises:
         DamagedBundleError: it cannot be read.
-        BundleVersionError: another version of torch has written it.
     """
     path = Path(path)
-    facts, entries = read_files(path)
+    facts, entries, doubt = read_files(path)
     try:
-        written_with = str(facts["versions"]["torch"])
-        if strict and written_with != torch.__version__:
-            raise BundleVersionError(
-                f"The bundle {path} was written with torch {written_with}; this is torch {torch.__version__}.",
-                repair="replay it with that version, or with strict=False.",
-                reason="between versions of torch operations change, and give other bits.",
-            )
-        return parse_bundle(path, facts, entries)
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError, OverflowError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from error
+        hints = {name: hint for name, hint in get_type_hints(Bundle).items() if name not in _APART}
+        bundle = Bundle(
+            **{name: from_plain(facts[name], hint) for name, hint in hints.items()},
+            entries=entries,
+            path=path,
+            doubt=doubt,
+        )
+        check_fields(bundle)
+        check_copies((*bundle.inputs, *bundle.outgoing), bundle.blocks, entries)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise damaged(path, f"{type(error).__name__}: {error}{_say_version(facts)}") from error
+    return bundle
 
 
-def parse_bundle(path: Path, facts: dict[str, Any], entries: dict[str, Tensor]) -> Bundle:
-    """Read the output of :func:`print_bundle`.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: it wrote no such thing.
-    """
-    inputs, names = parse_copies(facts["inputs"], entries)
-    outgoing, _ = parse_copies(facts["outgoing"], entries)
-    program = parse_program(facts["program"], len(names))
-    check_program(program)
-    random = tuple({str(device): entries[name] for device, name in each.items()} for each in facts["random"])
-    if not random or any((each.random or 0) >= len(random) for each in program.operations):
-        raise ValueError("a state of the random generators is missing")
-    check_switches(facts["switches"])
-    node = _parse_node(facts["node"])
-    if node.failure is None and len(program.outputs) != len(outgoing.tensors):
-        raise ValueError("the program and the node do not return as many gradients")
-    versions, refusal = Versions(**facts["versions"]), str(facts["refusal"])
-    check_fields(versions)
-    return Bundle(path, node, versions, program, inputs, names, outgoing, random, facts["switches"], refusal)
+def _say_version(facts: dict[str, Any]) -> str:
+    versions = facts.get("versions")
+    written = versions.get("torch") if isinstance(versions, dict) else None
+    return "" if written == torch.__version__ else f"; torch {written} has written it, and this is {torch.__version__}"
 
 
-def _parse_node(data: dict[str, Any]) -> NodeFacts:
-    failure, line = data["failure"], data["line"]
-    node = NodeFacts(
-        name=str(data["name"]),
-        number=data["number"],
-        incoming=tuple(None if each is None else _parse_came(each) for each in data["incoming"]),
-        saved=tuple(_parse_saved(each) for each in data["saved"]),
-        attributes=dict(data["attributes"] or {}),
-        failure=None if failure is None else _parse_failure(failure),
-        module=data["module"],
-        call=int(data["call"]),
-        parameter=data["parameter"],
-        line=None if line is None else Line(**line),
-        source=tuple((int(number), str(text)) for number, text in data["source"]),
-        about=dict(data["about"] or {}),
-        deviation=str(data["deviation"]),
+def describe_bundle(bundle: Bundle) -> Iterator[str]:
+    """Say what a bundle holds, line by line."""
+    node, operations = bundle.node, bundle.operations
+    number = "" if node.number is None else f", number {node.number}"
+    yield f"{node.place}{number}, written with torch {bundle.versions.torch}"
+    if node.line is not None:
+        yield f"  made at {node.line}"
+        yield from (f"  {'>' if number == node.line.line else ' '} {number:5} {text}" for number, text in node.source)
+    yield from (f"  came in  {place}: {came}" for place, came in enumerate(node.incoming))
+    yield from (
+        f"  saved    {each.name}: {each.tensor or each.value or 'None, or packed by hooks'}" for each in node.saved
     )
-    for each in (node, *filter(None, (node.line, node.failure, *node.incoming, *node.saved))):
-        check_fields(each)
-    return node
-
-
-def _parse_came(data: dict[str, Any]) -> Came:
-    return Came(_parse_info(data["tensor"]), data["nonfinite"])
-
-
-def _parse_saved(data: dict[str, Any]) -> SavedValue:
-    tensor = data["tensor"]
-    return SavedValue(data["name"], None if tensor is None else _parse_info(tensor), data["value"], data["version"])
-
-
-def _parse_info(data: dict[str, Any]) -> TensorInfo:
-    return TensorInfo(tuple(data["shape"]), str(data["dtype"]), str(data["device"]))
-
-
-def _parse_failure(data: dict[str, Any]) -> NodeFailure:
-    error = parse_raised(data["error"])
-    assert error is not None
-    return NodeFailure(error, str(data["by"]), str(data["traceback"]))
-
-
-def _enter(entries: dict[str, Tensor], name: str, tensor: Tensor) -> str:
-    entries[name] = tensor
-    return name
-
-
-def _plain(value: Any) -> Any:
-    """Anything in the terms of JSON: what that does not know as text."""
-    match value:
-        case None | bool() | str() | int():
-            return value
-        case float():
-            return value if value - value == 0 else str(value)
-        case Mapping():
-            return {str(name): _plain(each) for name, each in value.items()}
-        case list() | tuple():
-            return [_plain(each) for each in value]
-        case _ if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-            return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
-        case _:
-            return str(value)
+    yield from (f"  runs     {place}: {each.name}" for place, each in enumerate(operations[:_MOST_OPERATIONS]))
+    if len(operations) > _MOST_OPERATIONS:
+        yield f"  runs     … and {len(operations) - _MOST_OPERATIONS} more operations"
+    if node.failure is not None:
+        yield f"  raised   {node.failure.error}"

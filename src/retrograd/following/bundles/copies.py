@@ -6,9 +6,10 @@ begin, and on whether two of them are views of the same. So a copy keeps all tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +25,14 @@ from retrograd.core.hooks.dispatch import (
     why_opaque,
 )
 
-ALIGNMENT = 64
+_ALIGNMENT = 64
 """Torch's allocators begin at such addresses; some kernels choose their way by the address modulo this."""
+
+_PLAIN = frozenset({
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+})  # fmt: skip
+"""Kinds of element that every reader of safetensors knows; the others are stored as bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,7 @@ class StoredTensor:
     """The place of a tensor in copied memory.
 
     Attributes:
+        name: what it is called.
         shape, dtype, device, layout: as torch names them, without ``torch.``.
         block: which memory; None for a tensor without memory that is all zero, on the meta device, or sparse.
         strides, offset: where in that memory, in elements.
@@ -41,11 +49,12 @@ class StoredTensor:
         coalesced: whether a sparse tensor says that no index comes twice.
     """
 
+    name: str
     shape: tuple[int, ...]
     dtype: str
     device: str = "cpu"
     layout: str = "strided"
-    block: int | None = None
+    block: str | None = None
     strides: tuple[int, ...] = ()
     offset: int = 0
     conjugated: bool = False
@@ -54,90 +63,53 @@ class StoredTensor:
     coalesced: bool = False
 
 
-@dataclass(slots=True)
-class MemoryBlock:
-    """A copied piece of memory.
-
-    Attributes:
-        data: its bytes, on the CPU.
-        start: how many bytes of that memory before them were not copied.
-        skew: the address of the memory, modulo ``ALIGNMENT``.
-        device: where it lay.
-        dtype, shape: of the first tensor seen in it, if that fills it; else bytes.
-    """
-
-    data: Tensor
-    start: int
-    skew: int
-    device: str
-    dtype: str = "uint8"
-    shape: tuple[int, ...] = (-1,)
-
-
 @dataclass(frozen=True, slots=True)
-class TensorCopies:
-    """Copies of tensors, sharing memory as the tensors did.
+class MemoryBlock:
+    """A piece of memory, of which a file of tensors holds a copy.
 
     Attributes:
-        blocks: the memory.
-        tensors: how they lie in it; None for what is not a tensor.
+        start: how many bytes of that memory before it were not copied.
+        skew: its address modulo ``_ALIGNMENT``, less what is no multiple of the largest element in it.
+        device: where it lay.
     """
 
-    blocks: tuple[MemoryBlock, ...]
-    tensors: tuple[StoredTensor | None, ...]
-
-    def rebuild(self) -> tuple[Tensor | None, ...]:
-        """Make tensors of it, in fresh memory.
-
-        Raises:
-            RuntimeError: this machine has no such device.
-        """
-        sizes = [1] * len(self.blocks)
-        for each in self.tensors:
-            _find_sizes(each, sizes)
-        buffers = [_lay_out(block, size) for block, size in zip(self.blocks, sizes, strict=True)]
-        return tuple(None if each is None else _build(each, buffers) for each in self.tensors)
-
-    def check(self) -> None:
-        """Check that the tensors fit their memory.
-
-        Raises:
-            ValueError: one does not.
-        """
-        for block in self.blocks:
-            if block.skew >= ALIGNMENT or block.start % ALIGNMENT:
-                raise ValueError(f"memory cannot begin at {block.start}, {block.skew} after a border")
-        for each in self.tensors:
-            if each is not None:
-                _check_stored(each, self.blocks)
-
-    def stored_bytes(self) -> int:
-        """Count the bytes that were copied."""
-        return sum(block.data.numel() for block in self.blocks)
-
-    def largest(self) -> int:
-        """Bytes of the largest tensor when it is written out: one may show the same memory again and again."""
-        return max(map(_written_out, self.tensors), default=0)
+    start: int = 0
+    skew: int = 0
+    device: str = "cpu"
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Compare two tensors bit for bit: NaN equals NaN, and 0.0 does not equal −0.0."""
-    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
-        return False
-    if one.layout is not torch.strided:
-        return all(map(same_bits, sparse_parts(one), sparse_parts(other)))
-    return one.is_meta or torch.equal(_own_bytes(one), _own_bytes(other))
+Stored = Iterable[StoredTensor | None]
 
 
-def bytes_of(tensor: Tensor) -> Tensor:
-    """All of the memory that a tensor is a view of; writing to it counts nowhere."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+def rebuild(
+    stored: Stored, blocks: Mapping[str, MemoryBlock], entries: Mapping[str, Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Make tensors of their copies, in fresh memory.
+
+    Args:
+        stored: how they lie in memory; None for what is not a tensor.
+        blocks: the memory, by name.
+        entries: the contents of the blocks, by the same names.
+
+    Raises:
+        RuntimeError: this machine has no such device.
+    """
+
+    @cache
+    def lay_out(name: str) -> tuple[Tensor, int]:
+        """A copy of a block at an address like the original's, and where in it the uncopied beginning would be."""
+        block, data = blocks[name], _bytes_in(entries[name])
+        buffer = torch.zeros(block.skew + data.numel(), dtype=torch.uint8, device=block.device)
+        buffer[block.skew :].copy_(data)
+        return buffer, block.skew - block.start
+
+    return tuple(None if each is None else _build(each, lay_out) for each in stored)
 
 
-def _build(stored: StoredTensor, buffers: Sequence[tuple[Tensor, int]]) -> Tensor:
-    dtype, layout = getattr(torch, stored.dtype), getattr(torch, stored.layout)
+def _build(stored: StoredTensor, lay_out: Callable[[str], tuple[Tensor, int]]) -> Tensor:
+    dtype, layout = constant(stored.dtype), constant(stored.layout)
     if stored.parts:
-        parts = [_build(part, buffers) for part in stored.parts]
+        parts = [_build(part, lay_out) for part in stored.parts]
         if layout is torch.sparse_coo:
             indices, values = parts
             return torch.sparse_coo_tensor(
@@ -149,7 +121,7 @@ def _build(stored: StoredTensor, buffers: Sequence[tuple[Tensor, int]]) -> Tenso
         if stored.device == "meta":
             return torch.empty_strided(stored.shape, stored.strides, dtype=dtype, device=stored.device)
         return make_zero_symbol(stored.shape, dtype, stored.device)
-    buffer, start = buffers[stored.block]
+    buffer, start = lay_out(stored.block)
     offset = stored.offset + start // dtype.itemsize if 0 not in stored.shape else 0
     empty = torch.empty(0, dtype=dtype, device=buffer.device)
     tensor = empty.set_(buffer.untyped_storage(), offset, stored.shape, stored.strides)
@@ -157,57 +129,59 @@ def _build(stored: StoredTensor, buffers: Sequence[tuple[Tensor, int]]) -> Tenso
     return negated(tensor) if stored.negated else tensor
 
 
-def _find_sizes(stored: StoredTensor | None, sizes: list[int]) -> None:
-    """Note how large the largest element in each block is."""
-    if stored is None:
-        return
-    for part in stored.parts:
-        _find_sizes(part, sizes)
-    if stored.block is not None:
-        sizes[stored.block] = max(sizes[stored.block], getattr(torch, stored.dtype).itemsize)
+def check_copies(stored: Stored, blocks: Mapping[str, MemoryBlock], entries: Mapping[str, Tensor]) -> None:
+    """Check that tensors fit the memory that is there.
 
-
-def _lay_out(block: MemoryBlock, size: int) -> tuple[Tensor, int]:
-    """A copy of a block at an address like the original's, and where in it the uncopied beginning would be.
-
-    Args:
-        block: what to copy.
-        size: of its largest elements; they must begin at multiples of it.
+    Raises:
+        ValueError, KeyError: one does not.
     """
-    start = block.skew - block.skew % size
-    buffer = torch.zeros(start + block.data.numel(), dtype=torch.uint8, device=block.device)
-    buffer[start : start + block.data.numel()].copy_(block.data)
-    return buffer, start - block.start
+    for each in stored:
+        if each is None:
+            continue
+        if len(each.parts) != {"strided": 0, "sparse_coo": 2}.get(each.layout, 3):
+            raise ValueError(f"a tensor of layout {each.layout!r} is not made of {len(each.parts)} others")
+        check_copies(each.parts, blocks, entries)
+        itemsize = constant(each.dtype).itemsize
+        if min((*each.shape, *each.strides, each.offset), default=0) < 0:
+            raise ValueError(f"shape {each.shape} and strides {each.strides} are not those of a tensor")
+        if each.block is None or 0 in each.shape:
+            continue
+        block, there = blocks[each.block], entries[each.block].nbytes
+        last = sum((length - 1) * stride for length, stride in zip(each.shape, each.strides, strict=True))
+        first, end = each.offset * itemsize - block.start, (each.offset + last + 1) * itemsize - block.start
+        if not 0 <= block.skew < _ALIGNMENT or block.start % _ALIGNMENT or not 0 <= first < end <= there:
+            raise ValueError(f"a tensor of shape {each.shape} does not fit into {there} bytes")
 
 
-def _written_out(stored: StoredTensor | None) -> int:
-    if stored is None or stored.device == "meta":
-        return 0
-    if stored.parts:
-        return max(map(_written_out, stored.parts))
-    return int(prod(stored.shape)) * int(getattr(torch, stored.dtype).itemsize)
+@cache
+def _constants() -> dict[str, Any]:
+    found = [
+        each for each in vars(torch).values() if isinstance(each, torch.dtype | torch.layout | torch.memory_format)
+    ]
+    return {print_constant(each): each for each in found}
 
 
-def _check_stored(stored: StoredTensor, blocks: Sequence[MemoryBlock]) -> None:
-    dtype = getattr(torch, stored.dtype, None)
-    if not isinstance(dtype, torch.dtype) or not isinstance(getattr(torch, stored.layout, None), torch.layout):
-        raise ValueError(f"there is no {stored.dtype!r} or no {stored.layout!r} in torch")  # noqa: TRY004
-    expected = {"strided": 0, "sparse_coo": 2}.get(stored.layout, 3)
-    if len(stored.parts) != expected:
-        raise ValueError(f"a tensor of layout {stored.layout!r} is made of {expected} others")
-    for part in stored.parts:
-        _check_stored(part, blocks)
-    if min((*stored.shape, *stored.strides, stored.offset), default=0) < 0:
-        raise ValueError(f"shape {stored.shape} and strides {stored.strides} are not those of a tensor")
-    if stored.block is None:
-        return
-    if not 0 <= stored.block < len(blocks) or len(stored.shape) != len(stored.strides):
-        raise ValueError(f"a tensor of shape {stored.shape} has no memory")
-    block = blocks[stored.block]
-    last = sum((length - 1) * stride for length, stride in zip(stored.shape, stored.strides, strict=True))
-    first, size = stored.offset * dtype.itemsize - block.start, (last + 1) * dtype.itemsize
-    if 0 not in stored.shape and (first < 0 or first + size > block.data.numel()):
-        raise ValueError(f"a tensor of shape {stored.shape} does not fit into {block.data.numel()} bytes")
+def constant(name: str) -> Any:
+    """The dtype, layout or memory format of this name.
+
+    Raises:
+        KeyError: this version of torch has none.
+    """
+    return _constants()[name]
+
+
+def print_constant(value: object) -> str:
+    """The name of a dtype, layout or memory format, without ``torch.``."""
+    return str(value).removeprefix("torch.")
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Compare two tensors bit for bit: NaN equals NaN, and 0.0 does not equal −0.0."""
+    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        return False
+    if one.layout is not torch.strided:
+        return all(map(same_bits, sparse_parts(one), sparse_parts(other)))
+    return one.is_meta or torch.equal(_own_bytes(one), _own_bytes(other))
 
 
 def _own_bytes(tensor: Tensor) -> Tensor:
@@ -215,10 +189,19 @@ def _own_bytes(tensor: Tensor) -> Tensor:
         tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
     plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
     size = plain.element_size()
-    return bytes_of(plain)[plain.storage_offset() * size :][: plain.numel() * size]
+    return _memory(plain)[plain.storage_offset() * size :][: plain.numel() * size]
 
 
-# ---- memory ----
+def _memory(tensor: Tensor) -> Tensor:
+    """All of the memory that a tensor is a view of; writing to it counts nowhere."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _bytes_in(entry: Tensor) -> Tensor:
+    return entry.reshape(-1).view(torch.uint8)
+
+
+# ---- copying ----
 
 
 @dataclass(slots=True)
@@ -234,34 +217,35 @@ class MemoryCopier:
     """Copies of the memory of tensors.
 
     Attributes:
-        blocks: what was copied.
+        blocks: what was copied, named after the first tensor in it.
+        entries: its contents, as the tensor that fills it, or as bytes.
     """
 
     def __init__(self) -> None:
-        self.blocks: list[MemoryBlock] = []
-        self._originals: list[_Original] = []
-        self._found: dict[int, int] = {}
+        self.blocks: dict[str, MemoryBlock] = {}
+        self.entries: dict[str, Tensor] = {}
+        self._originals: dict[str, _Original] = {}
+        self._names: dict[int, str] = {}
 
-    def store(self, tensor: Tensor) -> StoredTensor:
+    def store(self, tensor: Tensor, name: str) -> StoredTensor:
         """Copy what of a tensor's memory is not copied yet.
 
         Raises:
             CannotBundleError: the memory of this kind of tensor cannot be read.
         """
         refuse_opaque(tensor)
-        common = tuple(tensor.shape), _text(tensor.dtype), str(tensor.device)
+        common = name, tuple(tensor.shape), print_constant(tensor.dtype), str(tensor.device)
         if tensor.layout is not torch.strided:
-            parts = tuple(self.store(part) for part in sparse_parts(tensor))
+            parts = tuple(self.store(part, f"{name}.part{place}") for place, part in enumerate(sparse_parts(tensor)))
             is_coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
-            return StoredTensor(*common, layout=_text(tensor.layout), parts=parts, coalesced=is_coalesced)
+            return StoredTensor(*common, layout=print_constant(tensor.layout), parts=parts, coalesced=is_coalesced)
         if tensor.is_meta:
             return StoredTensor(*common, strides=tuple(tensor.stride()))
         if is_zero_symbol(tensor):
             return StoredTensor(*common)
-        block = self._copy(tensor, *_span(tensor))
         return StoredTensor(
             *common,
-            block=block,
+            block=self._copy(tensor, *_span(tensor), name),
             strides=tuple(tensor.stride()),
             offset=int(tensor.storage_offset()) if tensor.numel() else 0,
             conjugated=tensor.is_conj(),
@@ -270,7 +254,7 @@ class MemoryCopier:
 
     def holds(self, tensor: Tensor) -> bool:
         """Tell whether some of the memory of a tensor is copied."""
-        return tensor.layout is torch.strided and not tensor.is_meta and memory_of(tensor) in self._found
+        return tensor.layout is torch.strided and not tensor.is_meta and memory_of(tensor) in self._names
 
     def cover(self, tensor: Tensor) -> None:
         """Copy all of the memory that a tensor is a view of."""
@@ -281,55 +265,68 @@ class MemoryCopier:
         """Tell that a tensor is about to be written to."""
         for part in (tensor,) if tensor.layout is torch.strided else sparse_parts(tensor):
             if self.holds(part):
-                self._originals[self._found[memory_of(part)]].is_written = True
+                self._originals[self._names[memory_of(part)]].is_written = True
 
     def restore(self) -> None:
         """Put back what was in the memory that was written to, and how often that counted as written to."""
-        for block, original in zip(self.blocks, self._originals, strict=True):
+        for name, original in self._originals.items():
             if original.is_written:
-                end = block.start + block.data.numel()
-                bytes_of(original.tensor)[block.start : end].copy_(block.data)
+                data = _bytes_in(self.entries[name])
+                start = self.blocks[name].start
+                _memory(original.tensor)[start : start + data.numel()].copy_(data)
                 if original.version is not None:
                     set_version(original.tensor, original.version)
 
-    def _copy(self, tensor: Tensor, start: int, end: int) -> int:
-        """Copy these bytes of a tensor's memory, unless they are; gives the number of the block."""
-        start -= start % ALIGNMENT
-        number = self._found.get(memory_of(tensor))
-        everything = bytes_of(tensor)
+    def _copy(self, tensor: Tensor, start: int, end: int, name: str = "") -> str:
+        """Copy these bytes of a tensor's memory, unless they are; returns the name of the block."""
+        start -= start % _ALIGNMENT
+        everything = _memory(tensor)
         if end > everything.numel():
             raise _refuse(tensor, "its memory has been given back, or was never there")
-        if number is None:
-            number = self._found[memory_of(tensor)] = len(self.blocks)
-            skew = everything.data_ptr() % ALIGNMENT
-            fills = tensor.is_contiguous() and start == 0 and tensor.storage_offset() == 0
-            form = (_text(tensor.dtype), tuple(tensor.shape)) if fills else ("uint8", (-1,))
-            self.blocks.append(MemoryBlock(_to_cpu(everything[start:end]), start, skew, str(tensor.device), *form))
-            version = None if tensor.is_inference() else tensor._version
-            self._originals.append(_Original(tensor, version))
+        name = self._names.setdefault(memory_of(tensor), name)
+        block = self.blocks.get(name)
+        if block is None:
+            block = MemoryBlock(start, everything.data_ptr() % _ALIGNMENT, str(tensor.device))
+            data = everything[start:end].to("cpu", copy=True)
+            is_whole = tensor.is_contiguous() and start == 0 and tensor.storage_offset() == 0
+            is_readable = is_whole and tensor.dtype in _PLAIN
+            self.entries[name] = data.view(tensor.dtype).reshape(tensor.shape) if is_readable else data
+            self._originals[name] = _Original(tensor, None if tensor.is_inference() else tensor._version)
         elif start < end:
-            _extend(self.blocks[number], everything, start, end)
-        return number
+            block = self._extend(name, everything, start, end)
+        self.blocks[name] = replace(block, skew=block.skew - block.skew % tensor.element_size())
+        return name
+
+    def _extend(self, name: str, everything: Tensor, start: int, end: int) -> MemoryBlock:
+        block, data = self.blocks[name], _bytes_in(self.entries[name])
+        first, old_end = min(start, block.start), block.start + data.numel()
+        if first == block.start and end <= old_end:
+            return block
+        before, after = everything[first : block.start], everything[old_end : max(end, old_end)]
+        self.entries[name] = torch.cat([before.to("cpu"), data, after.to("cpu")])
+        return replace(block, start=first)
 
 
-def _extend(block: MemoryBlock, everything: Tensor, start: int, end: int) -> None:
-    first, old_end = min(start, block.start), block.start + block.data.numel()
-    if first == block.start and end <= old_end:
-        return
-    before, after = everything[first : block.start], everything[old_end : max(end, old_end)]
-    block.data = torch.cat([_to_cpu(before), block.data, _to_cpu(after)])
-    block.start, block.dtype, block.shape = first, "uint8", (-1,)
+class TensorCopies(MemoryCopier):
+    """Copies of tensors as they are now.
 
+    Args:
+        tensors: what to copy.
+        name: of all of them; their numbers are added to it.
 
-def copy_tensors(tensors: Sequence[Tensor | None]) -> TensorCopies:
-    """Copy tensors as they are now.
-
-    Raises:
-        CannotBundleError: the memory of one of them cannot be read.
+    Attributes:
+        tensors: how they lie in the copied memory.
     """
-    memory = MemoryCopier()
-    stored = tuple(None if tensor is None else memory.store(tensor.detach()) for tensor in tensors)
-    return TensorCopies(tuple(memory.blocks), stored)
+
+    def __init__(self, tensors: Iterable[Tensor | None], name: str) -> None:
+        super().__init__()
+        self.tensors = tuple(
+            None if each is None else self.store(each.detach(), f"{name}.{place}") for place, each in enumerate(tensors)
+        )
+
+    def rebuild(self) -> tuple[Tensor | None, ...]:
+        """Make tensors of their copies, in fresh memory."""
+        return rebuild(self.tensors, self.blocks, self.entries)
 
 
 def refuse_opaque(tensor: Tensor) -> None:
@@ -357,11 +354,3 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     first, size = int(tensor.storage_offset()), tensor.element_size()
     return first * size, (first + last + 1) * size
-
-
-def _to_cpu(data: Tensor) -> Tensor:
-    return data.to("cpu", copy=True)
-
-
-def _text(constant: object) -> str:
-    return str(constant).removeprefix("torch.")

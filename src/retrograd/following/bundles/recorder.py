@@ -1,4 +1,4 @@
-"""Record the operations that a node carries out, as a program that does the same again."""
+"""Record the operations that a node carries out, so that they can be carried out again."""
 
 from __future__ import annotations
 
@@ -22,48 +22,45 @@ from retrograd.core.hooks.dispatch import (
 )
 from retrograd.core.hooks.nodes import run_node
 from retrograd.core.randomness import random_kept
-from retrograd.following.bundles.copies import MemoryCopier, StoredTensor, TensorCopies, copy_tensors, refuse_opaque
+from retrograd.following.bundles.copies import MemoryCopier, StoredTensor, TensorCopies, refuse_opaque
 from retrograd.following.bundles.program import (
     BundledOperation,
-    Program,
     UnwritableArgumentError,
     describe_error,
-    devices_of,
     encode,
-    read_random,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedProgram:
+class RecordedRun:
     """The record of one run of a node.
 
     Attributes:
-        program: the operations.
-        names: of the program's inputs: ``"incoming.0"``, ``"saved.self"``, ``"other.0"``.
-        inputs: how these tensors lie in the memory.
-        memory: what they held before the node ran.
-        random: states of the random generators, device → state: at the beginning, and where operations drew from them.
-        outgoing: copies of what the node returned.
+        operations: what it carried out.
+        outputs: which tensors it returned.
+        inputs: how the tensors that the operations read lie in the memory.
+        memory: what they held before the node ran, and states of random generators.
+        random: names of these states by device: at the beginning, and where operations drew from them.
+        outgoing: copies of what it returned.
         error: what it raised instead.
-        is_operations: whether an operation raised it, the last of the program.
+        is_operations: whether an operation raised it, the last of them.
     """
 
-    program: Program
-    names: tuple[str, ...]
+    operations: tuple[BundledOperation, ...]
+    outputs: tuple[str | int | None, ...]
     inputs: tuple[StoredTensor, ...]
     memory: MemoryCopier
-    random: tuple[dict[str, Tensor], ...]
+    random: tuple[dict[str, str], ...]
     outgoing: TensorCopies
     error: Exception | None = None
     is_operations: bool = False
 
 
-def record_program(node: Any, incoming: Sequence[Tensor | None], named: Mapping[str, Tensor]) -> RecordedProgram:
+def record_run(node: Any, incoming: Sequence[Tensor | None], named: Mapping[str, Tensor]) -> RecordedRun:
     """Run a node once, and record what it does. Tensors that it writes to, and random generators, are put back.
 
     Args:
-        node: the node.
+        node: the node; None for one that returns what comes in.
         incoming: what comes in.
         named: names for tensors that it may read.
 
@@ -71,8 +68,7 @@ def record_program(node: Any, incoming: Sequence[Tensor | None], named: Mapping[
         FreedGraphError: what it had saved is freed.
         CannotBundleError: it does something that cannot be written down.
     """
-    devices = devices_of([*incoming, *named.values()])
-    recorder = _ProgramRecorder(named, devices)
+    recorder = _RunRecorder(named, incoming)
     gradients = [None if each is None else each.detach() for each in incoming]
     for index, gradient in enumerate(gradients):
         if gradient is not None:
@@ -84,63 +80,63 @@ def record_program(node: Any, incoming: Sequence[Tensor | None], named: Mapping[
         return recorder.record(node, gradients)
 
 
-class _ProgramRecorder:
-    """Gives numbers to tensors as they turn up.
+class _RunRecorder:
+    """Names tensors as they turn up: inputs by names, results by numbers.
 
     Args:
         named: names for tensors that may turn up.
-        devices: whose random generators may matter.
+        incoming: what comes in.
     """
 
-    def __init__(self, named: Mapping[str, Tensor], devices: Sequence[str]) -> None:
+    def __init__(self, named: Mapping[str, Tensor], incoming: Sequence[Tensor | None]) -> None:
         self.memory = MemoryCopier()
-        self._devices = devices
+        tensors = [*named.values(), *(each for each in incoming if each is not None)]
+        self._devices = sorted({str(each.device) for each in tensors if each.is_cuda})
         self._names_by_place = {place: name for name, tensor in named.items() if (place := _place_of(tensor))}
         self._names_by_memory = {place[0]: name for place, name in self._names_by_place.items()}
-        self._names: list[str] = []
         self._inputs: list[StoredTensor] = []
-        self._input_numbers: list[int] = []
-        self._numbers: dict[int, int] = {}
+        self._names: dict[int, str | int] = {}
         self._kept: list[Tensor] = []  # an id stands for a tensor while that is alive
         self._made: dict[int, Tensor] = {}  # memory → a result that lies in it
         self._operations: list[BundledOperation] = []
-        self._random = [read_random(devices)]
+        self._random: list[dict[str, str]] = []
+        self._keep_random()
         self._refusal: CannotBundleError | None = None
 
-    def record(self, node: Any, incoming: Sequence[Tensor | None]) -> RecordedProgram:
+    def record(self, node: Any, incoming: Sequence[Tensor | None]) -> RecordedRun:
         outgoing: tuple[Tensor | None, ...] = ()
+        outputs: tuple[str | int | None, ...] = ()
         failure: Exception | None = None
         try:
             with OperationTap(self._carry_out):
-                outgoing = run_node(node, incoming)
+                outgoing = tuple(incoming) if node is None else run_node(node, incoming)
             _check_result(outgoing)
-            outputs = [None if each is None else self._number_of(each) for each in outgoing]
+            outputs = tuple(None if each is None else self._name_of(each) for each in outgoing)
         except CannotBundleError:
             raise
         except Exception as error:
             if self._refusal is None and "second time" in str(error):
                 raise
-            failure, outputs = error, []
+            failure = error
         if self._refusal is not None:
             raise self._refusal
-        return RecordedProgram(
-            self._finish(outputs),
-            tuple(self._names),
+        operations = self._operations
+        raised = operations[-1].raises if operations else None
+        return RecordedRun(
+            tuple(operations),
+            outputs,
             tuple(self._inputs),
             self.memory,
             tuple(self._random),
-            copy_tensors(outgoing),
+            TensorCopies(outgoing, "outgoing"),
             failure,
-            is_operations=failure is not None and self._is_last_error(failure),
+            is_operations=failure is not None and raised == describe_error(failure),
         )
 
-    def add_input(self, tensor: Tensor, name: str) -> int:
-        stored = self.memory.store(tensor)
-        self._inputs.append(stored)
-        self._names.append(name)
-        number = self._give_number(tensor)
-        self._input_numbers.append(number)
-        return number
+    def add_input(self, tensor: Tensor, name: str) -> str:
+        self._inputs.append(self.memory.store(tensor, name))
+        self._give_name(tensor, name)
+        return name
 
     def _carry_out(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -154,7 +150,7 @@ class _ProgramRecorder:
             self._operations.append(replace(described, raises=describe_error(error)))
             raise
         try:
-            self._operations.append(replace(described, result=encode(result, self._number_result)))
+            self._operations.append(replace(described, result=encode(result, self._name_result)))
         except (CannotBundleError, UnwritableArgumentError) as error:
             self._refusal = _refuse(str(operation), f"returns {error}")
             raise self._refusal from error
@@ -169,7 +165,7 @@ class _ProgramRecorder:
         if "c10d" in name or name.startswith("symm_mem::"):
             raise _refuse(name, "talks to other processes, which would wait for this one", "")
         try:
-            written = encode([list(args), list(kwargs.values())], self._number_of)
+            written = encode([list(args), list(kwargs.values())], self._name_of)
         except UnwritableArgumentError as error:
             raise _refuse(name, f"takes {error}") from error
         for argument in written_arguments(operation, args, kwargs):
@@ -181,68 +177,55 @@ class _ProgramRecorder:
         state = self._keep_random() if is_random(operation) else None
         return BundledOperation(name, tuple(written[0]), dict(zip(kwargs, written[1], strict=True)), random=state)
 
-    def _number_of(self, tensor: Tensor) -> int:
-        """The number of a tensor that is read. One never seen before is an input."""
-        if (number := self._numbers.get(id(tensor))) is not None:
-            return number
+    def _name_of(self, tensor: Tensor) -> str | int:
+        """The name of a tensor that is read. One never seen before is an input."""
+        if (name := self._names.get(id(tensor))) is not None:
+            return name
         refuse_opaque(tensor)
         place = _place_of(tensor)
         if place and place[0] in self._made and not self.memory.holds(tensor):
-            return self._number_view(tensor, self._made[place[0]])
-        return self.add_input(tensor, self._name_of(place))
+            return self._name_view(tensor, self._made[place[0]])
+        return self.add_input(tensor, self._choose_name(place))
 
-    def _number_result(self, tensor: Tensor) -> int:
+    def _name_result(self, tensor: Tensor) -> str | int:
         refuse_opaque(tensor)
-        number = self._numbers.get(id(tensor))
-        if number is None:
-            number = self._give_number(tensor)
+        name = self._names.get(id(tensor))
+        if name is None:
+            name = self._give_name(tensor, len(self._kept))
         if (place := _place_of(tensor)) and not tensor.is_conj() and not tensor.is_neg():
             self._made.setdefault(place[0], tensor)
-        return number
+        return name
 
-    def _number_view(self, tensor: Tensor, made: Tensor) -> int:
-        """The number of a tensor that autograd made out of a result without an operation."""
+    def _name_view(self, tensor: Tensor, made: Tensor) -> str | int:
+        """The name of a tensor that autograd made out of a result without an operation."""
         if tensor.dtype is not made.dtype or tensor.is_conj() or tensor.is_neg():
             raise _refuse("autograd", "reads a result of its own in another form")
-        source, number = {"tensor": self._numbers[id(made)]}, self._give_number(tensor)
+        source, name = {"tensor": self._names[id(made)]}, self._give_name(tensor, len(self._kept))
         where = (list(tensor.shape), list(tensor.stride()), int(tensor.storage_offset()))
-        self._operations.append(BundledOperation("aten::as_strided", (source, *where), {}, {"tensor": number}))
-        return number
+        self._operations.append(BundledOperation("aten::as_strided", (source, *where), {}, {"tensor": name}))
+        return name
 
-    def _give_number(self, tensor: Tensor) -> int:
+    def _give_name(self, tensor: Tensor, name: str | int) -> str | int:
         self._kept.append(tensor)
-        number = self._numbers[id(tensor)] = len(self._kept) - 1
-        return number
+        self._names[id(tensor)] = name
+        return name
 
-    def _name_of(self, place: tuple[Any, ...] | None) -> str:
+    def _choose_name(self, place: tuple[Any, ...] | None) -> str:
+        taken = [each.name for each in self._inputs]
         name = None
         if place is not None:
             name = self._names_by_place.get(place) or self._names_by_memory.get(place[0])
-        name = name or f"other.{sum(each.startswith('other.') for each in self._names)}"
-        again = sum(each == name or each.startswith(f"{name}#") for each in self._names)
+        name = name or f"other.{sum(each.startswith('other.') for each in taken)}"
+        again = sum(each == name or each.startswith(f"{name}#") for each in taken)
         return f"{name}#{again + 1}" if again else name
 
     def _keep_random(self) -> int:
-        self._random.append(read_random(self._devices))
-        return len(self._random) - 1
-
-    def _finish(self, outputs: Sequence[int | None]) -> Program:
-        """The program, with the inputs numbered before the results."""
-        order = [*self._input_numbers, *sorted(set(range(len(self._kept))) - set(self._input_numbers))]
-        new = {old: number for number, old in enumerate(order)}
-        operations = tuple(
-            replace(
-                each,
-                args=tuple(_renumber(list(each.args), new)),
-                kwargs={name: _renumber(value, new) for name, value in each.kwargs.items()},
-                result=_renumber(each.result, new),
-            )
-            for each in self._operations
-        )
-        return Program(len(self._inputs), operations, tuple(None if each is None else new[each] for each in outputs))
-
-    def _is_last_error(self, failure: Exception) -> bool:
-        return bool(self._operations) and self._operations[-1].raises == describe_error(failure)
+        number = len(self._random)
+        names = {device: f"random.{number}.{device}" for device in ("cpu", *self._devices)}
+        self.memory.entries[names["cpu"]] = torch.get_rng_state()
+        self.memory.entries |= {names[device]: torch.cuda.get_rng_state(device) for device in self._devices}
+        self._random.append(names)
+        return number
 
 
 def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
@@ -254,18 +237,6 @@ def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
     except (RuntimeError, NotImplementedError):
         return None
     return memory, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
-
-
-def _renumber(data: Any, new: Mapping[int, int]) -> Any:
-    match data:
-        case {"tensor": number}:
-            return {"tensor": new[number]}
-        case {"tuple": parts}:
-            return {"tuple": _renumber(parts, new)}
-        case list():
-            return [_renumber(part, new) for part in data]
-        case _:
-            return data
 
 
 def _refuse_leaf() -> None:

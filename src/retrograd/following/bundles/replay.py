@@ -12,18 +12,15 @@ import torch
 from torch import Tensor
 
 from retrograd.core.amounts import count_of
-from retrograd.core.errors import ReplayError
+from retrograd.core.errors import BundleVersionError, ReplayError, UntrustedBundleError
 from retrograd.core.foreign.text import show_plainly
 from retrograd.core.hooks.dispatch import plain_torch
 from retrograd.core.randomness import random_kept
-from retrograd.following.bundles.bundle import Bundle, Came, read_bundle
-from retrograd.following.bundles.copies import TensorCopies, same_bits
+from retrograd.following.bundles.bundle import Bundle, describe_bundle, open_bundle
+from retrograd.following.bundles.copies import rebuild, same_bits
 from retrograd.following.bundles.files import damaged
-from retrograd.following.bundles.guard import CallGuard, check_stored
-from retrograd.following.bundles.program import BundledOperation, Ran, describe_error, run_program, set_random, switched
+from retrograd.following.bundles.program import Ran, describe_error, run_operations, set_random, switched
 from retrograd.following.graph.walker import describe
-
-_MOST_OPERATIONS = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +48,7 @@ class Replayed:
         return self.equal is True
 
     def __str__(self) -> str:
-        return describe_replay(self)
+        return show_plainly("\n".join(_describe(self)))
 
     def __repr__(self) -> str:
         outcome = {True: "the same", False: "not the same", None: "not compared"}[self.equal]
@@ -63,33 +60,39 @@ def replay(
     *,
     incoming: Sequence[Tensor | None] | None = None,
     strict: bool = True,
-    trusted: bool = False,
+    trust: bool = False,
 ) -> Replayed:
     """Run the node of a bundle again, and compare what it gives with what it gave, bit for bit.
 
-    Neither the model nor its code is needed, but custom operations must be registered. What somebody else has written
-    may be opened: only operations that compute are carried out, after their sizes and indices have been looked at. The
-    random generators and switches of torch are as before when this returns.
+    Neither the model nor its code is needed, but custom operations must be registered. The random generators and
+    switches of torch are as before when this returns.
 
     Args:
         bundle: a bundle, or its folder.
         incoming: other gradients to run it with; then nothing is compared. Numbers that the node's code has read out of
             the gradients (``.item()``, sizes) stay those of the recorded run.
         strict: whether to refuse a bundle that another version of torch has written.
-        trusted: you know who wrote it, so that whatever it names may be carried out, custom operations among it.
+        trust: whether to run a bundle that this user has not written, or that was changed since. It can call any
+            operation that is registered with torch in this process, with any arguments, so trust it as a program:
+            :func:`open_bundle` shows what it names, and runs nothing.
 
     Raises:
         DamagedBundleError: the bundle cannot be read.
         BundleVersionError: another version of torch has written it.
-        UnsafeBundleError: it is not trusted, and asks for more than to compute.
+        UntrustedBundleError: it is not signed by this user, and ``trust`` is False.
         ReplayError: this process lacks an operation or a device, or the gradients do not fit.
     """
     if not isinstance(bundle, Bundle):
-        bundle = read_bundle(bundle, strict=strict)
-    ran = run_bundle(bundle, incoming, trusted=trusted)
+        bundle = open_bundle(bundle)
+    _refuse_untrusted(bundle, trust=trust)
+    _refuse_version(bundle, strict=strict)
+    ran = run_bundle(bundle, incoming)
     expected = rebuild_outgoing(bundle)
     if incoming is not None:
-        notes = [] if bundle.node.failure is None or ran.error else [_say_cut_short(bundle)]
+        notes = []
+        if bundle.node.failure is not None and ran.error is None:
+            what = f"what would have come after {len(bundle.operations)} operations is not known"
+            notes = [f"{bundle.node.name} raised when it was recorded: {what}"]
         return Replayed(bundle, ran.outputs, expected, None, ran.error, notes)
     differences = find_differences(bundle, ran)
     equal: bool | None = not differences
@@ -101,42 +104,35 @@ def replay(
     return Replayed(bundle, ran.outputs, expected, equal, ran.error, differences)
 
 
-def describe_replay(replayed: Replayed) -> str:
-    """Describe the run and its outcome to a person."""
-    return show_plainly("\n".join(_describe(replayed)))
+def _refuse_untrusted(bundle: Bundle, *, trust: bool) -> None:
+    if bundle.doubt and not trust:
+        raise UntrustedBundleError(
+            f"The bundle {bundle.path} may not be your own: {bundle.doubt}.",
+            repair="see what it holds: `retrograd replay --show`, or rg.open_bundle(path). If you would run a program "
+            "of whoever wrote it, replay it with trust=True, or `retrograd replay --trust`.",
+            reason="to replay is to call the operations that it names with the inputs that it holds. These can be any "
+            "that are registered with torch in this process, with any arguments: also such as read and write files, or "
+            "crash the process.",
+        )
+
+
+def _refuse_version(bundle: Bundle, *, strict: bool) -> None:
+    written_with = bundle.versions.torch
+    if strict and written_with != torch.__version__:
+        raise BundleVersionError(
+            f"The bundle {bundle.path} was written with torch {written_with}; this is torch {torch.__version__}.",
+            repair="replay it with that version, or with strict=False.",
+            reason="between versions of torch operations change, and give other bits.",
+        )
 
 
 def _describe(replayed: Replayed) -> Iterator[str]:
-    bundle, node = replayed.bundle, replayed.bundle.node
-    number = "" if node.number is None else f", number {node.number}"
-    yield f"{node.place}{number}, written with torch {bundle.versions.torch}"
-    if node.line is not None:
-        yield f"  made at {node.line}"
-        yield from (f"  {'>' if number == node.line.line else ' '} {number:5} {text}" for number, text in node.source)
-    yield from (f"  came in  {index}: {_say_came(came)}" for index, came in enumerate(node.incoming))
-    yield from (f"  saved    {each.name}: {each.tensor or each.value}" for each in node.saved)
-    yield from (f"  kept     {name}: {text}" for name, text in (node.attributes or {}).items())
-    yield from _describe_operations(bundle.program.operations)
-    yield from (f"  went out {index}: {_say_output(replayed, index)}" for index in range(len(replayed.outputs)))
-    if node.failure is not None:
-        yield f"  raised   {node.failure.error}"
+    yield from describe_bundle(replayed.bundle)
+    yield from (f"  went out {place}: {_say_output(replayed, place)}" for place in range(len(replayed.outputs)))
     if replayed.error is not None:
         yield f"  raised now {type(replayed.error).__name__}: {replayed.error}"
     yield {True: "The same.", False: "Not the same.", None: "Not compared."}[replayed.equal]
     yield from (f"  {each}" for each in replayed.differences)
-
-
-def _describe_operations(operations: Sequence[BundledOperation]) -> Iterator[str]:
-    for index, operation in enumerate(operations[:_MOST_OPERATIONS]):
-        yield f"  ran      {index}: {operation.name}"
-    if len(operations) > _MOST_OPERATIONS:
-        yield f"  ran      … and {len(operations) - _MOST_OPERATIONS} more operations"
-
-
-def _say_came(came: Came | None) -> str:
-    if came is None:
-        return "None"
-    return f"{came.tensor}, {came.nonfinite} not finite" if came.nonfinite else str(came.tensor)
 
 
 def _say_output(replayed: Replayed, index: int) -> str:
@@ -158,40 +154,46 @@ def _say_not_raised(bundle: Bundle) -> str:
     return f"raised by {code}, not by an operation: {failure.error}\n{failure.traceback}".rstrip()
 
 
-def _say_cut_short(bundle: Bundle) -> str:
-    count = len(bundle.program.operations)
-    return f"{bundle.node.name} raised when it was recorded: what would have come after {count} operations is not known"
-
-
 # ---- running ----
 
-_CANNOT_BE_MADE = (RuntimeError, AssertionError, TypeError, ValueError, OverflowError, AttributeError, ImportError)
-"""Errors of torch where a tensor has a shape, dtype or device that it cannot have here."""
+_NOT_VALID = (
+    RuntimeError,
+    AssertionError,
+    TypeError,
+    ValueError,
+    LookupError,
+    OverflowError,
+    AttributeError,
+    ImportError,
+)
+"""Errors of torch where a tensor, a state or a switch is one that cannot be here, or of what nobody has written."""
 
 
-def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None, *, trusted: bool = False) -> Ran:
-    """Run the program of a bundle, from the random state and with the switches of then; those of now are put back.
+def run_bundle(bundle: Bundle, incoming: Sequence[Tensor | None] | None = None) -> Ran:
+    """Run the operations of a bundle, from the random state and with the switches of then; those of now are put back.
 
     Args:
-        bundle: holds the program.
+        bundle: what to run; it is trusted.
         incoming: other gradients than those in the bundle.
-        trusted: whether to carry out whatever it names, with whatever sizes and indices.
 
     Raises:
-        DamagedBundleError: its tensors, or its states of random generators, are not valid.
+        DamagedBundleError: something in it is not valid.
         ReplayError: this process lacks an operation or a device, or the gradients do not fit.
-        UnsafeBundleError: it is not trusted, and may do harm.
     """
-    guard = None if trusted else _guard(bundle)
     with ExitStack() as stack:
         stack.enter_context(plain_torch())
         inputs = _rebuild_inputs(bundle)
         if incoming is not None:
             _replace(bundle, inputs, incoming)
         stack.enter_context(random_kept())
-        stack.enter_context(switched(bundle.switches))
-        _set_random(bundle, 0)
-        return run_program(bundle.program, inputs, partial(_set_random, bundle), guard)
+        try:
+            stack.enter_context(switched(bundle.switches))
+            _set_random(bundle, 0)
+            return run_operations(bundle.operations, bundle.outputs, inputs, partial(_set_random, bundle))
+        except ReplayError:
+            raise
+        except _NOT_VALID as error:
+            raise damaged(bundle.path, f"it cannot be run: {type(error).__name__}: {error}") from error
 
 
 def rebuild_outgoing(bundle: Bundle) -> tuple[Tensor | None, ...]:
@@ -201,28 +203,18 @@ def rebuild_outgoing(bundle: Bundle) -> tuple[Tensor | None, ...]:
         DamagedBundleError: it cannot be made.
     """
     try:
-        return bundle.outgoing.rebuild()
-    except _CANNOT_BE_MADE as error:
+        return rebuild(bundle.outgoing, bundle.blocks, bundle.entries)
+    except _NOT_VALID as error:
         raise damaged(bundle.path, f"the tensors that came out cannot be made: {error}") from error
 
 
-def _guard(bundle: Bundle) -> CallGuard:
-    stored = bundle.inputs.stored_bytes() + bundle.outgoing.stored_bytes()
-    for copies in (bundle.inputs, bundle.outgoing):
-        check_stored(copies, stored)
-    return CallGuard(stored)
-
-
 def _set_random(bundle: Bundle, number: int) -> None:
-    try:
-        set_random(bundle.random[number])
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        raise damaged(bundle.path, f"a state of the random generators is not valid: {error}") from error
+    set_random({device: bundle.entries[name] for device, name in bundle.random[number].items()})
 
 
 def find_differences(bundle: Bundle, ran: Ran) -> list[str]:
     """Compare a run with that of the node; returns a sentence for each difference."""
-    failure, operations = bundle.node.failure, bundle.program.operations
+    failure, operations = bundle.node.failure, bundle.operations
     if ran.stopped_at is not None:
         where = f"operation {ran.stopped_at} ({operations[ran.stopped_at].name})"
         expected = operations[ran.stopped_at].raises
@@ -232,16 +224,11 @@ def find_differences(bundle: Bundle, ran: Ran) -> list[str]:
         return [] if raised == expected else [f"{where} raised {raised}{f', not {expected}' if expected else ''}"]
     if failure is not None:
         return [] if failure.by != "operation" else [f"nothing raised {failure.error}"]
-    expected_tensors = rebuild_outgoing(bundle)
-    return list(_compare_all(ran.outputs, expected_tensors))
+    return list(compare_all(ran.outputs, rebuild_outgoing(bundle)))
 
 
-def find_deviation(recorded: TensorCopies, real: TensorCopies) -> str:
-    """Compare the gradients of a node whose operations were recorded with those it gives otherwise."""
-    return next(_compare_all(recorded.rebuild(), real.rebuild()), "")
-
-
-def _compare_all(outputs: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> Iterator[str]:
+def compare_all(outputs: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> Iterator[str]:
+    """Compare gradients bit for bit; gives a sentence for each that differs."""
     for index, (one, other) in enumerate(zip(outputs, expected, strict=True)):
         if one is None or other is None:
             if one is not other:
@@ -275,18 +262,19 @@ def _name(tensor: Tensor | None) -> str:
     return f"{describe(tensor)}{layout}"
 
 
-def _rebuild_inputs(bundle: Bundle) -> list[Tensor]:
+def _rebuild_inputs(bundle: Bundle) -> dict[str, Tensor]:
     try:
-        return [tensor for tensor in bundle.inputs.rebuild() if tensor is not None]
-    except _CANNOT_BE_MADE as error:
-        devices = sorted({block.device for block in bundle.inputs.blocks})
+        made = rebuild(bundle.inputs, bundle.blocks, bundle.entries)
+    except _NOT_VALID as error:
+        devices = sorted({block.device for block in bundle.blocks.values()})
         raise ReplayError(
             f"The tensors of this bundle cannot be made here: {error}.",
             repair=f"replay it on a machine that has the device {', '.join(devices)}.",
         ) from error
+    return {stored.name: tensor for stored, tensor in zip(bundle.inputs, made, strict=True) if tensor is not None}
 
 
-def _replace(bundle: Bundle, inputs: list[Tensor], incoming: Sequence[Tensor | None]) -> None:
+def _replace(bundle: Bundle, inputs: dict[str, Tensor], incoming: Sequence[Tensor | None]) -> None:
     """Put other gradients in the places of those that came in."""
     came = bundle.node.incoming
     if [each is None for each in incoming] != [each is None for each in came]:
@@ -299,11 +287,11 @@ def _replace(bundle: Bundle, inputs: list[Tensor], incoming: Sequence[Tensor | N
     for index, gradient in enumerate(incoming):
         if gradient is None:
             continue
-        place = bundle.names.index(f"incoming.{index}")
-        old = inputs[place]
+        name = f"incoming.{index}"
+        old = inputs[name]
         if bundle.node.failure is None and (gradient.shape, gradient.dtype) != (old.shape, old.dtype):
             raise ReplayError(
                 f"The gradient {index} is {_name(gradient)}, but {_name(old)} came in.",
                 repair="give one of the same shape and dtype.",
             )
-        inputs[place] = gradient.detach().to(old.device, copy=True)
+        inputs[name] = gradient.detach().to(old.device, copy=True)

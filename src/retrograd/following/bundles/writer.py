@@ -1,7 +1,8 @@
 """Write a replay bundle: a folder that holds all that is needed to run one node of a backward pass again, anywhere.
 
 The node is run once more where it is, and the operations that it carries out are written down with all tensors that
-they read. So what a bundle holds is not code, and it needs none: no model, no class of a Function.
+they read. So what a bundle holds is not code, and it needs none: no model, no class of a Function. It is signed by this
+user, so that this user's processes run it again without further questions.
 """
 
 from __future__ import annotations
@@ -22,12 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.core.errors import (
-    CannotBundleError,
-    FreedGraphError,
-    ReplayError,
-    UnsafeBundleError,
-)
+from retrograd.core.errors import CannotBundleError, FreedGraphError, ReplayError
 from retrograd.core.files import name_aside, remove_abandoned
 from retrograd.core.hooks.dispatch import attributes_of, plain_torch
 from retrograd.core.hooks.isolation import run_in_fresh_thread
@@ -36,30 +32,22 @@ from retrograd.core.hooks.nodes import (
     is_freed,
     is_leaf,
     is_python,
-    is_saved_tensor,
     name_of,
     number_of,
     peek,
     run_node,
-    saved_of,
     saved_tensors_of,
 )
+from retrograd.core.notices import warn
 from retrograd.core.randomness import random_kept
-from retrograd.following.bundles.bundle import (
-    Bundle,
-    Came,
-    NodeFacts,
-    NodeFailure,
-    Versions,
-    print_bundle,
-)
-from retrograd.following.bundles.copies import MemoryCopier, StoredTensor, TensorCopies, copy_tensors
+from retrograd.following.bundles.bundle import Bundle, Came, NodeFacts, NodeFailure, Versions, print_bundle
+from retrograd.following.bundles.copies import MemoryCopier, TensorCopies
 from retrograd.following.bundles.files import write_files
-from retrograd.following.bundles.program import Program, describe_error, read_random, read_switches
-from retrograd.following.bundles.recorder import RecordedProgram, record_program
-from retrograd.following.bundles.replay import find_deviation, find_differences, run_bundle
+from retrograd.following.bundles.program import describe_error, read_switches
+from retrograd.following.bundles.recorder import RecordedRun, record_run
+from retrograd.following.bundles.replay import compare_all, find_differences, run_bundle
 from retrograd.following.graph.node import Line, SavedValue
-from retrograd.following.graph.walker import describe, examine
+from retrograd.following.graph.walker import describe_saved, examine
 
 _REFUSED = {
     "CheckpointFunctionBackward": (
@@ -104,25 +92,29 @@ def write_bundle(
 
 def _make(node: Any, incoming: Sequence[Tensor | None], about: Mapping[str, Any]) -> Bundle:
     named = tensors_of(node)
-    recorded = _record_leaf(incoming) if is_leaf(node) else record_program(node, incoming, named)
-    facts = describe_node(node, incoming, recorded, about)
+    run = record_run(None if is_leaf(node) else node, incoming, named)  # nothing is added to the ``.grad`` of a leaf
     bundle = Bundle(
-        None,
-        facts,
-        _read_versions(),
-        recorded.program,
-        TensorCopies(tuple(recorded.memory.blocks), recorded.inputs),
-        recorded.names,
-        recorded.outgoing,
-        recorded.random,
-        read_switches(),
+        versions=_read_versions(),
+        node=describe_node(node, incoming, run, about),
+        switches=read_switches(),
+        operations=run.operations,
+        outputs=run.outputs,
+        inputs=run.inputs,
+        random=run.random,
+        **_join(run.memory, run.outgoing),
     )
-    bundle = replace(bundle, refusal=_prove(bundle))
-    if recorded.error is not None or not (is_python(node) or is_leaf(node)):
-        outgoing = _run_plainly(node, incoming, recorded)
-        deviation = find_deviation(recorded.outgoing, outgoing)
-        bundle = replace(bundle, outgoing=outgoing, node=replace(facts, deviation=deviation))
-    return bundle
+    _prove(bundle)
+    if run.error is None and (is_python(node) or is_leaf(node)):
+        return bundle
+    outgoing = _run_plainly(node, incoming, run)
+    deviation = next(compare_all(run.outgoing.rebuild(), outgoing.rebuild()), "")
+    return replace(bundle, node=replace(bundle.node, deviation=deviation), **_join(run.memory, outgoing))
+
+
+def _join(memory: MemoryCopier, outgoing: TensorCopies) -> dict[str, Any]:
+    """The fields of a bundle that copies fill."""
+    blocks, entries = {**memory.blocks, **outgoing.blocks}, {**memory.entries, **outgoing.entries}
+    return {"outgoing": outgoing.tensors, "blocks": blocks, "entries": entries}
 
 
 def _check(node: Any, incoming: Sequence[Tensor | None]) -> None:
@@ -142,58 +134,38 @@ def _check(node: Any, incoming: Sequence[Tensor | None]) -> None:
         raise CannotBundleError(f"{name} cannot be bundled: {why}.", repair=repair)
 
 
-def _record_leaf(incoming: Sequence[Tensor | None]) -> RecordedProgram:
-    """A leaf's node adds what comes in to ``.grad``; nothing is added here."""
-    memory = MemoryCopier()
-    there = [None if each is None else memory.store(each.detach()) for each in incoming]
-    inputs: tuple[StoredTensor, ...] = tuple(each for each in there if each is not None)
-    names = tuple(f"incoming.{index}" for index, each in enumerate(there) if each is not None)
-    numbers = itertools.count()
-    outputs = tuple(None if each is None else next(numbers) for each in there)
-    program = Program(len(inputs), (), outputs)
-    return RecordedProgram(program, names, inputs, memory, (read_random(()),), copy_tensors(incoming))
-
-
-def _run_plainly(node: Any, incoming: Sequence[Tensor | None], recorded: RecordedProgram) -> TensorCopies:
+def _run_plainly(node: Any, incoming: Sequence[Tensor | None], run: RecordedRun) -> TensorCopies:
     """Run a node where nobody watches it: some formulas go another way under a dispatch mode.
 
     Raises:
         CannotBundleError: there it raises nothing, but it did when it was recorded.
     """
     with contextlib.ExitStack() as stack:
-        stack.callback(recorded.memory.restore)
+        stack.callback(run.memory.restore)
         stack.enter_context(random_kept())
         stack.enter_context(plain_torch())
         try:
             outgoing = run_node(node, [None if each is None else each.detach() for each in incoming])
         except Exception:
-            if recorded.error is None:
+            if run.error is None:
                 raise
-            return recorded.outgoing
-        if recorded.error is not None:
+            return run.outgoing
+        if run.error is not None:
             raise CannotBundleError(
                 f"{name_of(node)} cannot be bundled: it raises only while its operations are recorded: "
-                f"{describe_error(recorded.error)}.",
+                f"{describe_error(run.error)}.",
                 repair="run the node again in this process with rg.rerun.",
-            ) from recorded.error
-        return copy_tensors(outgoing)
+            ) from run.error
+        return TensorCopies(outgoing, "outgoing")
 
 
-def _prove(bundle: Bundle) -> str:
-    """Check that the program does what the node did.
-
-    Returns:
-        Why a reader who does not trust the writer will refuse to run it; empty where none will.
+def _prove(bundle: Bundle) -> None:
+    """Check that the operations do what the node did.
 
     Raises:
-        CannotBundleError: it does something else.
+        CannotBundleError: they do something else.
     """
-    refusal = ""
-    try:
-        ran = run_bundle(bundle)
-    except UnsafeBundleError as error:
-        ran, refusal = run_bundle(bundle, trusted=True), error.problem
-    differences = find_differences(bundle, ran)
+    differences = find_differences(bundle, run_bundle(bundle))
     if differences:
         raise CannotBundleError(
             f"The operations that {bundle.node.name} carries out do not give what it gives: {differences[0]}.",
@@ -201,7 +173,6 @@ def _prove(bundle: Bundle) -> str:
             reason="it computes something outside of torch's operations: by kernels of its own, by numpy in place, or "
             "from a state that changes with each run.",
         )
-    return refusal
 
 
 def _read_versions() -> Versions:
@@ -217,12 +188,20 @@ def _write(bundle: Bundle, path: Path) -> Path:
     try:
         remove_abandoned(path.parent)
         unfinished.mkdir(parents=True)
-        write_files(unfinished, *print_bundle(bundle))
-        return _move(unfinished, path)
+        problem = write_files(unfinished, print_bundle(bundle), dict(bundle.entries))
+        written = _move(unfinished, path)
     except OSError as error:
-        raise _not_written(path, error) from error
+        raise CannotBundleError(
+            f"No bundle can be written to {path}: {error}.", repair="give a folder that can be made."
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+    if problem:
+        warn(
+            f"The bundle {written} is not signed: {problem}. It can be replayed as one that is trusted alone: "
+            "rg.replay(path, trust=True), or `retrograd replay --trust`."
+        )
+    return written
 
 
 def _move(unfinished: Path, path: Path) -> Path:
@@ -241,27 +220,24 @@ def _move(unfinished: Path, path: Path) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def _not_written(path: Path, error: OSError) -> CannotBundleError:
-    return CannotBundleError(f"No bundle can be written to {path}: {error}.", repair="give a folder that can be made.")
-
-
 # ---- node facts ----
 
 AROUND = 3
 """Source lines kept before and after the line of the forward."""
 
 _LONGEST = 200
+"""Letters of a value that are kept."""
 
 
 def describe_node(
-    node: Any, incoming: Sequence[Tensor | None], recorded: RecordedProgram, about: Mapping[str, Any]
+    node: Any, incoming: Sequence[Tensor | None], run: RecordedRun, about: Mapping[str, Any]
 ) -> NodeFacts:
     """Everything about a node, besides what is needed to run it.
 
     Args:
         node: the node.
         incoming: what came in.
-        recorded: its run.
+        run: its record.
         about: what somebody else knows of it.
     """
     about = dict(about)
@@ -270,10 +246,9 @@ def describe_node(
     return NodeFacts(
         name=name_of(node),
         number=None if is_leaf(node) else number_of(node),
-        incoming=tuple(map(_describe_came, incoming)),
-        saved=describe_saved(node),
-        attributes=describe_attributes(node),
-        failure=None if recorded.error is None else _describe_failure(node, recorded, recorded.error),
+        incoming=tuple(None if each is None else Came(*each) for each in map(examine, incoming)),
+        saved=(*describe_saved(node), *_describe_context(node)),
+        failure=None if run.error is None else _describe_failure(node, run, run.error),
         module=module,
         call=int(about.pop("call", 1)),
         parameter=parameter,
@@ -283,13 +258,8 @@ def describe_node(
     )
 
 
-def _describe_came(tensor: Tensor | None) -> Came | None:
-    found = examine(tensor)
-    return None if found is None else Came(*found)
-
-
-def _describe_failure(node: Any, recorded: RecordedProgram, error: Exception) -> NodeFailure:
-    by = "operation" if recorded.is_operations else "Python" if is_python(node) else "autograd"
+def _describe_failure(node: Any, run: RecordedRun, error: Exception) -> NodeFailure:
+    by = "operation" if run.is_operations else "Python" if is_python(node) else "autograd"
     return NodeFailure(describe_error(error), by, "".join(traceback.format_exception(error)))
 
 
@@ -314,41 +284,26 @@ def _read_source(line: Line) -> tuple[tuple[int, str], ...]:
     return tuple((number, text) for number, text in found if text or number == line.line)
 
 
-def describe_saved(node: Any) -> tuple[SavedValue, ...]:
-    """The tensors that a node keeps, and how often each has been written to."""
-    return tuple(_describe(name, peek(raw)) for name, raw in saved_tensors_of(node))
-
-
-def describe_attributes(node: Any) -> dict[str, str]:
-    """Describe the attributes of a node that are not tensors."""
-    found = [*_flatten(saved_of(node)), *_flatten(attributes_of(node))]
-    return {name: _print(value) for name, value in found if not is_saved_tensor(value) and not _is_tensor(value)}
+def _describe_context(node: Any) -> Iterator[SavedValue]:
+    """Describe what a Python Function has put on its context besides saved tensors; the tensors as ``tensors_of``."""
+    for name, value in _flatten(attributes_of(node)):
+        if not isinstance(value, Tensor):
+            yield SavedValue(name, value=_print(value))
 
 
 def tensors_of(node: Any) -> dict[str, Tensor]:
     """The tensors that a node keeps, as far as they can be told without running hooks, by names for a bundle."""
     saved = {f"saved.{name}": peek(raw) for name, raw in saved_tensors_of(node)}
-    others = {f"context.{name}": value for name, value in _flatten(attributes_of(node)) if _is_tensor(value)}
-    return {name: tensor for name, tensor in (saved | others).items() if tensor is not None}
-
-
-def _describe(name: str, tensor: Tensor | None) -> SavedValue:
-    if tensor is None:
-        return SavedValue(name, value="not to be told: None, or packed by hooks")
-    version = None if tensor.is_inference() else tensor._version
-    return SavedValue(name, describe(tensor), version=version)
+    context = {f"context.{name}": value for name, value in _flatten(attributes_of(node)) if isinstance(value, Tensor)}
+    return {name: tensor for name, tensor in (saved | context).items() if tensor is not None}
 
 
 def _flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if isinstance(value, list | tuple) and any(is_saved_tensor(part) or _is_tensor(part) for part in value):
+        if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
             yield from ((f"{name}[{index}]", part) for index, part in enumerate(value))
         else:
             yield name, value
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _print(value: Any) -> str:

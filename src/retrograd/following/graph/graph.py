@@ -69,14 +69,6 @@ class Graph:
         self._live = live
         self.roots = tuple(roots)
 
-    @classmethod
-    def from_nodes(cls, nodes: Iterable[Node], roots: Sequence[Edge]) -> Graph:
-        """A graph of these nodes, which must be in order of their index."""
-        columns = Columns()
-        for node in nodes:
-            columns.add(node)
-        return cls(columns, roots)
-
     def __len__(self) -> int:
         return len(self._columns.names)
 

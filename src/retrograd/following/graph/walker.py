@@ -88,7 +88,7 @@ class _Describer:
         columns.numbers = [None if number == LEAF_NUMBER else number for number in numbers]
         columns.incoming = list(self._describe_incoming(nodes))
         columns.edges = Edges(links)
-        columns.saved = list(map(self._describe_saved, nodes)) if saved else [()] * len(nodes)
+        columns.saved = list(map(self.describe_saved, nodes)) if saved else [()] * len(nodes)
         columns.places = list(map(self._find_place, numbers)) if self._origins else [_NOWHERE] * len(nodes)
         leaves = [(place, nodes[place]) for place, number in enumerate(numbers) if number == LEAF_NUMBER]
         named = ((place, self._name_leaf(node)) for place, node in leaves if is_leaf(node))
@@ -134,7 +134,7 @@ class _Describer:
         place = (origin.module, origin.call, origin.line)
         return self._places.setdefault(place, place)
 
-    def _describe_saved(self, node: Any) -> tuple[SavedValue, ...]:
+    def describe_saved(self, node: Any) -> tuple[SavedValue, ...]:
         kind = type(node)
         values = read_saved(kind, node)
         key = (kind, *map(_read, values))
@@ -151,6 +151,11 @@ class _Describer:
                 yield from self._name_values([f"{name}[{place}]" for place in range(len(value))], value)
             else:
                 yield SavedValue(name, self._info(value[:3]), version=value[3])
+
+
+def describe_saved(node: Any) -> tuple[SavedValue, ...]:
+    """Describe what the operation of a node saved."""
+    return _Describer(None, WeakTensorKeyDictionary()).describe_saved(node)
 
 
 class _Several(tuple[Any, ...]):

@@ -52,10 +52,15 @@ The exit code is 0 if the node gives the same as before, bit for bit, and 1 if n
 
     bundle: Path = option("BUNDLE", MISSING, "folder of the bundle")
     any_torch: bool = option("--any-torch", False, "try it though another version of torch has written it")
-    trust: bool = option("--trust", False, "you know who wrote it: carry out whatever it names, without checks")
+    trust: bool = option("--trust", False, "run it though you have not written it, as you would a program")
+    show: bool = option("--show", False, "say what it holds, and run nothing")
 
     def carry_out(self) -> int:
-        replayed = rg.replay(path_to_read(self.bundle), strict=not self.any_torch, trusted=self.trust)
+        bundle = rg.open_bundle(path_to_read(self.bundle))
+        if self.show:
+            print_text(str(bundle))
+            return 0
+        replayed = rg.replay(bundle, strict=not self.any_torch, trust=self.trust)
         print_text(str(replayed))
         return 0 if replayed else 1
 

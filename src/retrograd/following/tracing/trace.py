@@ -213,7 +213,7 @@ class Trace:
             "failure": _write_failure(self.failure),
         }
         with write_file(path) as target, gzip.GzipFile(fileobj=target, mode="wb", compresslevel=4) as file:
-            for content in (head, *map(_write_forward, self.forwards), *map(_write_event, self.events)):
+            for content in (head, *map(asdict, self.forwards), *map(_write_event, self.events)):
                 file.write(json.dumps(content, separators=(",", ":")).encode() + b"\n")
         return Path(path)
 
@@ -295,10 +295,6 @@ def _tell_failure(failure: Failure) -> Iterator[str]:
         yield f"  run it again: retrograd replay {shlex.quote(str(failure.bundle))}"
     elif failure.no_bundle:
         yield f"  no replay bundle: {failure.no_bundle}"
-
-
-def _write_forward(span: ForwardSpan) -> dict[str, Any]:
-    return asdict(span)
 
 
 def _write_event(event: NodeEvent) -> dict[str, Any]:

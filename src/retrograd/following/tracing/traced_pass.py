@@ -33,7 +33,7 @@ from retrograd.core.hooks.nodes import (
 )
 from retrograd.core.hooks.reach import PassNodes
 from retrograd.core.norms import norm
-from retrograd.following.bundles.bundle import read_bundle
+from retrograd.following.bundles.bundle import open_bundle
 from retrograd.following.bundles.program import describe_error
 from retrograd.following.bundles.writer import write_bundle
 from retrograd.following.engine.one_node import InputBuffer, check_number
@@ -346,7 +346,7 @@ def bundle_node(
 
 def _raises_again(bundle: Path, error: Exception) -> bool:
     """Tell whether the node raised the same when it was run again for its bundle."""
-    failure = read_bundle(bundle).node.failure
+    failure = open_bundle(bundle).node.failure
     return failure is not None and failure.error.kind == describe_error(error).kind
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.statistics.row import EXPONENT_BIAS
-from retrograd.core.views.downsample import Bands, ColumnBands, FloatArray, IntArray, StepColumns, reduce_columns
+from retrograd.core.views.downsample import Bands, ColumnBands, FloatArray, IntArray, StepColumns
 from retrograd.core.views.page.frame import pack_bytes, pack_floats
 from retrograd.core.views.report.scope import Scope
 
@@ -106,17 +106,6 @@ def make_statistic_blocks(scope: Scope) -> list[Block]:
             found.add_some(matrix.values, np.searchsorted(steps, matrix.steps))
     blocks = [pack_bands(measure, found.bands, scope) for measure, found in zip(measures, bands, strict=True)]
     return [block for block in blocks if block is not None]
-
-
-def make_block(measure: Measure, values: FloatArray, scope: Scope) -> Block | None:
-    """Numbers of shape (bands, series, columns), for the series that have the statistic at all.
-
-    Args:
-        measure: what they are.
-        values: shape (sites, steps) of the scope.
-        scope: what is shown.
-    """
-    return pack_bands(measure, reduce_columns(values, scope.columns.width), scope)
 
 
 def pack_bands(measure: Measure, reduced: Bands, scope: Scope) -> Block | None:
