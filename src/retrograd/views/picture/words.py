@@ -30,11 +30,13 @@ class Box:
     """One box as it is drawn when it is closed.
 
     Attributes:
+        is_fold: whether it stands for a fold, and not for a node.
         title, notes, pills: lines of text inside.
         labels: lines above it: what arrives.
         width, height: of the box, without the labels.
     """
 
+    is_fold: bool
     title: str
     notes: tuple[str, ...]
     pills: tuple[str, ...]
@@ -55,9 +57,9 @@ def make_box(outline: Outline, part: Fold | Node, incoming: Iterable[Gradient], 
     infos = [_info_at(outline.nodes, gradient) for gradient in incoming]
     labels = _count_equal(infos, usual)
     if isinstance(part, Fold):
-        return _measure(part.title, _note_fold(part), _pills_of_fold(outline, part, usual), labels)
+        return _measure(True, part.title, _note_fold(part), _pills_of_fold(outline, part, usual), labels)
     pills = _list_pills([outline.nodes[leaf.index] for leaf in outline.leaves.get(part.index, ())], part.module, usual)
-    return _measure(part.name, _note_node(part), pills, labels)
+    return _measure(False, part.name, _note_node(part), pills, labels)
 
 
 def name_leaf(leaf: Node, module: str | None) -> str:
@@ -122,7 +124,7 @@ def _info_at(nodes: list[Node], gradient: Gradient) -> TensorInfo | None:
     return incoming[gradient[1]] if gradient[1] < len(incoming) else None
 
 
-def _measure(title: str, notes: list[str], pills: list[str], labels: list[str]) -> Box:
+def _measure(is_fold: bool, title: str, notes: list[str], pills: list[str], labels: list[str]) -> Box:
     title, *rest = [_shorten(title, TITLE), *(_shorten(note, NOTE) for note in notes)]
     pills, labels = [_shorten(pill, PILL) for pill in pills], [_shorten(label, LABEL) for label in labels]
     width = max(
@@ -133,7 +135,7 @@ def _measure(title: str, notes: list[str], pills: list[str], labels: list[str]) 
         96,
     )
     height = 14 + TITLE_LINE + NOTE_LINE * len(rest) + (PILL_LINE * len(pills) + 3 if pills else 0)
-    return Box(title, tuple(rest), tuple(pills), tuple(labels), float(round(width)), height)
+    return Box(is_fold, title, tuple(rest), tuple(pills), tuple(labels), 2.0 * round(width / 2), height)
 
 
 def _shorten(text: str, size: float) -> str:

@@ -3,7 +3,7 @@
 import { formatCount } from "./counts.js";
 import { find } from "./dom.js";
 import { elementOf, open } from "./folding.js";
-import { boxes } from "./scene.js";
+import { boxes, wordsOf } from "./scene.js";
 import { reveal } from "./view.js";
 
 let texts = null;
@@ -54,7 +54,7 @@ function tell() {
 
 /** A fold that can be opened is found by its name; what is in it is found where it is. */
 function textOf(thing) {
-  const parts = [thing.name, thing.title, thing.heading];
-  if (thing.fold === undefined) parts.push(...thing.pills, ...thing.details.flatMap(([, values]) => values));
+  const parts = [thing.name, thing.heading];
+  if (thing.fold === undefined) parts.push(...wordsOf(thing), ...thing.details.flatMap(([, values]) => values));
   return parts.join("\n").toLowerCase();
 }
