@@ -28,6 +28,7 @@ from retrograd.findings.finding import Finding, Findings
 from retrograd.history.matrix import Matrix
 from retrograd.views.notebook.page import MOST_ROWS, NotebookPage
 from retrograd.views.notebook.records import colour_map
+from retrograd.views.terminal import make_table
 from tests.views.invented_trace import invent_trace
 
 HOSTILE = '<img src=x onerror="alert(1)">\u202e\x1b[31m'
@@ -151,7 +152,8 @@ def test_a_console_shows_what_it_did(shown: dict[str, Any]) -> None:
 
 def test_many_rows_are_cut_and_counted() -> None:
     page = NotebookPage()
-    page.console.add_table({"site": "name"}, [(f"s{number}",) for number in range(MOST_ROWS + 7)])
+    rows = [(f"s{number}",) for number in range(MOST_ROWS + 7)]
+    page.console.print(make_table(page.console, {"site": "name"}, rows))
     found = check_inert(page.as_html())
     assert "and 7 more" in found.text
     assert f"s{MOST_ROWS}" not in found.text

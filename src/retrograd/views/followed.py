@@ -28,7 +28,7 @@ from retrograd.views.terminal import (
     draw_sparkline,
     make_table,
     open_console,
-    print_name,
+    print_loss,
     print_number,
 )
 
@@ -75,7 +75,7 @@ def follow_run(run: Run, *, pause: float = PAUSE, file: TextIO | None = None) ->
     with contextlib.suppress(KeyboardInterrupt):
         if not console.is_terminal:
             for glance in _look_again(run, pause):
-                console.print(tell_glance(glance))
+                console.print(describe_glance(glance))
             return
         with Live(console=console, auto_refresh=False) as live:
             for glance in _look_again(run, pause):
@@ -136,24 +136,21 @@ def _find_changes(history: History, last: int | None) -> list[tuple[str, float, 
     return [(matrix.sites[row], float(known[row, -1]), float(ratios[row])) for row in order]
 
 
-def tell_glance(glance: RunGlance) -> str:
+def describe_glance(glance: RunGlance) -> str:
     """A glance as one line."""
     found = f", {glance.findings[0].strip()}" if glance.findings else ""
-    return f"{tell_progress(glance)}, loss {tell_loss(glance.loss)}{found}"
+    return f"{describe_progress(glance)}, loss {_print_last(glance.loss)}{found}"
 
 
-def tell_progress(glance: RunGlance) -> str:
+def describe_progress(glance: RunGlance) -> str:
     """How it fares, the last step, and the rate."""
     rate = "" if np.isnan(glance.rate) else f", {glance.rate:.3g} steps/s"
     step = "no step yet" if glance.step is None else f"step {glance.step:,}"
     return f"{glance.status}, {step}{rate}"
 
 
-def tell_loss(losses: FloatArray) -> str:
-    """The last loss: NaN where it is NaN."""
-    if not len(losses):
-        return "not seen"
-    return "NaN" if np.isnan(losses[-1]) else print_number(float(losses[-1]))
+def _print_last(losses: FloatArray) -> str:
+    return print_loss(float(losses[-1])) if len(losses) else "not known"
 
 
 def list_lines(glance: RunGlance, blocks: str = BLOCKS) -> list[str]:
@@ -163,7 +160,7 @@ def list_lines(glance: RunGlance, blocks: str = BLOCKS) -> list[str]:
         glance: it.
         blocks: of which the curve is made.
     """
-    curve = [f"loss {draw_sparkline(glance.loss, _WIDTH, blocks=blocks)} {tell_loss(glance.loss)}"]
+    curve = [f"loss {draw_sparkline(glance.loss, _WIDTH, blocks=blocks)} {_print_last(glance.loss)}"]
     return [*(curve if len(glance.loss) else ()), *(glance.findings or ["no findings so far"])]
 
 
@@ -178,10 +175,7 @@ def list_changes(glance: RunGlance) -> list[tuple[str, str, str]]:
 
 def _draw(console: Console, glance: RunGlance) -> Group:
     blocks = BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS
-    parts: list[object] = [Text(tell_progress(glance), style="bold"), *map(Text, list_lines(glance, blocks))]
+    parts: list[object] = [Text(describe_progress(glance), style="bold"), *map(Text, list_lines(glance, blocks))]
     if glance.changed:
-        table = make_table(console, CHANGES)
-        for site, *numbers in list_changes(glance):
-            table.add_row(print_name(console, site), *numbers)
-        parts.append(table)
+        parts.append(make_table(console, CHANGES, list_changes(glance)))
     return Group(*parts)  # type: ignore[arg-type]  # texts and a table

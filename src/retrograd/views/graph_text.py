@@ -12,9 +12,9 @@ from rich.text import Text
 from retrograd.amounts import count_of, show_bytes, show_count
 from retrograd.cells import show_file
 from retrograd.errors import GraphError
-from retrograd.graph.node import Line, Node, TensorInfo
+from retrograd.graph.node import Line, Node
 from retrograd.views.picture.folds import Drawable, Fold, Outline, make_outline
-from retrograd.views.picture.words import describe_graph, name_leaf
+from retrograd.views.picture.words import describe_graph, name_leaf, print_info
 from retrograd.views.terminal import can_print, giving_text, open_console, print_name
 
 MOST_LINES = 60
@@ -114,7 +114,7 @@ class _Writer:
     def _write_node(self, node: Node) -> Text:
         number = f"{self._numbers[node.index]} " if self._numbers else ""
         text = Text(number, style="dim").append(self._name(node.name), style="none")
-        text.append("  " + self._name(", ".join(map(_print_info, node.incoming))), style="green")
+        text.append("  " + self._name(", ".join(map(print_info, node.incoming))), style="green")
         targets = ", ".join(self._list_targets(node))
         if targets:
             arrow = "->" if self._is_plain else "→"
@@ -201,10 +201,6 @@ def _print_line(line: Line) -> str:
     elif file.is_relative_to(Path.cwd()):
         file = file.relative_to(Path.cwd())
     return f"{file}:{line.line} in {line.function}" + (f" ({line.operation})" if line.operation else "")
-
-
-def _print_info(info: TensorInfo | None) -> str:
-    return "not known" if info is None else str(info)
 
 
 def _print_infos(leaf: Node) -> str:

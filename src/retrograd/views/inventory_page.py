@@ -13,7 +13,7 @@ from retrograd.graph.node import Line
 from retrograd.inventory.inventory import Inventory, print_place
 from retrograd.inventory.timeline import HeldStorage, spans_of
 from retrograd.views.page.frame import frame_page, pack_json, write_page
-from retrograd.views.trace_events import shorten_line
+from retrograd.views.terminal import shorten_line
 
 
 def write_inventory(

@@ -17,8 +17,7 @@ from retrograd.graph.node import Line
 from retrograd.inventory.inventory import Inventory, print_entry, print_place
 from retrograd.inventory.timeline import PERMANENT
 from retrograd.sites.pattern import translate_glob
-from retrograd.views.terminal import giving_text, make_table, open_console, print_name, print_share
-from retrograd.views.trace_events import shorten_line
+from retrograd.views.terminal import giving_text, make_table, open_console, print_name, print_share, shorten_line
 
 By = Literal["module", "node", "tensor"]
 
@@ -178,7 +177,7 @@ def _make_fitting_table(console: Console, lines: Sequence[_Share], by: By, total
 
 def _tabulate(console: Console, lines: Sequence[_Share], by: By, titles: Sequence[str], total: int) -> Table:
     last = {"line": "text"} if by == "tensor" else {}
-    table = make_table(console, {by: "name", **dict.fromkeys(titles, "number"), "recomputed by": "name", **last})
+    rows = []
     for line in lines:
         values = {
             "tensors": f"{line.count:,}",
@@ -191,8 +190,8 @@ def _tabulate(console: Console, lines: Sequence[_Share], by: By, titles: Sequenc
         cells = [line.name, *(values[title] for title in titles), line.remake]
         if by == "tensor":
             cells.append(line.line)
-        table.add_row(*(Text(print_name(console, cell)) for cell in cells))
-    return table
+        rows.append(cells)
+    return make_table(console, {by: "name", **dict.fromkeys(titles, "number"), "recomputed by": "name", **last}, rows)
 
 
 def _print_peak(console: Console, inventory: Inventory) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from retrograd.history.history import History
 from retrograd.history.matrix import check_name
 from retrograd.history.sink import PHASES, Phase
+from retrograd.history.ungraded import list_ungraded
 from retrograd.sites.site import WATCH, Quantity, Site, parse_leniently, says_call
 
 
@@ -88,6 +89,12 @@ def group_places(sites: Iterable[str]) -> list[ModelPlace]:
             place = places[name] = ModelPlace(name, site.path, label, _kind(site))
         place.sites[site.quantity] = text
     return list(places.values())
+
+
+def describe_ungraded(history: History, reasons: Mapping[str, str], *, is_running: bool) -> dict[str, str]:
+    """For the name of each parameter that never got a gradient a few words, with the reason where there is one."""
+    words = "no gradient so far" if is_running else "never got a gradient"
+    return {name: f"{words}: {reasons[name]}" if name in reasons else words for name in list_ungraded(history)}
 
 
 def add_ungraded(

@@ -11,8 +11,17 @@ from retrograd.notices import warn
 from retrograd.recording.record import Recording
 from retrograd.runs.lookout import Lookout
 from retrograd.runs.reader import Run, open_run
-from retrograd.views.followed import CHANGES, RunGlance, glance_at, list_changes, list_lines, tell_glance, tell_progress
+from retrograd.views.followed import (
+    CHANGES,
+    RunGlance,
+    describe_glance,
+    describe_progress,
+    glance_at,
+    list_changes,
+    list_lines,
+)
 from retrograd.views.notebook.page import NotebookPage
+from retrograd.views.terminal import make_table
 
 _DOING = "show a recording in the notebook"
 
@@ -62,7 +71,7 @@ class LiveCell:
 
     def _draw(self) -> dict[str, str]:
         glance = glance_at(self._record)
-        return {"text/plain": tell_glance(glance), "text/html": draw_glance(glance, self._record)}
+        return {"text/plain": describe_glance(glance), "text/html": draw_glance(glance, self._record)}
 
 
 _cells: WeakKeyDictionary[Recording, LiveCell] = WeakKeyDictionary()
@@ -96,11 +105,11 @@ def draw_glance(glance: RunGlance, record: Run | History) -> str:
     """How a record fares, its loss, what was found, and the sites that changed most."""
     page = NotebookPage()
     where = f"{record.path}: " if isinstance(record, Run) else ""
-    page.console.print(f"{where}{tell_progress(glance)}", style="bold")
+    page.console.print(f"{where}{describe_progress(glance)}", style="bold")
     for line in list_lines(glance):
         page.console.print(line)
     if glance.changed:
-        page.console.add_table(CHANGES, list_changes(glance))
+        page.console.print(make_table(page.console, CHANGES, list_changes(glance)))
     return page.as_html()
 
 

@@ -13,7 +13,7 @@ from retrograd.tracing.trace import Trace
 from retrograd.views.graph_text import print_graph
 from retrograd.views.inventory_table import print_inventory
 from retrograd.views.notebook.page import NotebookPage, escape
-from retrograd.views.terminal import print_number
+from retrograd.views.terminal import make_table, print_number
 from retrograd.views.trace_text import print_trace
 
 _MOST_NODES = 20_000
@@ -61,7 +61,7 @@ def draw_check(check: AdjointCheck) -> str:
         )
         for row in check.rows
     ]
-    page.console.add_table(columns, rows)
+    page.console.print(make_table(page.console, columns, rows))
     return page.as_html()
 
 
@@ -70,7 +70,7 @@ def draw_recording_plan(plan: RecordingPlan) -> str:
     page = NotebookPage()
     page.console.print(plan.total, style="bold")
     columns = {"site": "name", "module": "text", "elements": "number", "kept": "text"}
-    page.console.add_table(columns, [site.describe() for site in plan.sites])
+    page.console.print(make_table(page.console, columns, [site.describe() for site in plan.sites]))
     return page.as_html()
 
 
@@ -81,7 +81,7 @@ def draw_budget_plan(plan: Plan) -> str:
         page.console.print(line)
     columns = {"module": "name", "kind": "text", "waits": "text", "number": "number", "bytes": "number"}
     rows = [(*key, f"{count:,}", show_bytes(nbytes)) for key, count, nbytes in plan.add_up()]
-    page.console.add_table(columns, rows)
+    page.console.print(make_table(page.console, columns, rows))
     return page.as_html()
 
 

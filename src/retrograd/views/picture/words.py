@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from retrograd.amounts import count_of, show_bytes, show_count
 from retrograd.graph.node import Node, SavedValue, TensorInfo
 from retrograd.views.picture.folds import Fold, Gradient, Outline
+from retrograd.views.terminal import shorten_line
 
 LETTER = 0.602
 TITLE, NOTE, PILL, LABEL = 13.0, 11.0, 10.5, 11.0
@@ -82,7 +82,7 @@ def _note_fold(fold: Fold) -> list[str]:
 def _note_node(node: Node) -> list[str]:
     if node.line is None:
         return []
-    place = f"{PurePath(node.line.file).name}:{node.line.line}"
+    place = shorten_line(node.line)
     return [f"{node.line.operation} · {place}" if node.line.operation else place]
 
 
@@ -171,7 +171,7 @@ def describe_node(outline: Outline, node: Node) -> Details:
         ("module", [f"{node.module}{call}"] if node.module is not None else []),
         ("operation in the forward", [operation] if operation else []),
         ("line", [where] if where else []),
-        ("comes in", [_print(info) for info in node.incoming]),
+        ("comes in", [print_info(info) for info in node.incoming]),
         ("goes out", list(_list_outgoing(outline, node))),
         ("saved", [_print_saved(saved) for saved in node.saved]),
         ("sequence number", [str(node.number)]),
@@ -212,10 +212,11 @@ def _list_outgoing(outline: Outline, node: Node) -> Iterator[str]:
         other = outline.nodes[edge.node]
         slot = f", slot {edge.slot}" if len(other.incoming) > 1 else ""
         name = other.parameter or "an unnamed leaf" if other.is_leaf else f"{other.place} (n{other.index}{slot})"
-        yield f"{_print(info)} → {name}"
+        yield f"{print_info(info)} → {name}"
 
 
-def _print(info: TensorInfo | None) -> str:
+def print_info(info: TensorInfo | None) -> str:
+    """Type, shape and device."""
     return "not known" if info is None else str(info)
 
 

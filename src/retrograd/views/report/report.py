@@ -30,8 +30,7 @@ from retrograd.views.report.facts import (
 )
 from retrograd.views.report.findings import describe_findings, find_first_nonfinite
 from retrograd.views.report.scope import choose_scope
-from retrograd.views.report.ungraded import tell_ungraded
-from retrograd.views.shown import add_ungraded, group_places
+from retrograd.views.shown import add_ungraded, describe_ungraded, group_places
 
 if TYPE_CHECKING:
     from retrograd.inventory.inventory import Inventory
@@ -94,7 +93,7 @@ def build_page(
     record = make_record(run)
     status = run.status if isinstance(run, Run) else history.manifest.get("status")
     reasons = tell_reasons(record, list_ungraded(history))
-    told = tell_ungraded(history, reasons, is_running=status == "running")
+    told = describe_ungraded(history, reasons, is_running=status == "running")
     events, places = history.few_events, add_ungraded(group_places(scope.sites), told, history.manifest)
     ranks, damaged = (run.ranks, run.damaged) if isinstance(run, Run) else ([], [])
     facts: dict[str, Any] = {
