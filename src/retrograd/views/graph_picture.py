@@ -96,7 +96,7 @@ def _say_what_is_missing(outline: Outline, shown: int) -> str:
         return ""
     return (
         f"This graph is too large for one page: {count_of(everything - shown, 'fold')} of {everything:,}, those that "
-        "lie deepest, cannot be opened here. Draw a smaller part, or look for nodes with graph.find()."
+        "lie deepest, cannot be opened here. Draw a smaller part, or search for nodes with graph.find()."
     )
 
 

@@ -73,11 +73,11 @@ def tell_inventory(inventory: Inventory) -> dict[str, Any]:
 def describe_inventory_briefly(inventory: Inventory) -> str:
     """One line of text."""
     if not inventory.passes:
-        return "No backward pass was seen."
-    pieces = count_of(len(inventory.storages), "piece of memory is", "pieces of memory are")
+        return "No backward pass was recorded."
+    storages = count_of(len(inventory.storages), "storage")
     return (
-        f"{pieces} saved, {show_bytes(inventory.resident)}; copies of each "
-        f"saved tensor would take {show_bytes(inventory.asked)}. Peak: {show_bytes(inventory.peak.bytes)}."
+        f"{storages} saved, {show_bytes(inventory.resident)} ({show_bytes(inventory.asked)} if no tensors shared "
+        f"memory). Peak: {show_bytes(inventory.peak.bytes)}."
     )
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from retrograd.amounts import count_of, show_bytes
 from retrograd.errors import SavedTensorError
 from retrograd.graph.node import Line
-from retrograd.inventory.inventory import Inventory, print_entry, print_place
+from retrograd.inventory.inventory import Inventory, locate_peak, print_entry
 from retrograd.inventory.timeline import PERMANENT
 from retrograd.sites.pattern import translate_glob
 from retrograd.views.terminal import giving_text, make_table, open_console, print_name, print_share, shorten_line
@@ -66,7 +66,8 @@ def print_inventory(
         console.print(_make_fitting_table(console, lines[:limit], by, inventory.resident))
         if limit is not None and len(lines) > limit:
             console.print(f"and {len(lines) - limit:,} more", style="dim")
-        _print_peak(console, inventory)
+        if inventory.peak.bytes:
+            console.print(Text(print_name(console, f"peak: {locate_peak(inventory)}")), style="bold")
     for note in inventory.notes:
         console.print(Text(print_name(console, note)), style="yellow")
 
@@ -90,13 +91,13 @@ def _choose(inventory: Inventory, pattern: str | None) -> list[Row]:
 
 def _describe(inventory: Inventory, chosen: Sequence[Row]) -> str:
     if not inventory.passes:
-        return "no backward pass was seen"
+        return "no backward pass was recorded"
     passes = count_of(inventory.passes, "backward pass", "backward passes")
     resident, asked = (sum(row[name] for row in chosen) for name in ("resident", "asked"))
     whole = f" of {show_bytes(inventory.resident)}" if resident != inventory.resident else ""
     return (
-        f"{passes}: {count_of(len(chosen), 'tensor is', 'tensors are')} kept beside parameters and buffers, "
-        f"{show_bytes(resident)}{whole}; copies of all would take {show_bytes(asked)}"
+        f"{passes}: {count_of(len(chosen), 'tensor')} saved besides parameters and buffers, "
+        f"{show_bytes(resident)}{whole} ({show_bytes(asked)} if none shared memory)"
     )
 
 
@@ -192,18 +193,3 @@ def _tabulate(console: Console, lines: Sequence[_Share], by: By, titles: Sequenc
             cells.append(line.line)
         rows.append(cells)
     return make_table(console, {by: "name", **dict.fromkeys(titles, "number"), "recomputed by": "name", **last}, rows)
-
-
-def _print_peak(console: Console, inventory: Inventory) -> None:
-    peak, timeline = inventory.peak, inventory.timeline
-    if not peak.bytes:
-        return
-    entry = int(timeline.entry[peak.position])
-    what = "runs" if timeline.runs[peak.position] else "is made"
-    where = ""
-    if entry >= 0:
-        places = inventory.table["entry"].to_pylist()
-        row = inventory.table.slice(places.index(entry), 1).to_pylist()[0]
-        where = f", while {print_place(row)} {what}"
-    words = f"peak: {show_bytes(peak.bytes)} at position {peak.position:,} of {inventory.positions - 1:,}{where}"
-    console.print(Text(print_name(console, words)), style="bold")

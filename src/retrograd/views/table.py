@@ -87,7 +87,7 @@ def print_table(
     console = open_console(file)
     span = f"steps {steps[0]:,} to {steps[-1]:,}" if steps else "no steps"
     console.print(
-        f"{count_of(len(summaries), 'place')}, {span}, {statistic}, phase {phase}{_describe_loss(history)}",
+        f"{count_of(len(summaries), 'site')}, {span}, {statistic}, phase {phase}{_describe_loss(history)}",
         style="dim",
     )
     if not history.sites and len(history.loss.values):
@@ -96,7 +96,7 @@ def print_table(
     table, left_out = _fit(summaries, console)
     console.print(table)
     if left_out:
-        console.print(f"left out for lack of room: {', '.join(left_out)}", style="dim")
+        console.print(f"not shown, because the window is too narrow: {', '.join(left_out)}", style="dim")
 
 
 format_table = giving_text(print_table)

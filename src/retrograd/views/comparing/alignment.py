@@ -86,7 +86,7 @@ def tell_apart(aligned: Aligned, letters: Sequence[str]) -> list[str]:
             f"{letter} has {count_of(len(each), 'step')}" + (f" ({each[0]:,} to {each[-1]:,})" if len(each) else "")
             for letter, each in zip(letters, steps, strict=True)
         ]
-        told.append(f"Their recorded steps are not the same: {', '.join(parts)}.")
+        told.append(f"Their recorded steps differ: {', '.join(parts)}.")
     for missing, names in _group_by_runs(aligned).items():
         having = [letter for number, letter in enumerate(letters) if number not in missing]
         told.append(f"Only {' and '.join(having)} {'has' if len(having) == 1 else 'have'} {list_names(names)}.")

@@ -58,7 +58,7 @@ def add_history(page: NotebookPage, history: History) -> None:
     else:
         page.console.print(repr(history))
     if len(places) > MOST_ROWS:
-        page.console.print(f"and {len(places) - MOST_ROWS:,} more places", style="dim")
+        page.console.print(f"and {len(places) - MOST_ROWS:,} more sites", style="dim")
 
 
 def draw_series(series: Series) -> str:

@@ -61,7 +61,7 @@ def _draw_sheet(placed: Placed, left: float, top: float) -> Iterator[str]:
             title = f"<title>{_text(_tooltip(thing))}</title>"
             yield f'<g class="box {kind}" data-name={name} {at}>{title}{shapes}</g>'
         elif placed.sheet.fold.above is None:
-            title = "<title>the backward begins here</title>"
+            title = "<title>the backward starts here</title>"
             yield f'<circle class="start" cx="{x:.1f}" cy="{y:.1f}" r="4.5">{title}</circle>'
         else:
             yield f'<circle class="port" cx="{x:.1f}" cy="{y:.1f}" r="2"/>'

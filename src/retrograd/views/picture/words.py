@@ -171,11 +171,11 @@ def describe_node(outline: Outline, node: Node) -> Details:
         ("module", [f"{node.module}{call}"] if node.module is not None else []),
         ("operation in the forward", [operation] if operation else []),
         ("line", [where] if where else []),
-        ("comes in", [print_info(info) for info in node.incoming]),
-        ("goes out", list(_list_outgoing(outline, node))),
+        ("incoming", [print_info(info) for info in node.incoming]),
+        ("outgoing", list(_list_outgoing(outline, node))),
         ("saved", [_print_saved(saved) for saved in node.saved]),
         ("sequence number", [str(node.number)]),
-        ("place in the backward", [f"{outline.places[node.index] + 1:,} of {len(outline.places):,}"]),
+        ("order in the backward", [f"{outline.places[node.index] + 1:,} of {len(outline.places):,}"]),
         ("index in the graph", [str(node.index)]),
     ]
     return [(term, values) for term, values in details if values]

@@ -50,7 +50,7 @@ MEASURES = (
     Measure("std", "standard deviation", ("mean", "high"), about="How far elements lie from their mean."),
     Measure("min", "smallest element", ("low",), signed=True, about="The smallest finite element."),
     Measure("max", "largest element", ("high",), signed=True, about="The largest finite element."),
-    Measure("zero_share", "zeros share", share=True, scale="linear", about="Share of elements that are exactly 0."),
+    Measure("zero_share", "share of zeros", share=True, scale="linear", about="Share of elements that are exactly 0."),
     Measure(
         "update_ratio",
         "update ratio",

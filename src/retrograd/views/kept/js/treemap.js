@@ -200,5 +200,5 @@ function drawPath() {
 function describe(root, shown) {
   if (!shown.length) return "Nothing is held here.";
   const largest = shown[0];
-  return `Treemap by module of ${plural(shown.length, "piece")} of memory, ${formatBytes(root.size)}. The largest is ${titleOf(largest)}, ${formatBytes(largest.bytes)}. ${formatCount(data.storages.length)} in all.`;
+  return `Treemap by module of ${plural(shown.length, "storage")}, ${formatBytes(root.size)}. The largest is ${titleOf(largest)}, ${formatBytes(largest.bytes)}. ${formatCount(data.storages.length)} in all.`;
 }

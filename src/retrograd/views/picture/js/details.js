@@ -49,14 +49,14 @@ function show(name) {
   if (thing === undefined) {
     fill(
       find("details"),
-      make("p", { class: "note" }, "Point at a box to see its details. The backward runs from the top down."),
+      make("p", { class: "note" }, "Hover over a box to see its details. The backward pass runs from top to bottom."),
       make("p", { class: "note" }, "Blue boxes are calls of modules, white ones are nodes. A line is labelled with the shape of the gradient that arrives at its end; pills are leaves that get a gradient."),
     );
     return;
   }
   fill(
     find("details"),
-    kept === name ? make("span", { class: "kept" }, "kept") : null,
+    kept === name ? make("span", { class: "kept" }, "pinned") : null,
     make("h2", {}, thing.heading),
     make("dl", {}, ...makeTerms(thing.details)),
   );

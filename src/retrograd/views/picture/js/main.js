@@ -33,7 +33,7 @@ function listen() {
   });
   find("fold").addEventListener("click", fold);
   find("unfold").addEventListener("click", () => {
-    notice(unfold() ? facts.notice : "To open all of these would draw too many boxes; open those that you want to see.");
+    notice(unfold() ? facts.notice : "Opening all of these would draw too many boxes; open single modules instead.");
   });
   find("out").addEventListener("click", () => zoomBy(0.8));
   find("in").addEventListener("click", () => zoomBy(1.25));

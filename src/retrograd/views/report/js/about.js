@@ -64,7 +64,7 @@ function makeTrouble({ title, note, columns, rows, more }) {
         make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))),
       ),
     ),
-    more ? make("p", { class: "note" }, `… and ${formatCount(more)} more, not written here.`) : null,
+    more ? make("p", { class: "note" }, `… and ${formatCount(more)} more, not listed here.`) : null,
   );
 }
 

@@ -53,12 +53,12 @@ function makeLabel(node, position, top) {
     make("span", { class: "name" }, node.name, make("span", { class: "slot" }, slotText(node))),
     told ? make("span", { class: "unseen" }, `, ${told}`) : null,
     told ? make("span", { class: "without", "aria-hidden": "true" }, make("i"), isMerged(node) ? `${without.length} of` : "") : null,
-    bad ? make("span", { class: "bad", title: "has NaN or infinite elements" }, "●") : null,
+    bad ? make("span", { class: "bad", title: "contains NaN or infinite elements" }, "●") : null,
     node.place !== null && facts.places[node.place].note && !isMerged(node)
       ? make("span", { class: "merged" }, facts.places[node.place].note)
       : null,
     isMerged(node)
-      ? make("span", { class: "merged", title: `${node.places.length} rows in one` }, String(node.places.length))
+      ? make("span", { class: "merged", title: `${node.places.length} sites, merged` }, String(node.places.length))
       : null,
   );
   label.style.transform = `translateY(${top}px)`;

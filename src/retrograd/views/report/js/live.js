@@ -27,7 +27,7 @@ async function lookForNews() {
     find("failure").hidden = true;
   } catch (error) {
     find("failure").hidden = false;
-    find("failure").textContent = `The run is not followed at present: ${error.message}. Is “retrograd serve” still running?`;
+    find("failure").textContent = `Live updates have stopped: ${error.message}. Is “retrograd serve” still running?`;
   }
 }
 

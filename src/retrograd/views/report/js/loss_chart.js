@@ -12,7 +12,7 @@ export function drawLossChart(lines, height, tag) {
   if (chart && lines.length && renewChart(chart, { lines, scale: state.curves })) return;
   chart?.destroy();
   chart = null;
-  if (!lines.length) return fill(find("loss"), make("p", { class: "note" }, "No loss was seen."));
+  if (!lines.length) return fill(find("loss"), make("p", { class: "note" }, "No loss was recorded."));
   fill(find("loss"), make("div", { class: "loss-title" }, "loss ", make(tag, { id: "loss-value" })));
   chart = makeChart(find("loss"), {
     lines,

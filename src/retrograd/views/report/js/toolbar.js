@@ -14,7 +14,7 @@ import { nameColumns, shownColumns } from "./steps.js";
 
 const BANDS = { high: "largest", mean: "mean", low: "smallest" };
 const offered = new Map(); // list → its choices, as text
-const FACTOR_CHOICES = [["auto", "range that fits"], ...FACTORS.map((factor) => [String(factor), `up to ×${formatCount(factor)}`])];
+const FACTOR_CHOICES = [["auto", "automatic range"], ...FACTORS.map((factor) => [String(factor), `up to ×${formatCount(factor)}`])];
 
 export function buildToolbar() {
   fill(

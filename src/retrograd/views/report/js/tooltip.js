@@ -32,7 +32,7 @@ export function describeCell(node, column) {
     ["when", nameColumn(column)],
   ];
   if (isWithout(node)) return [lines[0], ["value", tellWithout(node)]];
-  if (!line && !bad) return [...lines, ["value", "unfold to see its rows"]];
+  if (!line && !bad) return [...lines, ["value", "unfold to see its sites"]];
   if (bad?.[column] > 0) lines.push(["alarm", `${plural(bad[column], "element")} NaN or infinite`]);
   const missing = !line || Number.isNaN(line[column]);
   if (missing && !(bad?.[column] > 0)) return [...lines, ["value", (!isMerged(node) && whyWithout(node.place)) || "not recorded"]];
