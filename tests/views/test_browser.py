@@ -123,7 +123,7 @@ def test_folding_merges_rows_and_says_how(visit: Visit, small: Path) -> None:
     page.locator("#fold").click()
     expect(page.locator("#labels .label")).to_have_count(5)
     expect(page.locator(".label.folder .merged").first).to_have_text("3")
-    expect(page.locator("#notice")).to_contain_text("A folded module shows the largest of its rows")
+    expect(page.locator("#notice")).to_contain_text("A folded module shows the largest of its sites")
     page.locator(".label", has_text="blocks").click()
     expect(page.locator("#labels .label")).to_have_count(9)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import sleep
@@ -10,7 +9,6 @@ from typing import TextIO
 
 import numpy as np
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
 from retrograd.findings.explain import MOST_ROWS, explain
@@ -30,6 +28,7 @@ from retrograd.views.terminal import (
     open_console,
     print_loss,
     print_number,
+    show_frames,
 )
 
 _SPAN = 50
@@ -72,14 +71,8 @@ def follow_run(run: Run, *, pause: float = PAUSE, file: TextIO | None = None) ->
         DamagedRunError: a file of it cannot be read.
     """
     console = open_console(file)
-    with contextlib.suppress(KeyboardInterrupt):
-        if not console.is_terminal:
-            for glance in _look_again(run, pause):
-                console.print(describe_glance(glance))
-            return
-        with Live(console=console, auto_refresh=False) as live:
-            for glance in _look_again(run, pause):
-                live.update(_draw(console, glance), refresh=True)
+    glances = _look_again(run, pause)
+    show_frames(console, (_draw(console, each) if console.is_terminal else describe_glance(each) for each in glances))
 
 
 def _look_again(run: Run, pause: float) -> Iterator[RunGlance]:

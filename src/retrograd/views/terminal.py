@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
@@ -20,7 +21,7 @@ from retrograd.randomness import random_kept
 from retrograd.views.downsample import FloatArray, reduce_columns
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -118,6 +119,20 @@ def make_table(console: Console, columns: Mapping[str, str], rows: Iterable[Sequ
     for row in rows:
         table.add_row(*(Text(print_name(console, cell)) if isinstance(cell, str) else cell for cell in row))
     return table
+
+
+def show_frames(console: Console, frames: Iterable[RenderableType]) -> None:
+    """Show frames until they end, or Ctrl-C: each in the place of the one before, or below it for a pipe."""
+    with contextlib.suppress(KeyboardInterrupt):
+        if not console.is_terminal:
+            for frame in frames:
+                console.print(frame)
+            return
+        with random_kept():
+            from rich.live import Live
+        with Live(console=console, auto_refresh=False) as live:
+            for frame in frames:
+                live.update(frame, refresh=True)
 
 
 def can_print(console: Console, text: str) -> bool:

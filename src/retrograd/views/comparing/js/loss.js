@@ -1,8 +1,7 @@
 /** The losses of all runs over each other, above the map. */
 
 import { fill, find } from "./dom.js";
-import { drawLossChart, followLossChart, readingColumn, resizeLossChart } from "./loss_chart.js";
-import { tellLoss } from "./loss_words.js";
+import { drawLossChart, followLossChart, readingColumn, resizeLossChart, tellLoss } from "./loss_chart.js";
 import { STATISTICS, lineOf, loadStatistics } from "./measures.js";
 import { facts } from "./payload.js";
 import { colorOf, dashOf, drawnRuns, makeKey } from "./runs.js";

@@ -1,10 +1,9 @@
 /** Bytes held at each position, the peak, and the position that is chosen. */
 
 import { formatCount } from "./counts.js";
-import { find, sizeCanvas, themeColor } from "./dom.js";
+import { find, redrawWith, sizeCanvas, themeColor } from "./dom.js";
 import { formatBytes, formatSeconds } from "./sizes.js";
 import { facts } from "./payload.js";
-import { redrawWith } from "./redraw.js";
 import { change, data, eventAt, onChange, state } from "./store.js";
 
 const LEFT = 64;

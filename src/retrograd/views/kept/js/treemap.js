@@ -1,8 +1,7 @@
 /** Modules within modules, and in them the memory that they keep; areas are bytes. */
 
 import { formatCount, plural } from "./counts.js";
-import { fill, find, make, sizeCanvas, themeColor } from "./dom.js";
-import { redrawWith } from "./redraw.js";
+import { fill, find, make, redrawWith, sizeCanvas, themeColor } from "./dom.js";
 import { formatBytes, formatShare } from "./sizes.js";
 import { aliveNow, change, data, GROUP_WORDS, GROUPS, groupOf, isWithin, moduleOf, onChange, state, textOf, firstRow, titleOf } from "./store.js";
 import { layTiles } from "./tiles.js";

@@ -1,9 +1,8 @@
 /** Keys: arrows move from box to box in the order of the backward, as in a tree. */
 
 import { keep, letGo, look } from "./details.js";
-import { find } from "./dom.js";
+import { find, focusOnSlash } from "./dom.js";
 import { elementOf, onDrawn, toggle } from "./folding.js";
-import { focusOnSlash } from "./slash.js";
 import { fit, reveal, showActualSize, zoomBy } from "./view.js";
 
 let current = null;

@@ -1,8 +1,11 @@
 /** A chart of losses above the map, on the same axis; which lines it has, and how they are read, is up to the page's `loss.js`. */
 
 import { fitWidth, makeChart, moveCursor, renewChart, rescale } from "./chart.js";
+import { formatCount } from "./counts.js";
 import { fill, find, make } from "./dom.js";
+import { formatNumber } from "./format.js";
 import { geometry } from "./geometry.js";
+import { facts } from "./payload.js";
 import { state } from "./state.js";
 
 let chart = null;
@@ -35,3 +38,12 @@ export const resizeLossChart = () => chart && fitWidth(chart);
 
 /** The column at which a line is read: that of the cursor, else that of its last number. */
 export const readingColumn = (line) => state.cursor ?? line.findLastIndex((value) => !Number.isNaN(value));
+
+/** A loss that is not finite is said to be so, and since when. */
+export function tellLoss(line, low, column) {
+  if (line[column] !== Infinity) return formatNumber(line[column] ?? NaN);
+  let since = column;
+  while (since > 0 && !Number.isFinite(line[since - 1])) since -= 1;
+  const word = Number.isNaN(low[column]) ? "NaN" : "not finite";
+  return `${word} since step ${formatCount(facts.columns.first[since])}`;
+}
