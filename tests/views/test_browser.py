@@ -104,7 +104,7 @@ def test_pinned_panels_stay_and_escape_closes(visit: Visit, small: Path) -> None
 def test_a_filter_filters(visit: Visit, small: Path, text: str, wanted: list[str]) -> None:
     page = visit.open(small)
     page.locator("#filter").fill(text)
-    expect(page.locator("#count")).to_have_text(f"{len(wanted)} rows of 30")
+    expect(page.locator("#count")).to_have_text(f"{len(wanted)} sites of 30")
     leaves = page.eval_on_selector_all("#labels .label:not(.folder)", "labels => labels.map(label => label.title)")
     assert sorted(leaves) == sorted(wanted)
 
@@ -393,7 +393,7 @@ def test_a_first_view_of_one_folded_row_opens_its_worst_part(visit: Visit, repor
     page = visit.open(report(make_history(Numbers(sites, rms))))
     expect(page.locator(".label.current")).to_have_attribute("title", "blocks.57.act:output")
     expect(page.locator(".label.current")).to_be_in_viewport()
-    expect(page.locator("#count")).to_have_text("160 rows")
+    expect(page.locator("#count")).to_have_text("160 sites")
     expect(page.locator("#axis-above")).to_be_visible()  # a long map says its steps on both sides
 
 

@@ -56,7 +56,7 @@ function makeShareKey() {
   return make(
     "span",
     { class: "key", title: "share of the finite, non-zero elements" },
-    `share: 1 in ${Math.floor(2 ** -facts.exponents.smallest / 1e6)} million`,
+    `1 in ${Math.floor(2 ** -facts.exponents.smallest / 1e6)} million`,
     bar,
     "all",
   );

@@ -87,6 +87,6 @@ export function tellWithout(node) {
 }
 
 export function fullName(node) {
-  if (isMerged(node)) return `${node.id.slice(0, -1)} (${node.places.length} rows)`;
+  if (isMerged(node)) return `${node.id.slice(0, -1)} (${node.places.length} sites)`;
   return node.place === null ? node.id.slice(0, -1) : facts.places[node.place].name;
 }

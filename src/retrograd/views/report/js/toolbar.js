@@ -105,8 +105,8 @@ export function showCounts() {
   find("count").textContent =
     shown.problem ||
     (state.filter
-      ? `${plural(shown.rows.filter((node) => !node.children).length, "row")} of ${formatCount(shown.total)}`
-      : plural(kept.size, "row"));
+      ? `${plural(shown.rows.filter((node) => !node.children).length, "site")} of ${formatCount(shown.total)}`
+      : plural(kept.size, "site"));
   find("empty").hidden = shown.rows.length > 0;
   find("reset").hidden = state.zoom === null;
   const [from, to] = shownColumns();
