@@ -372,7 +372,9 @@ def test_what_autograd_keeps_stands_below_the_map(visit: Visit, tmp_path: Path) 
     expect(page.locator("#kept")).to_be_hidden()
     page = visit.open(write_report(history, tmp_path / "with.html", inventory=invent_inventory()))
     expect(page.locator("#kept-about")).to_contain_text("Peak: 7 kB.")
-    expect(page.locator("#held-now")).to_have_text("7 kB at position 2, after 2 ms: the forward creates head:AddmmBackward0")
+    expect(page.locator("#held-now")).to_have_text(
+        "7 kB at position 2, after 2 ms: the forward creates head:AddmmBackward0"
+    )
     page.locator("#timeline").press("ArrowRight")
     expect(page.locator("#timeline")).to_have_attribute("aria-valuenow", "3")
     expect(page.locator("#map-title")).to_have_text("rms of gradients of activations")

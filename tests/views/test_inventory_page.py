@@ -67,7 +67,9 @@ def test_it_shows_the_peak_first(visit: Visit, small: Path) -> None:
     assert page.evaluate("performance.getEntriesByType('resource').length") == 0
     expect(page.locator("h1")).to_have_text("Saved tensors")
     expect(page.locator("#about")).to_contain_text("3 storages saved, 7 kB (11 kB if no tensors shared memory)")
-    expect(page.locator("#held-now")).to_have_text("7 kB at position 2, after 2 ms: the forward creates head:AddmmBackward0")
+    expect(page.locator("#held-now")).to_have_text(
+        "7 kB at position 2, after 2 ms: the forward creates head:AddmmBackward0"
+    )
     expect(page.locator("#modules-count")).to_have_text("2 modules, 7 kB")
     assert tensors(page) == [
         "blocks.0:ReluBackward0 result",
@@ -105,7 +107,9 @@ def test_a_click_on_the_curve_shows_what_is_held_there(visit: Visit, small: Path
 def test_pointing_at_the_curve_says_what_happens_there(visit: Visit, small: Path) -> None:
     page = visit.open(small)
     page.mouse.move(*spot(page, "#timeline", 0.66, 0.5))
-    expect(page.locator("#held-tip")).to_have_text("5 kB at position 4, after 4 ms: the backward runs blocks.0:ReluBackward0")
+    expect(page.locator("#held-tip")).to_have_text(
+        "5 kB at position 4, after 4 ms: the backward runs blocks.0:ReluBackward0"
+    )
 
 
 @browser

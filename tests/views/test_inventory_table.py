@@ -59,9 +59,7 @@ def test_by_node() -> None:
 
 def test_a_pattern_chooses_modules() -> None:
     lines = table(invent_inventory(), modules="blocks.*")
-    whose = (
-        "1 backward pass: 2 tensors saved besides parameters and buffers, 6 kB of 7 kB (6 kB if none shared memory)"
-    )
+    whose = "1 backward pass: 2 tensors saved besides parameters and buffers, 6 kB of 7 kB (6 kB if none shared memory)"
     assert lines[0] == whose
     assert len(lines) == 4
     with pytest.raises(SavedTensorError, match=r"the largest are stem, blocks\.0, head"):

@@ -32,7 +32,7 @@ from retrograd.views.terminal import (
 )
 
 _SPAN = 50
-"""Steps over which a change is told."""
+"""Steps over which a change is shown."""
 
 _MOST_SITES = 8
 _WIDTH = 40
@@ -40,7 +40,7 @@ _WIDTH = 40
 
 @dataclass(frozen=True, slots=True)
 class RunGlance:
-    """What is told of a run at one moment.
+    """What is shown of a run at one moment.
 
     Attributes:
         status: how it fares.
@@ -90,7 +90,7 @@ def _look_again(run: Run, pause: float) -> Iterator[RunGlance]:
 
 
 def glance_at(record: Run | History) -> RunGlance:
-    """What is told of a run as it was read, or of a history in memory. No random number is drawn."""
+    """What is shown of a run as it was read, or of a history in memory. No random number is drawn."""
     history = record.history if isinstance(record, Run) else record
     curve, limits = history.loss, history.rows.step_limits
     findings = explain(record) if history.rows.count <= MOST_ROWS else read_findings(record)

@@ -73,7 +73,7 @@ class _Writer:
         self._is_plain = guides is _PLAIN_GUIDES
         has_modules = any(True for _ in outline.top.folds)
         self._numbers = {} if has_modules else {index: place + 1 for index, place in outline.places.items()}
-        """Numbers of nodes, by which lines say where gradients go, where no modules tell what belongs together."""
+        """Numbers of nodes, by which lines say where gradients go, where no modules show what belongs together."""
 
     def list_lines(self, fold: Fold, depth: int, indent: str) -> Iterator[Text]:
         """The inside of a fold."""

@@ -135,7 +135,7 @@ def describe_rank(state: RankState) -> str:
 
 
 def compare_ranks(states: Sequence[RankState]) -> str:
-    """Tell which ranks are elsewhere than the others, the last one first; empty for fewer than two.
+    """Compare the positions of ranks, those furthest behind first; empty for fewer than two.
 
     A pass is counted from the start of each process, and so is a node from the start of its pass: ranks that do the
     same have the same numbers.
@@ -165,7 +165,7 @@ def _describe_last(state: RankState) -> str:
 
 
 def is_stuck(state: RankState, limit: float | None) -> bool:
-    """Tell whether a rank died inside a pass, or has been in one node for more than ``limit`` seconds."""
+    """Whether a rank died inside a pass, or has been in one node for more than ``limit`` seconds."""
     place = _newest(state)
     if place is None or state.closed:
         return False

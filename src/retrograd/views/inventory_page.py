@@ -40,7 +40,7 @@ def write_inventory(
 
 def build_page(inventory: Inventory, title: str = "Saved tensors") -> str:
     """Build the page as text. Texts of the inventory are escaped: they can be neither markup nor script."""
-    facts = tell_inventory(inventory)
+    facts = describe_inventory(inventory)
     return frame_page(
         "retrograd.views.inventory_assets",
         title,
@@ -60,17 +60,17 @@ GROUPS = ("cheap", "dear", "input", "cast", "other")
 """Meanings of the colours of the page."""
 
 
-def tell_inventory(inventory: Inventory) -> dict[str, Any]:
+def describe_inventory(inventory: Inventory) -> dict[str, Any]:
     """Facts that the scripts read when the page opens."""
     return {
         "peak": inventory.peak.position,
         "notes": list(inventory.notes),
         "passes": inventory.passes,
-        "about": describe_inventory_briefly(inventory),
+        "about": summarize_inventory(inventory),
     }
 
 
-def describe_inventory_briefly(inventory: Inventory) -> str:
+def summarize_inventory(inventory: Inventory) -> str:
     """One line of text."""
     if not inventory.passes:
         return "No backward pass was recorded."

@@ -27,7 +27,7 @@ def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:
 
 
 def check_choice(history: History, patterns: Iterable[str] | None, statistic: str) -> None:
-    """See that there is something to show, before anything is printed.
+    """Check that there is something to show, before anything is printed.
 
     Raises:
         NoSuchSiteError: for a pattern that matches nothing.
@@ -98,13 +98,13 @@ def describe_ungraded(history: History, reasons: Mapping[str, str], *, is_runnin
 
 
 def add_ungraded(
-    places: Sequence[ModelPlace], told: Mapping[str, str], manifest: Mapping[str, Any]
+    places: Sequence[ModelPlace], reasons: Mapping[str, str], manifest: Mapping[str, Any]
 ) -> list[ModelPlace]:
     """Places together with those of parameters that never got a gradient, each behind its neighbours in the model.
 
     Args:
         places: those of recorded sites.
-        told: for the name of each such parameter what is said of it.
+        reasons: for the name of each such parameter the words that describe it.
         manifest: that of the run, whose ``model`` lists modules in their order.
     """
     if not any(place.kind == "parameter" and "grad" in place.sites for place in places):
@@ -112,7 +112,7 @@ def add_ungraded(
     added, known = list(places), {place.name: place for place in places}
     paths = [str(each["path"]) for each in manifest.get("model") or () if isinstance(each, Mapping) and "path" in each]
     order = {path: number for number, path in enumerate(paths)}
-    for name, text in told.items():
+    for name, text in reasons.items():
         place = known.get(name)
         if place is None:
             site = parse_leniently(name)

@@ -217,13 +217,13 @@ def summarize(
     names = (statistic, "zero_share", "update_ratio", "nonfinite", "count")
     last, nonfinite, curves, steps = _LastNumbers(3, len(sites)), np.zeros(len(sites)), list[FloatArray](), list[int]()
     for matrices in history.matrices(names, sites, phase) if sites else ():
-        *told, bad, count = matrices
+        *shown, bad, count = matrices
         is_lost = (bad.values == count.values) & (count.values > 0)
-        last.add([each.values for each in told], is_lost)
+        last.add([each.values for each in shown], is_lost)
         nonfinite += np.nansum(bad.values, axis=1)
-        curves.append(told[0].values[drawn])
+        curves.append(shown[0].values[drawn])
         steps += count.steps[[0, -1]].tolist() if len(count.steps) else []
-        del matrices, told, bad, count
+        del matrices, shown, bad, count
     joined = np.concatenate(curves, axis=1) if curves else np.empty((len(drawn), 0))
     del curves
     summaries = [

@@ -136,7 +136,7 @@ def show_frames(console: Console, frames: Iterable[RenderableType]) -> None:
 
 
 def can_print(console: Console, text: str) -> bool:
-    """Tell whether the console's encoding has these characters."""
+    """Whether the console's encoding has these characters."""
     try:
         text.encode(console.encoding)
     except UnicodeEncodeError:

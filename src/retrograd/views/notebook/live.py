@@ -60,7 +60,7 @@ class LiveCell:
                 self._handle.update(self._draw(), raw=True)
 
     def _refresh(self) -> bool:
-        """Read on; tells whether there is anything new."""
+        """Read on; returns whether there is anything new."""
         record = self._record
         if isinstance(record, Run):
             record.refresh()
@@ -81,7 +81,7 @@ def show_recording(recording: Recording) -> None:
     """Show a recording in the running cell, and keep that up to date until it is closed.
 
     Raises:
-        NotImplementedError: it could not be shown, which a warning tells; IPython then shows what else there is.
+        NotImplementedError: it could not be shown, which a warning says; IPython then shows what else there is.
     """
     try:
         cell = _cells.get(recording)

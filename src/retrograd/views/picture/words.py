@@ -153,7 +153,7 @@ _MOST_LINES = 12
 
 
 def describe_graph(outline: Outline) -> str:
-    """Tell how large a graph is."""
+    """The size of a graph in words."""
     top = outline.top
     leaves = count_of(len(top.leaves), "leaf", "leaves")
     return (

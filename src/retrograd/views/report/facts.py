@@ -88,7 +88,7 @@ _STATUS_KINDS = {"finished": "good", "running": "warn", "stopped": "warn", "fail
 def make_header(
     manifest: Mapping[str, Any], duration: float | None, counts: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    """Terms and their texts, for what the manifest tells.
+    """Terms and their texts, for what the manifest holds.
 
     Args:
         manifest: the run's.
@@ -111,7 +111,7 @@ def make_header(
 
 
 def make_status(status: str | None) -> dict[str, str] | None:
-    """Tell how the run ended, and in which colour that is shown."""
+    """How the run ended, and in which colour that is shown."""
     return {"text": status, "kind": _STATUS_KINDS.get(status, "warn")} if status else None
 
 
@@ -160,8 +160,8 @@ def list_modules(model: Any) -> list[tuple[int, str, str, int]]:
     ]
 
 
-def _count(told: Any) -> int:
-    return told if isinstance(told, int) else 0
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _add_up(paths: Sequence[str], own: Sequence[int]) -> dict[str, int]:

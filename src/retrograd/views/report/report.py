@@ -93,8 +93,8 @@ def build_page(
     record = make_record(run)
     status = run.status if isinstance(run, Run) else history.manifest.get("status")
     reasons = tell_reasons(record, list_ungraded(history))
-    told = describe_ungraded(history, reasons, is_running=status == "running")
-    events, places = history.few_events, add_ungraded(group_places(scope.sites), told, history.manifest)
+    ungraded = describe_ungraded(history, reasons, is_running=status == "running")
+    events, places = history.few_events, add_ungraded(group_places(scope.sites), ungraded, history.manifest)
     ranks, damaged = (run.ranks, run.damaged) if isinstance(run, Run) else ([], [])
     facts: dict[str, Any] = {
         **describe_run(run, scope),
@@ -109,9 +109,9 @@ def build_page(
     }
     packed = {block.name: block.text for block in blocks.listed}
     if inventory is not None:
-        from retrograd.views.inventory_page import pack_inventory, tell_inventory  # with torch, which takes seconds
+        from retrograd.views.inventory_page import describe_inventory, pack_inventory  # with torch, which takes seconds
 
-        facts["inventory"], packed["inventory"] = tell_inventory(inventory), pack_inventory(inventory)
+        facts["inventory"], packed["inventory"] = describe_inventory(inventory), pack_inventory(inventory)
     return frame_report(facts, packed)
 
 

@@ -76,10 +76,10 @@ function draw() {
   drawPeak(context);
   if (state.position !== null) drawRule(context, state.position, themeColor("accent"), 2);
   if (pointed !== null) drawRule(context, pointed, themeColor("muted"), 1);
-  tell(element);
+  announce(element);
 }
 
-function tell(element) {
+function announce(element) {
   const { position } = state;
   element.setAttribute("aria-valuenow", String(position ?? facts.inventory.peak));
   element.setAttribute("aria-valuetext", describe(position ?? facts.inventory.peak));

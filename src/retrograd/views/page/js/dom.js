@@ -40,7 +40,7 @@ export function sizeCanvas(canvas, width, height) {
   return context;
 }
 
-const colors = new Map(); // theme and name → colour: to ask the browser makes it work out all styles anew
+const colors = new Map(); // theme and name → colour: asking the browser each time recomputes all styles
 
 /** The value of a colour of the style sheet in the theme that is shown. */
 export function themeColor(name) {

@@ -31,8 +31,8 @@ export function markKept() {
   if (kept !== null) elementOf(kept)?.classList.add("kept");
 }
 
-/** Look at a box for as long as it is pointed at: its details, unless others are kept, and its lines. */
-export function look(name) {
+/** Show the details of the box under the pointer, unless others are pinned, and mark its lines. */
+export function point(name) {
   for (const line of find("world").querySelectorAll(".near")) line.classList.remove("near");
   if (name !== null) {
     const own = CSS.escape(name);

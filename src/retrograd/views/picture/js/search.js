@@ -18,7 +18,7 @@ export function followSearch() {
     found = text ? boxes.filter((_, i) => texts[i].includes(text)) : [];
     current = -1;
     markFound();
-    tell();
+    showCount();
   });
   field.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && found.length) go(event.shiftKey ? -1 : 1);
@@ -42,10 +42,10 @@ function go(step) {
   const element = elementOf(thing.name);
   reveal(element);
   element.dispatchEvent(new CustomEvent("found", { bubbles: true }));
-  tell();
+  showCount();
 }
 
-function tell() {
+function showCount() {
   const count = formatCount(found.length);
   if (!find("search").value.trim()) find("found").textContent = "";
   else if (!found.length) find("found").textContent = "nothing found";

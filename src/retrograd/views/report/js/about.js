@@ -16,7 +16,7 @@ const WRITERS = {
   model: writeModel,
 };
 
-/** Write what is told of some facts; of all at first. */
+/** Write the parts of the page that show these facts; at first all of them. */
 export const writeAbout = (names = Object.keys(WRITERS)) => names.forEach((name) => WRITERS[name]?.());
 
 function writeCommand() {

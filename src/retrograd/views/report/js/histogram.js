@@ -39,7 +39,7 @@ export function makeHistogram(series, gutter) {
     ],
     draw() {
       const histogram = histogramOf(series);
-      if (histogram) probe = drawExponents(canvas, histogram, width(), HEIGHT, gutter); // while it is asked for anew, the old one stays
+      if (histogram) probe = drawExponents(canvas, histogram, width(), HEIGHT, gutter); // while it is requested again, the old one stays
     },
     follow() {
       const [from, to] = shownColumns();

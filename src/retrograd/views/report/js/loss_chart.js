@@ -26,7 +26,7 @@ export function drawLossChart(lines, height, tag) {
   });
 }
 
-/** Take over the steps in view and the cursor; tells whether there is a chart to be read. */
+/** Take over the steps in view and the cursor; returns whether there is a chart to be read. */
 export function followLossChart(keys) {
   if (!chart) return false;
   if (keys.has("zoom") || keys.has("range")) rescale(chart);
@@ -40,7 +40,7 @@ export const resizeLossChart = () => chart && fitWidth(chart);
 export const readingColumn = (line) => state.cursor ?? line.findLastIndex((value) => !Number.isNaN(value));
 
 /** A loss that is not finite is said to be so, and since when. */
-export function tellLoss(line, low, column) {
+export function printLoss(line, low, column) {
   if (line[column] !== Infinity) return formatNumber(line[column] ?? NaN);
   let since = column;
   while (since > 0 && !Number.isFinite(line[since - 1])) since -= 1;

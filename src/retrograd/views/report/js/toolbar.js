@@ -88,9 +88,9 @@ function press(group, key) {
 
 /** The choices of a list; one that a person has open stays as it is unless they are others. */
 function offer(id, choices, chosen) {
-  const told = JSON.stringify(choices);
-  if (offered.get(id) !== told) fill(find(id), ...choices.map(([value, label, title]) => make("option", { value, title }, label)));
-  offered.set(id, told);
+  const key = JSON.stringify(choices);
+  if (offered.get(id) !== key) fill(find(id), ...choices.map(([value, label, title]) => make("option", { value, title }, label)));
+  offered.set(id, key);
   if (find(id).value !== chosen) find(id).value = chosen;
 }
 

@@ -7,7 +7,7 @@ import { facts } from "./payload.js";
 
 const CLASSES = { identical: "good", "same within noise": "good", different: "warning", "cannot be compared": "warning" };
 
-export function writeTold() {
+export function writeVerdicts() {
   fill(find("verdicts"), ...facts.verdicts.map(makeVerdict));
   const { some, all } = facts.findings;
   const which = facts.runs.length > 2 ? "some runs have" : "one run has";
