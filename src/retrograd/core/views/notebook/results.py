@@ -5,7 +5,7 @@ from __future__ import annotations
 from retrograd.core.amounts import show_bytes
 from retrograd.core.recording.settings import RecordingPlan
 from retrograd.core.views.notebook.page import NotebookPage, escape
-from retrograd.core.views.terminal import print_number
+from retrograd.core.views.terminal import make_table, print_number
 from retrograd.explaining.findings.finding import Finding, Findings, Severity, list_grounds, list_place, tell_repair
 from retrograd.following.graph.graph import Graph
 from retrograd.following.tracing.trace import Trace
@@ -61,7 +61,7 @@ def draw_check(check: AdjointCheck) -> str:
         )
         for row in check.rows
     ]
-    page.console.add_table(columns, rows)
+    page.console.print(make_table(page.console, columns, rows))
     return page.as_html()
 
 
@@ -70,7 +70,7 @@ def draw_recording_plan(plan: RecordingPlan) -> str:
     page = NotebookPage()
     page.console.print(plan.total, style="bold")
     columns = {"site": "name", "module": "text", "elements": "number", "kept": "text"}
-    page.console.add_table(columns, [site.describe() for site in plan.sites])
+    page.console.print(make_table(page.console, columns, [site.describe() for site in plan.sites]))
     return page.as_html()
 
 
@@ -81,7 +81,7 @@ def draw_budget_plan(plan: Plan) -> str:
         page.console.print(line)
     columns = {"module": "name", "kind": "text", "waits": "text", "number": "number", "bytes": "number"}
     rows = [(*key, f"{count:,}", show_bytes(nbytes)) for key, count, nbytes in plan.add_up()]
-    page.console.add_table(columns, rows)
+    page.console.print(make_table(page.console, columns, rows))
     return page.as_html()
 
 

@@ -28,8 +28,7 @@ from retrograd.core.views.report.facts import (
 )
 from retrograd.core.views.report.findings import describe_findings, find_first_nonfinite
 from retrograd.core.views.report.scope import choose_scope
-from retrograd.core.views.report.ungraded import tell_ungraded
-from retrograd.core.views.shown import add_ungraded, group_places
+from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
 from retrograd.explaining.findings.detectors.missing_gradients import tell_reasons
 from retrograd.explaining.findings.explain import explain_record, make_record
 
@@ -94,8 +93,8 @@ def build_page(
     record = make_record(run)
     status = run.status if isinstance(run, Run) else history.manifest.get("status")
     reasons = tell_reasons(record, list_ungraded(history))
-    told = tell_ungraded(history, reasons, is_running=status == "running")
-    events, places = history.few_events, add_ungraded(group_places(scope.sites), told, history.manifest)
+    ungraded = describe_ungraded(history, reasons, is_running=status == "running")
+    events, places = history.few_events, add_ungraded(group_places(scope.sites), ungraded, history.manifest)
     ranks, damaged = (run.ranks, run.damaged) if isinstance(run, Run) else ([], [])
     facts: dict[str, Any] = {
         **describe_run(run, scope),
@@ -111,11 +110,11 @@ def build_page(
     packed = {block.name: block.text for block in blocks.listed}
     if inventory is not None:
         from retrograd.memory.views.inventory_page import (  # with torch, which takes seconds
+            describe_inventory,
             pack_inventory,
-            tell_inventory,
         )
 
-        facts["inventory"], packed["inventory"] = tell_inventory(inventory), pack_inventory(inventory)
+        facts["inventory"], packed["inventory"] = describe_inventory(inventory), pack_inventory(inventory)
     return frame_report(facts, packed)
 
 
