@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.statistics.row import EXPONENT_BIAS
-from retrograd.core.views.downsample import Bands, ColumnBands, FloatArray, IntArray, StepColumns, reduce_columns
+from retrograd.core.views.downsample import Bands, ColumnBands, FloatArray, IntArray, StepColumns
 from retrograd.core.views.page.frame import pack_bytes, pack_floats
 from retrograd.core.views.report.scope import Scope
 
@@ -115,17 +115,6 @@ def reduce_measures(scope: Scope, measures: Sequence[Measure], columns: StepColu
 def choose_bands(measure: Measure, columns: StepColumns) -> tuple[Band, ...]:
     """The bands that columns keep of a measure; of a single step they are all the same."""
     return measure.bands if columns.width > 1 else ALL_BANDS[:1]
-
-
-def make_block(measure: Measure, values: FloatArray, scope: Scope) -> Block | None:
-    """Numbers of shape (bands, series, columns), for the series that have the statistic at all.
-
-    Args:
-        measure: what they are.
-        values: shape (sites, steps) of the scope.
-        scope: what is shown.
-    """
-    return pack_bands(measure, reduce_columns(values, scope.columns.width), scope)
 
 
 def pack_bands(measure: Measure, reduced: Bands, scope: Scope) -> Block | None:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from retrograd.core.amounts import count_of
+from retrograd.core.amounts import count_of, show_duration
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Event
 from retrograd.core.runs.damage import DamagedPart
@@ -98,7 +98,7 @@ def make_header(
     versions = manifest.get("versions") or {}
     terms = [
         ("started", _print_time(manifest.get("started"))),
-        ("duration", _print_duration(duration)),
+        ("duration", None if duration is None else show_duration(duration)),
         *counts.items(),
         ("torch", versions.get("torch")),
         ("python", versions.get("python")),
@@ -126,16 +126,6 @@ def _print_time(text: str | None) -> str | None:
         return dt.datetime.fromisoformat(text or "").strftime("%d %b %Y, %H:%M %Z").strip()
     except ValueError:
         return text
-
-
-def _print_duration(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def _print_commit(git: Any) -> str | None:
