@@ -23,9 +23,9 @@ PARTS = {
 """Part of the house → the parts it may import. The core imports no wing."""
 
 CORE = (
-    "errors", "limits", "norms", "frames", "identities", "cells", "amounts", "randomness", "libraries", "drawings", "addresses",
-    "notices", "plugins", "files", "foreign", "trials", "sites", "statistics", "history", "hooks", "progress", "runs",
-    "recording", "views", "serving", "exports", "launch", "cli",
+    "errors", "limits", "norms", "frames", "identities", "cells", "amounts", "randomness", "libraries", "drawings",
+    "addresses", "notices", "plugins", "files", "foreign", "trials", "sites", "statistics", "history", "hooks",
+    "progress", "runs", "recording", "views", "serving", "exports", "launch", "cli",
 )  # fmt: skip
 """Rooms of the core: each may import those before it."""
 

@@ -1,4 +1,4 @@
-"""Bytes, counts and lists of names, as people read and write them."""
+"""Bytes, counts, durations and lists of names, as people read and write them."""
 
 from __future__ import annotations
 
@@ -40,6 +40,17 @@ def show_count(count: int) -> str:
             scaled = count / (1e3 if name == "k" else unit)
             return f"{scaled:.3g}{name}" if scaled < 999.5 else f"{scaled:,.0f}{name}"
     return f"{count:,}"
+
+
+def show_duration(seconds: float) -> str:
+    """``0.4 s``, ``42 s``, ``3 min 20 s``, ``2 h 5 min``; 0.0 s for less than nothing."""
+    seconds = max(seconds, 0.0)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"
 
 
 def count_of(count: int, one: str, many: str = "") -> str:

@@ -104,7 +104,7 @@ def test_pinned_panels_stay_and_escape_closes(visit: Visit, small: Path) -> None
 def test_a_filter_filters(visit: Visit, small: Path, text: str, wanted: list[str]) -> None:
     page = visit.open(small)
     page.locator("#filter").fill(text)
-    expect(page.locator("#count")).to_have_text(f"{len(wanted)} rows of 30")
+    expect(page.locator("#count")).to_have_text(f"{len(wanted)} sites of 30")
     leaves = page.eval_on_selector_all("#labels .label:not(.folder)", "labels => labels.map(label => label.title)")
     assert sorted(leaves) == sorted(wanted)
 
@@ -123,7 +123,7 @@ def test_folding_merges_rows_and_says_how(visit: Visit, small: Path) -> None:
     page.locator("#fold").click()
     expect(page.locator("#labels .label")).to_have_count(5)
     expect(page.locator(".label.folder .merged").first).to_have_text("3")
-    expect(page.locator("#notice")).to_contain_text("A folded module shows the largest of its rows")
+    expect(page.locator("#notice")).to_contain_text("A folded module shows the largest of its sites")
     page.locator(".label", has_text="blocks").click()
     expect(page.locator("#labels .label")).to_have_count(9)
 
@@ -154,7 +154,7 @@ def test_the_address_restores_the_view(visit: Visit, small: Path) -> None:
 
     page.goto("about:blank")
     page = visit.open(small, view)
-    expect(page.locator("#map-title")).to_have_text("zeros share of activations")
+    expect(page.locator("#map-title")).to_have_text("share of zeros of activations")
     expect(page.locator("#filter")).to_have_value("*act*")
     expect(page.locator(".panel h3")).to_have_text("blocks.0.act1:output")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
@@ -372,7 +372,9 @@ def test_what_autograd_keeps_stands_below_the_map(visit: Visit, tmp_path: Path) 
     expect(page.locator("#kept")).to_be_hidden()
     page = visit.open(write_report(history, tmp_path / "with.html", inventory=invent_inventory()))
     expect(page.locator("#kept-about")).to_contain_text("Peak: 7 kB.")
-    expect(page.locator("#held-now")).to_have_text("7 kB at position 2, after 2 ms: head:AddmmBackward0 is made")
+    expect(page.locator("#held-now")).to_have_text(
+        "7 kB at position 2, after 2 ms: the forward creates head:AddmmBackward0"
+    )
     page.locator("#timeline").press("ArrowRight")
     expect(page.locator("#timeline")).to_have_attribute("aria-valuenow", "3")
     expect(page.locator("#map-title")).to_have_text("rms of gradients of activations")
@@ -393,7 +395,7 @@ def test_a_first_view_of_one_folded_row_opens_its_worst_part(visit: Visit, repor
     page = visit.open(report(make_history(Numbers(sites, rms))))
     expect(page.locator(".label.current")).to_have_attribute("title", "blocks.57.act:output")
     expect(page.locator(".label.current")).to_be_in_viewport()
-    expect(page.locator("#count")).to_have_text("160 rows")
+    expect(page.locator("#count")).to_have_text("160 sites")
     expect(page.locator("#axis-above")).to_be_visible()  # a long map says its steps on both sides
 
 

@@ -9,7 +9,7 @@ from retrograd.core.views.findings_text import format_findings, list_findings
 from tests.explaining.findings.made import MADE, SYMPTOM
 
 TEXT = """\
-2 findings in 400 steps at 60 sites; 2 of 3 checks apply (which do not: --not-checked)
+2 findings in 400 steps at 60 sites; 2 of 3 checks apply (--not-checked lists the rest)
 
 critical   NaN is made in blocks.1.conv1, step 312: softmax over a row that is all -inf
            at blocks.1.conv1 · steps 312 to 399 · /home/me/train.py:48 · nan-origin
@@ -40,7 +40,7 @@ def test_what_each_rests_on() -> None:
 
 def test_what_could_not_be_checked() -> None:
     assert "not checked: scheduler: no learning rate was recorded" in format_findings(MADE, not_checked=True)
-    assert "all was checked" in format_findings(Findings(), not_checked=True)
+    assert "everything was checked" in format_findings(Findings(), not_checked=True)
 
 
 def test_a_healthy_run() -> None:

@@ -42,7 +42,7 @@ def test_ten_thousand_steps_of_five_hundred_sites(
     expect(page.locator("#notice")).to_contain_text("extremes kept")
     drawn = page.evaluate("performance.getEntriesByName('first paint')[0].startTime")
     page.locator("#unfold").click()
-    expect(page.locator("#count")).to_have_text("198 rows")
+    expect(page.locator("#count")).to_have_text("198 sites")
     redraw = page.evaluate(TIME_REDRAW)
     page.locator(".label:not(.folder)").first.click()
     expect(page.locator(".panel .uplot")).to_have_count(6)

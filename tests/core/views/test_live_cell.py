@@ -87,7 +87,7 @@ def test_it_follows_and_ends_with_all_of_it(screen: Screen, tmp_path: Path, *, i
     model = make_net()
     with rg.record(model, tmp_path / "run" if is_on_disk else None) as recording:
         display(recording)
-        assert screen.texts == ["running, no step yet, loss not seen"]
+        assert screen.texts == ["running, no step yet, loss not known"]
         train(model)
         screen.wait_for(lambda: "running, step " in screen.texts[-1])
         losses = train(model)

@@ -27,6 +27,7 @@ from retrograd.core.history.matrix import Matrix
 from retrograd.core.runs.findings import Finding, Findings
 from retrograd.core.views.notebook.page import MOST_ROWS, NotebookPage
 from retrograd.core.views.notebook.records import colour_map
+from retrograd.core.views.terminal import make_table
 from retrograd.memory.budget.planned import Planned
 from tests.following.views.invented_trace import invent_trace
 
@@ -151,7 +152,8 @@ def test_a_console_shows_what_it_did(shown: dict[str, Any]) -> None:
 
 def test_many_rows_are_cut_and_counted() -> None:
     page = NotebookPage()
-    page.console.add_table({"site": "name"}, [(f"s{number}",) for number in range(MOST_ROWS + 7)])
+    rows = [(f"s{number}",) for number in range(MOST_ROWS + 7)]
+    page.console.print(make_table(page.console, {"site": "name"}, rows))
     found = check_inert(page.as_html())
     assert "and 7 more" in found.text
     assert f"s{MOST_ROWS}" not in found.text

@@ -184,7 +184,7 @@ def test_scripts_never_make_markup_from_text_and_reach_nothing(path: Path) -> No
         "http",
     ):
         assert dangerous not in text
-    assert ("fetch(" in text) == (path.name == "asking.js")  # of pages that are served, of their own server
+    assert ("fetch(" in text) == (path.name == "server.js")  # of pages that are served, of their own server
 
 
 def test_the_vendored_library_keeps_its_licence() -> None:

@@ -54,7 +54,7 @@ def test_troubles_come_with_their_reasons() -> None:
         "Without numbers": [("e:output",)],
         "Faults": [("b", "7", "TypeError: no")],
         "Lost": [("1", "1,200 rows")],
-        "Recorded by itself": [("0", "rank00000.p7")],
+        "Recorded separately": [("0", "rank00000.p7")],
         "Dropped": [("4", "c", "budget")],
         "Overwritten in place": [("5", "d", "")],
         "Skipped updates": [("6", "AdamW", "inf")],

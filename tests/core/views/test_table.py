@@ -20,7 +20,7 @@ from tests.core.views.invented import Numbers, make_history
 SITES = ["stem:output", "stem:output.grad", "fc:output", "fc:output.grad", "fc:weight.grad", "fc:weight.update"]
 
 TABLE = """\
-3 places, steps 0 to 70, rms, phase train
+3 sites, steps 0 to 70, rms, phase train
 site         value  gradient  over steps  zeros  nonfinite  update
 stem:output      1  1.00e-05  █▇▆▅▄▃▂▁     0.0%          2       -
 fc:output        2      0.01  ▁▂▃▄▅▆▇█    25.0%          -       -
@@ -110,7 +110,7 @@ def test_a_narrower_window_leaves_out_columns_before_it_folds_names(
     assert max(map(len, lines)) <= int(columns)
     for site in (sites[0], f"{place}:weight"):
         assert sum(line.startswith(f"{site} ") for line in lines) == 1
-    said = " ".join(lines).partition("left out for lack of room: ")[2]
+    said = " ".join(lines).partition("not shown, because the window is too narrow: ")[2]
     assert said == left_out
 
 
@@ -121,7 +121,9 @@ def test_what_is_not_finite_stays_in_a_narrow_table(history: History, monkeypatc
     print_table(history, file=window)
     lines = [line.split() for line in plain(window).splitlines()]
     assert ["site", "gradient", "nonfinite"] in lines
-    assert "left out for lack of room: zeros, update, value, over steps" in " ".join(plain(window).split())
+    assert "not shown, because the window is too narrow: zeros, update, value, over steps" in " ".join(
+        plain(window).split()
+    )
 
 
 def test_names_are_no_markup_and_no_orders_to_the_terminal() -> None:
@@ -165,7 +167,7 @@ def test_numbers_that_only_look_the_same_in_a_heatmap_are_no_constant() -> None:
 
 
 def test_an_empty_history_is_an_empty_table() -> None:
-    assert table(History()).startswith("0 places, no steps")
+    assert table(History()).startswith("0 sites, no steps")
 
 
 def test_a_place_without_a_finite_number_is_marked() -> None:

@@ -207,10 +207,10 @@ def test_a_folded_module_counts_them_and_a_finding_leads_to_one(
 ) -> None:
     page = visit.open(rg.write_report(written[1], tmp_path / "report.html"), "#quantity=wgrad&depth=0")
     blocks = page.locator("#labels .label", has_text="blocks")
-    expect(blocks).to_have_attribute("title", "blocks (5 rows): 1 of 5 never got a gradient")
+    expect(blocks).to_have_attribute("title", "blocks (5 sites): 1 of 5 never got a gradient")
     expect(blocks).to_contain_text("1 of5")
     unused = page.locator("#labels .label", has_text="unused")
-    expect(unused).to_have_attribute("title", "unused (4 rows): all 4 never got a gradient")
+    expect(unused).to_have_attribute("title", "unused (4 sites): all 4 never got a gradient")
     page.locator("#findings-list li", has_text="unused.0:bias").get_by_role("button", name="Show it").click()
     expect(page.locator("#labels .current")).to_have_attribute(
         "title", "unused.0:weight: never got a gradient: unused.0 is never called"

@@ -157,7 +157,8 @@ class Picture:
 def rectangle(group: ET.Element) -> tuple[float, ...]:
     back = next(child for child in group if child.get("class") in ("back", "frame"))
     x, y, width, height = (float(back.get(key, "nan")) for key in ("x", "y", "width", "height"))
-    return x, y, x + width, y + height
+    right, down = map(float, re.findall(r"-?[0-9.]+", group.get("transform", "0 0")))
+    return x + right, y + down, x + right + width, y + down + height
 
 
 Draw = Callable[..., Picture]
@@ -358,7 +359,7 @@ def test_nodes_are_in_the_order_of_the_engine() -> None:
 
 def test_circles_are_broken_and_rows_go_down() -> None:
     lines = [(0, 1), (1, 2), (2, 1), (2, 3), (0, 3)]
-    arrangement = arrange(4, lines, first=1, last=1)
+    arrangement = arrange([100.0] * 4, lines, first=1, last=1)
     row_of = {number: r for r, row in enumerate(arrangement.rows) for number in row}
     assert arrangement.turned == [False, False, True, False, False]
     for chain in arrangement.chains:
@@ -377,7 +378,9 @@ def shapes(page: Page) -> dict[str, list[float]]:
             const numbers = (element, names) => names.map((name) => Number(element.getAttribute(name)));
             const found = {};
             for (const box of document.querySelectorAll(".box")) {
-                found[box.dataset.name] = numbers(box.querySelector(".back"), ["x", "y", "width", "height"]);
+                const [x, y, width, height] = numbers(box.querySelector(".back"), ["x", "y", "width", "height"]);
+                const [right, down] = box.getAttribute("transform").match(/-?[0-9.]+/g).map(Number);
+                found[box.dataset.name] = [x + right, y + down, width, height];
             }
             for (const frame of document.querySelectorAll(".open")) {
                 const name = frame.querySelector(".handle").dataset.name;

@@ -47,7 +47,7 @@ def saved(entry: int, **values: Any) -> dict[str, Any]:
         "maker_number": entry,
         "sources": [],
         "seconds": None,
-        "remake": "relu of what it was given",
+        "remake": "relu of its inputs",
         "price": "cheap",
     }
     return {**row, **values}

@@ -66,8 +66,10 @@ def test_it_shows_the_peak_first(visit: Visit, small: Path) -> None:
     page = visit.open(small)
     assert page.evaluate("performance.getEntriesByType('resource').length") == 0
     expect(page.locator("h1")).to_have_text("Saved tensors")
-    expect(page.locator("#about")).to_contain_text("3 pieces of memory are saved, 7 kB; copies of each")
-    expect(page.locator("#held-now")).to_have_text("7 kB at position 2, after 2 ms: head:AddmmBackward0 is made")
+    expect(page.locator("#about")).to_contain_text("3 storages saved, 7 kB (11 kB if no tensors shared memory)")
+    expect(page.locator("#held-now")).to_have_text(
+        "7 kB at position 2, after 2 ms: the forward creates head:AddmmBackward0"
+    )
     expect(page.locator("#modules-count")).to_have_text("2 modules, 7 kB")
     assert tensors(page) == [
         "blocks.0:ReluBackward0 result",
@@ -105,7 +107,9 @@ def test_a_click_on_the_curve_shows_what_is_held_there(visit: Visit, small: Path
 def test_pointing_at_the_curve_says_what_happens_there(visit: Visit, small: Path) -> None:
     page = visit.open(small)
     page.mouse.move(*spot(page, "#timeline", 0.66, 0.5))
-    expect(page.locator("#held-tip")).to_have_text("5 kB at position 4, after 4 ms: blocks.0:ReluBackward0 runs")
+    expect(page.locator("#held-tip")).to_have_text(
+        "5 kB at position 4, after 4 ms: the backward runs blocks.0:ReluBackward0"
+    )
 
 
 @browser
@@ -115,7 +119,7 @@ def test_a_tile_tells_all_that_is_known(visit: Visit, small: Path) -> None:
     page.mouse.move(*spot(page, "#treemap", 0.2, 0.5))
     expect(details.locator("h3")).to_have_text("blocks.0:ReluBackward0 result")
     for words in (
-        "4,000 bytes", "float32[1000]", "position 1 to 4, 3 ms", "relu of what it was given", "saved by 2 nodes",
+        "4,000 bytes", "float32[1000]", "position 1 to 4, 3 ms", "relu of its inputs", "saved by 2 nodes",
         "head:AddmmBackward0 mat1", "/home/me/model.py:11 in forward",
     ):  # fmt: skip
         expect(details).to_contain_text(words)
@@ -125,7 +129,7 @@ def test_a_tile_tells_all_that_is_known(visit: Visit, small: Path) -> None:
     expect(details.locator(".kept")).to_be_visible()
     expect(page.locator("#tensors tr.kept")).to_have_count(1)
     page.keyboard.press("Escape")
-    expect(details).to_contain_text("Point at a tile")
+    expect(details).to_contain_text("Hover over a tile")
 
 
 @browser
@@ -176,7 +180,7 @@ def test_hostile_names_stay_text(visit: Visit, tmp_path: Path) -> None:
 @browser
 def test_an_inventory_of_nothing(visit: Visit, tmp_path: Path) -> None:
     page = visit.open(write_inventory(Inventory(), tmp_path / "inventory.html"))
-    expect(page.locator("#about")).to_have_text("No backward pass was seen.")
+    expect(page.locator("#about")).to_have_text("No backward pass was recorded.")
     expect(page.locator("#main")).to_be_hidden()
     expect(page.locator("#hint")).to_be_hidden()
 

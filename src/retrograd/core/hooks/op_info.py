@@ -108,7 +108,7 @@ def shorten_name(operation: str) -> str:
 
 _COSTS: dict[str, RecomputeCost] = {
     **{name: RecomputeCost("view", "the tensor it looks at", "free") for name in _VIEWS},
-    **{name: RecomputeCost(shorten_name(name), "what it was given", "cheap") for name in _ELEMENTWISE},
+    **{name: RecomputeCost(shorten_name(name), "its inputs", "cheap") for name in _ELEMENTWISE},
     **{name: RecomputeCost(words, "its input and weights", "cheap") for name, words in _NORMALISATIONS.items()},
     **{name: RecomputeCost(*words) for name, words in _OTHERS.items()},
 }

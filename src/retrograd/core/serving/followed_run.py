@@ -46,8 +46,7 @@ from retrograd.core.views.report.facts import (
 from retrograd.core.views.report.findings import describe_findings, find_first_nonfinite
 from retrograd.core.views.report.report import frame_report
 from retrograd.core.views.report.scope import Scope, choose_scope
-from retrograd.core.views.report.ungraded import tell_ungraded
-from retrograd.core.views.shown import add_ungraded, group_places
+from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
 
 MOST_COLUMNS = 1000
 """Columns in which the steps are drawn at first; when there are twice as many, each holds twice as many steps."""
@@ -259,7 +258,7 @@ class FollowedRun:
     def _describe(self, scope: Scope) -> dict[str, Any]:
         """All that the page tells, besides numbers."""
         run, manifest = self._run, scope.history.manifest
-        told = tell_ungraded(run.history, self._reasons, is_running=run.status == "running")
+        told = describe_ungraded(run.history, self._reasons, is_running=run.status == "running")
         places = add_ungraded(group_places(scope.sites), told, manifest)
         statistics = [
             Block(

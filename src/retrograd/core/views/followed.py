@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import sleep
@@ -10,7 +9,6 @@ from typing import TextIO
 
 import numpy as np
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
 from retrograd.core.history.history import History
@@ -27,12 +25,13 @@ from retrograd.core.views.terminal import (
     draw_sparkline,
     make_table,
     open_console,
-    print_name,
+    print_loss,
     print_number,
+    show_frames,
 )
 
 _SPAN = 50
-"""Steps over which a change is told."""
+"""Steps over which a change is shown."""
 
 _MOST_SITES = 8
 _WIDTH = 40
@@ -40,7 +39,7 @@ _WIDTH = 40
 
 @dataclass(frozen=True, slots=True)
 class RunGlance:
-    """What is told of a run at one moment.
+    """What is shown of a run at one moment.
 
     Attributes:
         status: how it fares.
@@ -71,14 +70,8 @@ def follow_run(run: Run, *, pause: float = PAUSE, file: TextIO | None = None) ->
         DamagedRunError: a file of it cannot be read.
     """
     console = open_console(file)
-    with contextlib.suppress(KeyboardInterrupt):
-        if not console.is_terminal:
-            for glance in _look_again(run, pause):
-                console.print(tell_glance(glance))
-            return
-        with Live(console=console, auto_refresh=False) as live:
-            for glance in _look_again(run, pause):
-                live.update(_draw(console, glance), refresh=True)
+    glances = _look_again(run, pause)
+    show_frames(console, (_draw(console, each) if console.is_terminal else describe_glance(each) for each in glances))
 
 
 def _look_again(run: Run, pause: float) -> Iterator[RunGlance]:
@@ -96,7 +89,7 @@ def _look_again(run: Run, pause: float) -> Iterator[RunGlance]:
 
 
 def glance_at(record: Run | History) -> RunGlance:
-    """What is told of a run as it was read, or of a history in memory. No random number is drawn."""
+    """What is shown of a run as it was read, or of a history in memory. No random number is drawn."""
     history = record.history if isinstance(record, Run) else record
     curve, limits = history.loss, history.rows.step_limits
     findings = explain_run(record) if history.rows.count <= MOST_ROWS else read_findings(record)
@@ -135,24 +128,21 @@ def _find_changes(history: History, last: int | None) -> list[tuple[str, float, 
     return [(matrix.sites[row], float(known[row, -1]), float(ratios[row])) for row in order]
 
 
-def tell_glance(glance: RunGlance) -> str:
+def describe_glance(glance: RunGlance) -> str:
     """A glance as one line."""
     found = f", {glance.findings[0].strip()}" if glance.findings else ""
-    return f"{tell_progress(glance)}, loss {tell_loss(glance.loss)}{found}"
+    return f"{describe_progress(glance)}, loss {_print_last(glance.loss)}{found}"
 
 
-def tell_progress(glance: RunGlance) -> str:
+def describe_progress(glance: RunGlance) -> str:
     """How it fares, the last step, and the rate."""
     rate = "" if np.isnan(glance.rate) else f", {glance.rate:.3g} steps/s"
     step = "no step yet" if glance.step is None else f"step {glance.step:,}"
     return f"{glance.status}, {step}{rate}"
 
 
-def tell_loss(losses: FloatArray) -> str:
-    """The last loss: NaN where it is NaN."""
-    if not len(losses):
-        return "not seen"
-    return "NaN" if np.isnan(losses[-1]) else print_number(float(losses[-1]))
+def _print_last(losses: FloatArray) -> str:
+    return print_loss(float(losses[-1])) if len(losses) else "not known"
 
 
 def list_lines(glance: RunGlance, blocks: str = BLOCKS) -> list[str]:
@@ -162,7 +152,7 @@ def list_lines(glance: RunGlance, blocks: str = BLOCKS) -> list[str]:
         glance: it.
         blocks: of which the curve is made.
     """
-    curve = [f"loss {draw_sparkline(glance.loss, _WIDTH, blocks=blocks)} {tell_loss(glance.loss)}"]
+    curve = [f"loss {draw_sparkline(glance.loss, _WIDTH, blocks=blocks)} {_print_last(glance.loss)}"]
     return [*(curve if len(glance.loss) else ()), *(glance.findings or ["no findings so far"])]
 
 
@@ -177,10 +167,7 @@ def list_changes(glance: RunGlance) -> list[tuple[str, str, str]]:
 
 def _draw(console: Console, glance: RunGlance) -> Group:
     blocks = BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS
-    parts: list[object] = [Text(tell_progress(glance), style="bold"), *map(Text, list_lines(glance, blocks))]
+    parts: list[object] = [Text(describe_progress(glance), style="bold"), *map(Text, list_lines(glance, blocks))]
     if glance.changed:
-        table = make_table(console, CHANGES)
-        for site, *numbers in list_changes(glance):
-            table.add_row(print_name(console, site), *numbers)
-        parts.append(table)
+        parts.append(make_table(console, CHANGES, list_changes(glance)))
     return Group(*parts)  # type: ignore[arg-type]  # texts and a table

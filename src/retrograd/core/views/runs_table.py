@@ -8,7 +8,7 @@ from typing import TextIO
 
 from retrograd.core.amounts import count_of
 from retrograd.core.runs.listing import RunLine
-from retrograd.core.views.terminal import giving_text, make_table, open_console, print_name, print_number
+from retrograd.core.views.terminal import giving_text, make_table, open_console, print_loss
 
 _COLUMNS = {
     "run": "name",
@@ -28,33 +28,29 @@ def print_runs(lines: Sequence[RunLine], *, file: TextIO | None = None) -> None:
         file: where to print; standard output when left out.
     """
     console = open_console(file)
-    table = make_table(console, _COLUMNS)
-    for line in lines:
-        table.add_row(
-            print_name(console, line.name),
+    rows = [
+        (
+            line.name,
             _print_time(line.started),
             "-" if line.last_step is None else f"{line.last_step:,}",
-            print_name(console, line.status) + (f", {count_of(line.lost, 'row')} lost" if line.lost else ""),
+            line.status + (f", {count_of(line.lost, 'row')} lost" if line.lost else ""),
             "-" if line.loss is None else print_loss(line.loss),
-            tell_findings(line.findings),
+            count_findings(line.findings),
         )
-    console.print(table)
+        for line in lines
+    ]
+    console.print(make_table(console, _COLUMNS, rows))
 
 
 format_runs = giving_text(print_runs)
 
 
-def print_loss(value: float) -> str:
-    """A loss; NaN is said, for it is what the loss is."""
-    return "NaN" if value != value else print_number(value)
-
-
-def tell_findings(counts: Mapping[str, int] | None) -> str:
-    """How many findings there are, the worst first; a dash where nobody has asked."""
+def count_findings(counts: Mapping[str, int] | None) -> str:
+    """How many findings there are, the worst first; a dash where none were looked for."""
     if counts is None:
         return "-"
-    told = [count_of(n, each, each if each == "critical" else "") for each, n in counts.items() if n]
-    return ", ".join(told) or "none"
+    found = [count_of(n, each, each if each == "critical" else "") for each, n in counts.items() if n]
+    return ", ".join(found) or "none"
 
 
 def _print_time(seconds: float) -> str:

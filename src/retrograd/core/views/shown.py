@@ -13,6 +13,7 @@ from typing import Any, Literal
 from retrograd.core.history.history import History
 from retrograd.core.history.matrix import check_name
 from retrograd.core.history.sink import PHASES, Phase
+from retrograd.core.history.ungraded import list_ungraded
 from retrograd.core.sites.site import WATCH, Quantity, Site, parse_leniently, says_call
 
 
@@ -26,7 +27,7 @@ def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:
 
 
 def check_choice(history: History, patterns: Iterable[str] | None, statistic: str) -> None:
-    """See that there is something to show, before anything is printed.
+    """Check that there is something to show, before anything is printed.
 
     Raises:
         NoSuchSiteError: for a pattern that matches nothing.
@@ -43,7 +44,7 @@ def find_phase(history: History) -> Phase:
 
 
 LOSS_ALONE = (
-    "Only the loss was recorded: no module was called, and no optimizer of torch updates. "
+    "Only the loss was recorded: no module was called, and no torch optimizer made an update. "
     'To record a tensor, call rg.watch("name", tensor) where it is made.'
 )
 """What is said of a run of plain tensors."""
@@ -90,14 +91,20 @@ def group_places(sites: Iterable[str]) -> list[ModelPlace]:
     return list(places.values())
 
 
+def describe_ungraded(history: History, reasons: Mapping[str, str], *, is_running: bool) -> dict[str, str]:
+    """For the name of each parameter that never got a gradient a few words, with the reason where there is one."""
+    words = "no gradient so far" if is_running else "never got a gradient"
+    return {name: f"{words}: {reasons[name]}" if name in reasons else words for name in list_ungraded(history)}
+
+
 def add_ungraded(
-    places: Sequence[ModelPlace], told: Mapping[str, str], manifest: Mapping[str, Any]
+    places: Sequence[ModelPlace], reasons: Mapping[str, str], manifest: Mapping[str, Any]
 ) -> list[ModelPlace]:
     """Places together with those of parameters that never got a gradient, each behind its neighbours in the model.
 
     Args:
         places: those of recorded sites.
-        told: for the name of each such parameter what is said of it.
+        reasons: for the name of each such parameter the words that describe it.
         manifest: that of the run, whose ``model`` lists modules in their order.
     """
     if not any(place.kind == "parameter" and "grad" in place.sites for place in places):
@@ -105,7 +112,7 @@ def add_ungraded(
     added, known = list(places), {place.name: place for place in places}
     paths = [str(each["path"]) for each in manifest.get("model") or () if isinstance(each, Mapping) and "path" in each]
     order = {path: number for number, path in enumerate(paths)}
-    for name, text in told.items():
+    for name, text in reasons.items():
         place = known.get(name)
         if place is None:
             site = parse_leniently(name)

@@ -30,7 +30,7 @@ from retrograd.core.views.terminal import (
     giving_text,
     make_table,
     open_console,
-    print_name,
+    print_loss,
     print_number,
     print_share,
 )
@@ -87,7 +87,7 @@ def print_table(
     console = open_console(file)
     span = f"steps {steps[0]:,} to {steps[-1]:,}" if steps else "no steps"
     console.print(
-        f"{count_of(len(summaries), 'place')}, {span}, {statistic}, phase {phase}{_tell_loss(history)}",
+        f"{count_of(len(summaries), 'site')}, {span}, {statistic}, phase {phase}{_describe_loss(history)}",
         style="dim",
     )
     if not history.sites and len(history.loss.values):
@@ -96,13 +96,13 @@ def print_table(
     table, left_out = _fit(summaries, console)
     console.print(table)
     if left_out:
-        console.print(f"left out for lack of room: {', '.join(left_out)}", style="dim")
+        console.print(f"not shown, because the window is too narrow: {', '.join(left_out)}", style="dim")
 
 
 format_table = giving_text(print_table)
 
 
-def _tell_loss(history: History) -> str:
+def _describe_loss(history: History) -> str:
     """The loss of the last step that was made; where it is not finite, since which step."""
     steps, values = history.made_loss
     if not len(values):
@@ -110,7 +110,7 @@ def _tell_loss(history: History) -> str:
     finite = np.flatnonzero(np.isfinite(values))
     first = int(finite[-1]) + 1 if len(finite) else 0
     if first == len(values):
-        return f", loss {print_number(float(values[-1]))}"
+        return f", loss {print_loss(float(values[-1]))}"
     word = "NaN" if np.isnan(values[-1]) else "infinite"
     return f", loss {word} since step {steps[first]:,}"
 
@@ -148,23 +148,20 @@ def _find_empty(summaries: Sequence[Summary]) -> set[str]:
 
 def _tabulate(summaries: Iterable[Summary], titles: Sequence[str], width: int, console: Console) -> Table:
     blocks = BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS
-    table = make_table(console, {title: _COLUMNS[title] for title in titles})
-    for summary in summaries:
-        cells = {
-            "site": Text(print_name(console, summary.place.name)),
+    cells = (
+        {
+            "site": summary.place.name,
             "value": _mark(summary.value),
             "gradient": _mark(summary.gradient),
             "over steps": Text(draw_sparkline(summary.curve, width, blocks=blocks), style="cyan"),
-            "zeros": Text("-" if summary.zeros is None else print_share(summary.zeros)),
-            "nonfinite": _count(summary.nonfinite),
+            "zeros": "-" if summary.zeros is None else print_share(summary.zeros),
+            "nonfinite": Text(f"{summary.nonfinite:,}", style="bold red") if summary.nonfinite else "-",
             "update": _mark(summary.update),
         }
-        table.add_row(*(cells[title] for title in titles))
-    return table
-
-
-def _count(nonfinite: int) -> Text:
-    return Text(f"{nonfinite:,}", style="bold red") if nonfinite else Text("-")
+        for summary in summaries
+    )
+    columns = {title: _COLUMNS[title] for title in titles}
+    return make_table(console, columns, ([row[title] for title in titles] for row in cells))
 
 
 def _mark(number: float | None) -> Text:
@@ -220,13 +217,13 @@ def summarize(
     names = (statistic, "zero_share", "update_ratio", "nonfinite", "count")
     last, nonfinite, curves, steps = _LastNumbers(3, len(sites)), np.zeros(len(sites)), list[FloatArray](), list[int]()
     for matrices in history.matrices(names, sites, phase) if sites else ():
-        *told, bad, count = matrices
+        *shown, bad, count = matrices
         is_lost = (bad.values == count.values) & (count.values > 0)
-        last.add([each.values for each in told], is_lost)
+        last.add([each.values for each in shown], is_lost)
         nonfinite += np.nansum(bad.values, axis=1)
-        curves.append(told[0].values[drawn])
+        curves.append(shown[0].values[drawn])
         steps += count.steps[[0, -1]].tolist() if len(count.steps) else []
-        del matrices, told, bad, count
+        del matrices, shown, bad, count
     joined = np.concatenate(curves, axis=1) if curves else np.empty((len(drawn), 0))
     del curves
     summaries = [

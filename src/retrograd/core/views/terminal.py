@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, cast
 
 import numpy as np
@@ -17,8 +19,10 @@ from retrograd.core.randomness import random_kept
 from retrograd.core.views.downsample import FloatArray, reduce_columns
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import Text
+
 
 PIPED_WIDTH = 10_000  # nothing is cut or wrapped for a program that reads the output
 
@@ -86,16 +90,21 @@ def open_console(file: TextIO | None = None) -> Console:
     return Console(file=written, width=width, highlight=False, markup=False, emoji=False, force_jupyter=False)
 
 
-def make_table(console: Console, columns: Mapping[str, str]) -> Table:
-    """An empty table: plain and uncut for a pipe, as wide as the window in a terminal.
+def make_table(console: Console, columns: Mapping[str, str], rows: Iterable[Sequence[str | Text]]) -> Table:
+    """A table: plain and uncut for a pipe, as wide as the window in a terminal.
 
     Args:
         console: where it will be printed.
         columns: titles and kinds: a "name" wraps in a terminal, a "number" is aligned right, a "text" does neither.
+        rows: a cell for each column; strings may come from a run, and are made safe to print.
     """
-    with random_kept():
-        from rich import box
-        from rich.table import Table
+    if "rich.table" not in sys.modules:
+        with random_kept():  # nowhere else: a cell that follows a recording must not set back what training has drawn
+            import_module("rich.table")
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     is_seen = console.is_terminal
     ruled = box.SIMPLE_HEAD if is_seen else None
     table = Table(box=ruled, pad_edge=False, show_edge=False, collapse_padding=is_seen, header_style="bold")
@@ -104,11 +113,27 @@ def make_table(console: Console, columns: Mapping[str, str]) -> Table:
             table.add_column(title, overflow="fold" if is_seen else "ignore", no_wrap=not is_seen)
         else:
             table.add_column(title, justify="right" if kind == "number" else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(print_name(console, cell)) if isinstance(cell, str) else cell for cell in row))
     return table
 
 
+def show_frames(console: Console, frames: Iterable[RenderableType]) -> None:
+    """Show frames until they end, or Ctrl-C: each in the place of the one before, or below it for a pipe."""
+    with contextlib.suppress(KeyboardInterrupt):
+        if not console.is_terminal:
+            for frame in frames:
+                console.print(frame)
+            return
+        with random_kept():
+            from rich.live import Live
+        with Live(console=console, auto_refresh=False) as live:
+            for frame in frames:
+                live.update(frame, refresh=True)
+
+
 def can_print(console: Console, text: str) -> bool:
-    """Tell whether the console's encoding has these characters."""
+    """Whether the console's encoding has these characters."""
     try:
         text.encode(console.encoding)
     except UnicodeEncodeError:
@@ -128,6 +153,11 @@ def print_number(value: float) -> str:
     if value == 0 or math.isinf(value):
         return f"{value:g}"
     return f"{value:.2e}" if abs(value) >= 1e5 or abs(value) < 1e-3 else f"{value:.3g}"
+
+
+def print_loss(value: float) -> str:
+    """A loss; NaN is printed, for it is what the loss is."""
+    return "NaN" if math.isnan(value) else print_number(value)
 
 
 def print_share(value: float) -> str:

@@ -91,7 +91,7 @@ def _take_logs(values: FloatArray) -> tuple[FloatArray, float, float]:
 
 
 def _tell_constant(values: FloatArray) -> str:
-    """Say of numbers that are all the same what they are; empty where they differ, or there are none."""
+    """The value of numbers that are all the same; empty where they differ, or there are none."""
     known = np.unique(values[np.isfinite(values)])
     return f" is {print_number(float(known[0]))} everywhere" if len(known) == 1 else ""
 

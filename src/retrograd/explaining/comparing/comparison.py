@@ -98,10 +98,10 @@ class Comparison:
     def _tell_where(self) -> str:
         if self.parting is not None:
             place = self.parting
-            allowed = f" (noise allows {place.limit:.2g}: {self.noise})" if math.isfinite(place.distance) else ""
+            allowed = f" (noise explains {place.limit:.2g}: {self.noise})" if math.isfinite(place.distance) else ""
             return f": they diverge at {place} {place.tell_distance()}{allowed}"
         if self.first is not None:
-            most = f" there and by {self.largest:.2g} at most" if math.isfinite(self.largest) else ""
+            most = f" there and {self.largest:.2g} at most" if math.isfinite(self.largest) else ""
             return f": they differ from {self.first} on, {self.first.tell_distance()}{most} ({self.noise})"
         return ""
 

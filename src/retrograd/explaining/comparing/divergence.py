@@ -61,7 +61,7 @@ class Divergence:
     def tell_distance(self) -> str:
         """Say how far apart the two are, or what keeps them from having a distance."""
         if math.isfinite(self.distance):
-            return f"by {self.distance:.2g} of its size"
+            return f"with a relative difference of {self.distance:.2g}"
         one, other = self.counts
         if one != other:
             return f"in the number of elements, {one:,} in A and {other:,} in {self.letter}"

@@ -217,3 +217,12 @@ def _is_finite(gradient: Tensor) -> bool:
         if not values.is_complex() and math.isfinite(values.sum().item()):  # twenty times as fast as to ask them all
             return True
         return bool(values.isfinite().all())
+
+
+def shorten_line(line: Line | None) -> str:
+    """File and number, as in ``model.py:30``; empty for None. An ``__init__.py`` keeps the folder that names it."""
+    if line is None:
+        return ""
+    path = PurePath(show_file(line.file))
+    name = f"{path.parent.name}/{path.name}" if path.stem == "__init__" else path.name
+    return f"{name}:{line.line}"

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from retrograd.core.amounts import show_duration
+
 State = Literal["node", "pass begins", "pass ends", "pass failed"]
 
 
@@ -126,16 +128,7 @@ _SECOND = 1_000_000_000
 
 def describe_age(nanoseconds: int) -> str:
     """Describe a duration, as in ``"0.4 s"``, ``"42 s"``, ``"3 min 20 s"``, ``"2 h 5 min"``."""
-    seconds = max(nanoseconds, 0) / _SECOND
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60:,} h {minutes % 60} min"
+    return show_duration(nanoseconds / _SECOND)
 
 
 def describe_event(event: RingEvent) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 from retrograd.core.amounts import count_of
 from retrograd.core.errors import GraphError
 from retrograd.core.views.page.frame import frame_page, pack_json, write_page
-from retrograd.following.views.picture.drawing import draw_svg
+from retrograd.following.views.picture.drawing import Shape, draw_svg, list_shapes
 from retrograd.following.views.picture.folds import Drawable, Fold, Gradient, Outline, choose_depth, make_outline
 from retrograd.following.views.picture.placing import place
-from retrograd.following.views.picture.scene import Port, Scene, Sheet, Thing, list_folds, list_opened, make_scene
-from retrograd.following.views.picture.words import describe_fold, describe_graph, describe_node
+from retrograd.following.views.picture.scene import PORT, Port, Scene, Sheet, Thing, list_folds, list_opened, make_scene
+from retrograd.following.views.picture.words import Box, describe_fold, describe_graph, describe_node
 
 MOST_BOXES = 60
 """Boxes that a picture shows when no depth is asked for, and parts of a list that are shown at once."""
@@ -84,7 +84,7 @@ def build_page(graph: Drawable, *, depth: int | None = None) -> str:
         "retrograd.following.views.picture",
         "Backward graph",
         {"opened": opened, "notice": _say_what_is_missing(outline, len(folds))},
-        {"sheets": pack_json(list_sheets(scene))},
+        {"scene": pack_json(write_scene(scene))},
         styles=("css/page.css", "css/graph.css"),
         words={"about": describe_graph(outline)},
     )
@@ -96,26 +96,33 @@ def _say_what_is_missing(outline: Outline, shown: int) -> str:
         return ""
     return (
         f"This graph is too large for one page: {count_of(everything - shown, 'fold')} of {everything:,}, those that "
-        "lie deepest, cannot be opened here. Draw a smaller part, or look for nodes with graph.find()."
+        "lie deepest, cannot be opened here. Draw a smaller part, or search for nodes with graph.find()."
     )
 
 
 Json = dict[str, Any]
 
+Looks = dict[Box, tuple[int, list[Shape]]]
+"""Boxes that look alike, as many of a large graph do: their number, and what is drawn of them."""
 
-def list_sheets(scene: Scene) -> list[Json]:
-    """All sheets of a scene; they refer to each other by their places in this list."""
+
+def write_scene(scene: Scene) -> Json:
+    """All sheets of a scene, which refer to each other by their places in the list, and how their boxes look."""
     numbers = {fold: number for number, fold in enumerate(scene.sheets)}
-    return [_write_sheet(scene, sheet, numbers) for sheet in scene.sheets.values()]
+    looks: Looks = {}
+    sheets = [_write_sheet(scene, sheet, numbers, looks) for sheet in scene.sheets.values()]
+    return {"sheets": sheets, "looks": [shapes for _, shapes in looks.values()]}
 
 
-def _write_sheet(scene: Scene, sheet: Sheet, numbers: dict[Fold, int]) -> Json:
+def _write_sheet(scene: Scene, sheet: Sheet, numbers: dict[Fold, int], looks: Looks) -> Json:
     above = sheet.fold.above
     return {
         "title": sheet.fold.title,
         "above": None if above is None else numbers[above],
-        "things": [_write_thing(scene, thing, numbers) for thing in sheet.things],
+        "things": [_write_thing(scene, thing, numbers, looks) for thing in sheet.things],
         "rows": sheet.rows,
+        "rowOf": sheet.row_of,
+        "xs": sheet.xs,
         "lines": [
             {
                 "from": line.sender,
@@ -129,28 +136,36 @@ def _write_sheet(scene: Scene, sheet: Sheet, numbers: dict[Fold, int]) -> Json:
     }
 
 
-def _write_thing(scene: Scene, thing: Thing, numbers: dict[Fold, int]) -> Json:
+def _write_thing(scene: Scene, thing: Thing, numbers: dict[Fold, int], looks: Looks) -> Json:
     content, box = thing.content, thing.box
     if isinstance(content, Port) or box is None:
         assert isinstance(content, Port)
-        return {"gradient": _write_gradient(content.gradient), "enters": content.enters}
+        return {
+            "gradient": _write_gradient(content.gradient),
+            "enters": content.enters,
+            "name": thing.name,
+            "head": 0,
+            "width": PORT,
+            "height": 0,
+        }
+    if box not in looks:
+        looks[box] = len(looks), list_shapes(box)
     written = {
         "name": thing.name,
-        "title": box.title,
-        "notes": box.notes,
-        "pills": box.pills,
-        "labels": box.labels,
+        "look": looks[box][0],
+        "head": thing.head,
         "width": box.width,
         "height": box.height,
     }
     if not isinstance(content, Fold):
-        return {**written, "kind": "node", "heading": content.name, "details": describe_node(scene.outline, content)}
+        return {**written, "heading": content.name, "details": describe_node(scene.outline, content)}
     number = numbers.get(content)
+    if number is not None:
+        written["fold"] = number
     if content.only_node is not None:
         written["alone"] = True
     details = describe_fold(scene.outline, content, can_open=number is not None)
-    where = {} if number is None else {"fold": number}
-    return {**written, **where, "kind": "fold", "heading": content.title, "details": details}
+    return {**written, "isModule": True, "heading": content.title, "details": details}
 
 
 def _write_gradient(gradient: Gradient) -> str:

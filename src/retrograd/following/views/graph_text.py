@@ -13,9 +13,9 @@ from retrograd.core.amounts import count_of, show_bytes, show_count
 from retrograd.core.cells import show_file
 from retrograd.core.errors import GraphError
 from retrograd.core.views.terminal import can_print, giving_text, open_console, print_name
-from retrograd.following.graph.node import Line, Node, TensorInfo
+from retrograd.following.graph.node import Line, Node
 from retrograd.following.views.picture.folds import Drawable, Fold, Outline, make_outline
-from retrograd.following.views.picture.words import describe_graph, name_leaf
+from retrograd.following.views.picture.words import describe_graph, name_leaf, print_info
 
 MOST_LINES = 60
 """About how many lines are printed when no depth is asked for."""
@@ -73,7 +73,7 @@ class _Writer:
         self._is_plain = guides is _PLAIN_GUIDES
         has_modules = any(True for _ in outline.top.folds)
         self._numbers = {} if has_modules else {index: place + 1 for index, place in outline.places.items()}
-        """Numbers of nodes, by which lines say where gradients go, where no modules tell what belongs together."""
+        """Numbers of nodes, by which lines say where gradients go, where no modules show what belongs together."""
 
     def list_lines(self, fold: Fold, depth: int, indent: str) -> Iterator[Text]:
         """The inside of a fold."""
@@ -114,7 +114,7 @@ class _Writer:
     def _write_node(self, node: Node) -> Text:
         number = f"{self._numbers[node.index]} " if self._numbers else ""
         text = Text(number, style="dim").append(self._name(node.name), style="none")
-        text.append("  " + self._name(", ".join(map(_print_info, node.incoming))), style="green")
+        text.append("  " + self._name(", ".join(map(print_info, node.incoming))), style="green")
         targets = ", ".join(self._list_targets(node))
         if targets:
             arrow = "->" if self._is_plain else "→"
@@ -201,10 +201,6 @@ def _print_line(line: Line) -> str:
     elif file.is_relative_to(Path.cwd()):
         file = file.relative_to(Path.cwd())
     return f"{file}:{line.line} in {line.function}" + (f" ({line.operation})" if line.operation else "")
-
-
-def _print_info(info: TensorInfo | None) -> str:
-    return "not known" if info is None else str(info)
 
 
 def _print_infos(leaf: Node) -> str:

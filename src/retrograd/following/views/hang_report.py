@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
-from retrograd.core.views.terminal import giving_text, open_console, print_name
+from retrograd.core.views.terminal import giving_text, open_console, print_name, show_frames
 from retrograd.following.hangs.rank_state import (
     RankState,
     RingEvent,
@@ -53,7 +51,8 @@ def print_ranks(run: Path | str, *, limit: float | None = None, file: TextIO | N
     Raises:
         TraceError: there is no ring of events in this folder.
     """
-    _print(open_console(file), read_rings(run), limit)
+    console = open_console(file)
+    console.print(_render(console, read_rings(run), limit))
 
 
 format_ranks = giving_text(print_ranks)
@@ -86,10 +85,24 @@ def watch_run(
     console = open_console(file)
     states = read_rings(run)
     if once:
-        _print(console, states, limit)
+        console.print(_render(console, states, limit))
         return _judge(states, limit)
-    show = _show_live if console.is_terminal else _show_lines
-    return _judge(show(console, run, states, limit, interval), limit)
+
+    def list_frames() -> Iterator[Group]:
+        nonlocal states
+        shown: object = None
+        while True:
+            key = [(*_key(state), is_stuck(state, limit)) for state in states]
+            if console.is_terminal or key != shown:  # a terminal also counts the seconds
+                yield _render(console, states, limit)
+                shown = key
+            if _is_over(states):
+                return
+            time.sleep(interval)
+            states = read_rings(run)
+
+    show_frames(console, list_frames())
+    return _judge(states, limit)
 
 
 def describe_ranks(states: Sequence[RankState], limit: float | None = None) -> list[str]:
@@ -122,7 +135,7 @@ def describe_rank(state: RankState) -> str:
 
 
 def compare_ranks(states: Sequence[RankState]) -> str:
-    """Tell which ranks are elsewhere than the others, the last one first; empty for fewer than two.
+    """Compare the positions of ranks, those furthest behind first; empty for fewer than two.
 
     A pass is counted from the start of each process, and so is a node from the start of its pass: ranks that do the
     same have the same numbers.
@@ -152,7 +165,7 @@ def _describe_last(state: RankState) -> str:
 
 
 def is_stuck(state: RankState, limit: float | None) -> bool:
-    """Tell whether a rank died inside a pass, or has been in one node for more than ``limit`` seconds."""
+    """Whether a rank died inside a pass, or has been in one node for more than ``limit`` seconds."""
     place = _newest(state)
     if place is None or state.closed:
         return False
@@ -209,10 +222,6 @@ def _name_ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {named}"
 
 
-def _print(console: Console, states: Sequence[RankState], limit: float | None) -> None:
-    console.print(_render(console, states, limit))
-
-
 def _render(console: Console, states: Sequence[RankState], limit: float | None) -> Group:
     lines = describe_ranks(states, limit)
     styles = [_style(state, limit) for state in states] + ["bold"]
@@ -227,36 +236,6 @@ def _style(state: RankState, limit: float | None) -> str:
 
 def _is_over(states: Sequence[RankState]) -> bool:
     return not any(_is_current(state) for state in states if not state.fault)
-
-
-def _show_live(
-    console: Console, run: Path | str, states: list[RankState], limit: float | None, interval: float
-) -> list[RankState]:
-    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
-        while True:
-            live.update(_render(console, states, limit), refresh=True)
-            if _is_over(states):
-                break
-            time.sleep(interval)
-            states = read_rings(run)
-    return states
-
-
-def _show_lines(
-    console: Console, run: Path | str, states: list[RankState], limit: float | None, interval: float
-) -> list[RankState]:
-    shown: object = None
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            key = [(*_key(state), is_stuck(state, limit)) for state in states]
-            if key != shown:
-                _print(console, states, limit)
-                shown = key
-            if _is_over(states):
-                break
-            time.sleep(interval)
-            states = read_rings(run)
-    return states
 
 
 def _key(state: RankState) -> tuple[object, ...]:

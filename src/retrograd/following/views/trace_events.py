@@ -7,27 +7,16 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import PurePath
 
-from retrograd.core.cells import show_file
 from retrograd.core.errors import NoSuchNodeError
 from retrograd.core.views.terminal import print_number
-from retrograd.following.graph.node import Line, TensorInfo, matches
+from retrograd.following.graph.node import TensorInfo, matches
 from retrograd.following.tracing.trace import BackwardPass, NodeEvent, Trace
 
 
 def name_call(module: str, call: int) -> str:
     """A module call, as in ``"blocks.3#2"``; the first call has no number."""
     return f"{module}#{call}" if call > 1 else module
-
-
-def shorten_line(line: Line | None) -> str:
-    """File and number, as in ``model.py:30``; empty for None. An ``__init__.py`` keeps the folder that names it."""
-    if line is None:
-        return ""
-    path = PurePath(show_file(line.file))
-    name = f"{path.parent.name}/{path.name}" if path.stem == "__init__" else path.name
-    return f"{name}:{line.line}"
 
 
 def print_tensors(tensors: Sequence[TensorInfo | None]) -> str:
@@ -51,11 +40,6 @@ def largest(norms: Iterable[float | None]) -> float:
 def print_norm(norm: float) -> str:
     """A norm to three digits; a dash if it is unknown."""
     return "-" if norm < 0 else "nan" if math.isnan(norm) else print_number(norm)
-
-
-def make_visible(text: str) -> str:
-    """Escape control characters, which could steer a terminal: names of modules may hold anything."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def make_filter(pattern: str | None) -> Callable[[NodeEvent], bool]:

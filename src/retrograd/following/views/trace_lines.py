@@ -10,16 +10,11 @@ import sys
 from typing import TextIO
 
 from retrograd.core.amounts import show_bytes
+from retrograd.core.foreign.text import show_plainly
 from retrograd.core.notices import print_text
+from retrograd.following.graph.node import shorten_line
 from retrograd.following.tracing.trace import NodeEvent
-from retrograd.following.views.trace_events import (
-    largest,
-    make_filter,
-    make_visible,
-    print_flow,
-    print_norm,
-    shorten_line,
-)
+from retrograd.following.views.trace_events import largest, make_filter, print_flow, print_norm
 
 
 def format_event(event: NodeEvent) -> str:
@@ -59,4 +54,4 @@ class LiveLines:
         if file is None or not self._wants(event):
             return
         with contextlib.suppress(OSError, ValueError):  # nobody listens any more, which is no reason to stop training
-            print_text(make_visible(f"{self._prefix}{format_event(event)}"), file=file)
+            print_text(show_plainly(f"{self._prefix}{format_event(event)}", keep=""), file=file)

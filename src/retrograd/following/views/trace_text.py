@@ -15,6 +15,7 @@ from retrograd.core.amounts import count_of, show_bytes
 from retrograd.core.errors import TraceError
 from retrograd.core.sites.site import parse_leniently
 from retrograd.core.views.terminal import can_print, giving_text, make_table, open_console, print_name, print_share
+from retrograd.following.graph.node import shorten_line
 from retrograd.following.tracing.trace import NodeEvent, Trace
 from retrograd.following.views.trace_events import (
     choose_events,
@@ -23,7 +24,6 @@ from retrograd.following.views.trace_events import (
     own_times,
     print_flow,
     print_norm,
-    shorten_line,
 )
 
 By = Literal["node", "module", "kind"]
@@ -185,9 +185,8 @@ def _tabulate(console: Console, lines: Sequence[_Group], by: By, total: int, has
     has_norms = any(max(line.norms) != -1 for line in lines)
     extra = ["memory"] * has_memory + ["norm in", "norm out"] * has_norms
     numbers = dict.fromkeys(("runs", "ms", "share", f"mean {micro}", *extra), "number")
-    table = make_table(
-        console, {by: "name", **numbers, "gradients": "name", **({"line": "text"} if by == "node" else {})}
-    )
+    columns = {by: "name", **numbers, "gradients": "name", **({"line": "text"} if by == "node" else {})}
+    rows = []
     for line in lines:
         cells = [
             f"{'! ' if line.raised else ''}{line.name}",
@@ -203,8 +202,9 @@ def _tabulate(console: Console, lines: Sequence[_Group], by: By, total: int, has
         cells.append(print_flow(line.slowest, arrow))
         if by == "node":
             cells.append(shorten_line(line.slowest.line))
-        table.add_row(*(Text(print_name(console, cell)) for cell in cells), style="bold red" if line.raised else "")
-    return table
+        style = "bold red" if line.raised else ""
+        rows.append([Text(print_name(console, cell), style=style) for cell in cells])
+    return make_table(console, columns, rows)
 
 
 def _check(name: str, value: str, known: Sequence[str]) -> None:

@@ -281,15 +281,22 @@ def _describe_modules(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"and {len(rows) - _MOST_MODULES:,} more modules"
 
 
-def _describe_peak(inventory: Inventory) -> Iterator[str]:
+def locate_peak(inventory: Inventory) -> str:
+    """How much is held at the peak, and when: at which position, and what the forward or the backward does there."""
     peak, timeline = inventory.peak, inventory.timeline
-    if not peak.bytes:
-        return
     rows = {row["entry"]: row for row in inventory.table.to_pylist()}  # of a part, not those from 0 on
     at = int(timeline.entry[peak.position])
-    what = "runs" if timeline.runs[peak.position] else "is made"
-    where = f"while {print_place(rows[at])} {what}" if at >= 0 else "at the end"
-    yield f"Peak: {show_bytes(peak.bytes)} at position {peak.position:,} of {inventory.positions - 1:,}, {where}."
+    what = "backward runs" if timeline.runs[peak.position] else "forward creates"
+    where = f"when the {what} {print_place(rows[at])}" if at >= 0 else "at the end"
+    return f"{show_bytes(peak.bytes)} at position {peak.position:,} of {inventory.positions - 1:,}, {where}"
+
+
+def _describe_peak(inventory: Inventory) -> Iterator[str]:
+    peak = inventory.peak
+    if not peak.bytes:
+        return
+    rows = {row["entry"]: row for row in inventory.table.to_pylist()}
+    yield f"Peak: {locate_peak(inventory)}."
     largest = [rows[entry] for entry in peak.entries if rows[entry]["resident"]][:_MOST_TENSORS]
     for row in largest:
         yield f"  {show_bytes(row['resident']):>9}  {print_entry(row)}"

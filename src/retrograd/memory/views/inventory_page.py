@@ -10,8 +10,7 @@ from typing import Any
 from retrograd.core.amounts import count_of, show_bytes
 from retrograd.core.errors import SavedTensorError
 from retrograd.core.views.page.frame import frame_page, pack_json, write_page
-from retrograd.following.graph.node import Line
-from retrograd.following.views.trace_events import shorten_line
+from retrograd.following.graph.node import Line, shorten_line
 from retrograd.memory.inventory.inventory import Inventory, print_place
 from retrograd.memory.inventory.timeline import HeldStorage, spans_of
 
@@ -40,7 +39,7 @@ def write_inventory(
 
 def build_page(inventory: Inventory, title: str = "Saved tensors") -> str:
     """Build the page as text. Texts of the inventory are escaped: they can be neither markup nor script."""
-    facts = tell_inventory(inventory)
+    facts = describe_inventory(inventory)
     return frame_page(
         "retrograd.memory.views.inventory_assets",
         title,
@@ -58,7 +57,7 @@ def make_block(found: Inventory | Path) -> tuple[dict[str, Any], str]:
         SavedTensorError: the file is damaged.
     """
     inventory = Inventory.load(found) if isinstance(found, Path) else found
-    return tell_inventory(inventory), pack_inventory(inventory)
+    return describe_inventory(inventory), pack_inventory(inventory)
 
 
 _COLUMNS = (
@@ -70,24 +69,24 @@ GROUPS = ("cheap", "dear", "input", "cast", "other")
 """Meanings of the colours of the page."""
 
 
-def tell_inventory(inventory: Inventory) -> dict[str, Any]:
+def describe_inventory(inventory: Inventory) -> dict[str, Any]:
     """Facts that the scripts read when the page opens."""
     return {
         "peak": inventory.peak.position,
         "notes": list(inventory.notes),
         "passes": inventory.passes,
-        "about": describe_inventory_briefly(inventory),
+        "about": summarize_inventory(inventory),
     }
 
 
-def describe_inventory_briefly(inventory: Inventory) -> str:
+def summarize_inventory(inventory: Inventory) -> str:
     """One line of text."""
     if not inventory.passes:
-        return "No backward pass was seen."
-    pieces = count_of(len(inventory.storages), "piece of memory is", "pieces of memory are")
+        return "No backward pass was recorded."
+    storages = count_of(len(inventory.storages), "storage")
     return (
-        f"{pieces} saved, {show_bytes(inventory.resident)}; copies of each "
-        f"saved tensor would take {show_bytes(inventory.asked)}. Peak: {show_bytes(inventory.peak.bytes)}."
+        f"{storages} saved, {show_bytes(inventory.resident)} ({show_bytes(inventory.asked)} if no tensors shared "
+        f"memory). Peak: {show_bytes(inventory.peak.bytes)}."
     )
 
 

@@ -15,9 +15,8 @@ from retrograd.core.amounts import count_of, show_bytes
 from retrograd.core.errors import SavedTensorError
 from retrograd.core.sites.pattern import translate_glob
 from retrograd.core.views.terminal import giving_text, make_table, open_console, print_name, print_share
-from retrograd.following.graph.node import Line
-from retrograd.following.views.trace_events import shorten_line
-from retrograd.memory.inventory.inventory import Inventory, print_entry, print_place
+from retrograd.following.graph.node import Line, shorten_line
+from retrograd.memory.inventory.inventory import Inventory, locate_peak, print_entry
 from retrograd.memory.inventory.timeline import PERMANENT
 
 By = Literal["module", "node", "tensor"]
@@ -67,7 +66,8 @@ def print_inventory(
         console.print(_make_fitting_table(console, lines[:limit], by, inventory.resident))
         if limit is not None and len(lines) > limit:
             console.print(f"and {len(lines) - limit:,} more", style="dim")
-        _print_peak(console, inventory)
+        if inventory.peak.bytes:
+            console.print(Text(print_name(console, f"peak: {locate_peak(inventory)}")), style="bold")
     for note in inventory.notes:
         console.print(Text(print_name(console, note)), style="yellow")
 
@@ -91,13 +91,13 @@ def _choose(inventory: Inventory, pattern: str | None) -> list[Row]:
 
 def _describe(inventory: Inventory, chosen: Sequence[Row]) -> str:
     if not inventory.passes:
-        return "no backward pass was seen"
+        return "no backward pass was recorded"
     passes = count_of(inventory.passes, "backward pass", "backward passes")
     resident, asked = (sum(row[name] for row in chosen) for name in ("resident", "asked"))
     whole = f" of {show_bytes(inventory.resident)}" if resident != inventory.resident else ""
     return (
-        f"{passes}: {count_of(len(chosen), 'tensor is', 'tensors are')} kept beside parameters and buffers, "
-        f"{show_bytes(resident)}{whole}; copies of all would take {show_bytes(asked)}"
+        f"{passes}: {count_of(len(chosen), 'tensor')} saved besides parameters and buffers, "
+        f"{show_bytes(resident)}{whole} ({show_bytes(asked)} if none shared memory)"
     )
 
 
@@ -178,7 +178,7 @@ def _make_fitting_table(console: Console, lines: Sequence[_Share], by: By, total
 
 def _tabulate(console: Console, lines: Sequence[_Share], by: By, titles: Sequence[str], total: int) -> Table:
     last = {"line": "text"} if by == "tensor" else {}
-    table = make_table(console, {by: "name", **dict.fromkeys(titles, "number"), "recomputed by": "name", **last})
+    rows = []
     for line in lines:
         values = {
             "tensors": f"{line.count:,}",
@@ -191,20 +191,5 @@ def _tabulate(console: Console, lines: Sequence[_Share], by: By, titles: Sequenc
         cells = [line.name, *(values[title] for title in titles), line.remake]
         if by == "tensor":
             cells.append(line.line)
-        table.add_row(*(Text(print_name(console, cell)) for cell in cells))
-    return table
-
-
-def _print_peak(console: Console, inventory: Inventory) -> None:
-    peak, timeline = inventory.peak, inventory.timeline
-    if not peak.bytes:
-        return
-    entry = int(timeline.entry[peak.position])
-    what = "runs" if timeline.runs[peak.position] else "is made"
-    where = ""
-    if entry >= 0:
-        places = inventory.table["entry"].to_pylist()
-        row = inventory.table.slice(places.index(entry), 1).to_pylist()[0]
-        where = f", while {print_place(row)} {what}"
-    words = f"peak: {show_bytes(peak.bytes)} at position {peak.position:,} of {inventory.positions - 1:,}{where}"
-    console.print(Text(print_name(console, words)), style="bold")
+        rows.append(cells)
+    return make_table(console, {by: "name", **dict.fromkeys(titles, "number"), "recomputed by": "name", **last}, rows)

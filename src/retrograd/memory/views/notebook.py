@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from retrograd.core.amounts import show_bytes
 from retrograd.core.views.notebook.page import NotebookPage
+from retrograd.core.views.terminal import make_table
 from retrograd.memory.budget.plan import Plan
 from retrograd.memory.inventory.inventory import Inventory
 from retrograd.memory.views.inventory_table import print_inventory
@@ -23,5 +24,5 @@ def draw_budget_plan(plan: Plan) -> str:
         page.console.print(line)
     columns = {"module": "name", "kind": "text", "waits": "text", "number": "number", "bytes": "number"}
     rows = [(*key, f"{count:,}", show_bytes(nbytes)) for key, count, nbytes in plan.add_up()]
-    page.console.add_table(columns, rows)
+    page.console.print(make_table(page.console, columns, rows))
     return page.as_html()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from retrograd.core.views.notebook.page import NotebookPage
-from retrograd.core.views.terminal import print_number
+from retrograd.core.views.terminal import make_table, print_number
 from retrograd.tools.adjoint.adjoint_check import AdjointCheck, describe_faults
 
 
@@ -22,5 +22,5 @@ def draw_check(check: AdjointCheck) -> str:
         )
         for row in check.rows
     ]
-    page.console.add_table(columns, rows)
+    page.console.print(make_table(page.console, columns, rows))
     return page.as_html()

@@ -1,6 +1,6 @@
 /** The list of runs, which is looked at again while it is open. */
 
-import { askServer } from "./asking.js";
+import { fetchFrom } from "./server.js";
 import { formatCount, plural } from "./counts.js";
 import { fill, find, make } from "./dom.js";
 import { openPage } from "./opening.js";
@@ -75,7 +75,7 @@ function makeTitle(column) {
 
 async function lookAgain() {
   if (!document.hidden) {
-    const answer = await askServer(".", "runs").catch(() => null); // it may be over, or be started again
+    const answer = await fetchFrom(".", "runs").catch(() => null); // it may be over, or be started again
     if (answer) {
       facts.runs = await answer.json();
       draw();

@@ -14,13 +14,14 @@ from retrograd.core.runs.reader import Run, open_run
 from retrograd.core.views.followed import (
     CHANGES,
     RunGlance,
+    describe_glance,
+    describe_progress,
     glance_at,
     list_changes,
     list_lines,
-    tell_glance,
-    tell_progress,
 )
 from retrograd.core.views.notebook.page import NotebookPage
+from retrograd.core.views.terminal import make_table
 
 _DOING = "show a recording in the notebook"
 
@@ -59,7 +60,7 @@ class LiveCell:
                 self._handle.update(self._draw(), raw=True)
 
     def _refresh(self) -> bool:
-        """Read on; tells whether there is anything new."""
+        """Read on; returns whether there is anything new."""
         record = self._record
         if isinstance(record, Run):
             record.refresh()
@@ -70,7 +71,7 @@ class LiveCell:
 
     def _draw(self) -> dict[str, str]:
         glance = glance_at(self._record)
-        return {"text/plain": tell_glance(glance), "text/html": draw_glance(glance, self._record)}
+        return {"text/plain": describe_glance(glance), "text/html": draw_glance(glance, self._record)}
 
 
 _cells: WeakKeyDictionary[Recording, LiveCell] = WeakKeyDictionary()
@@ -80,7 +81,7 @@ def show_recording(recording: Recording) -> None:
     """Show a recording in the running cell, and keep that up to date until it is closed.
 
     Raises:
-        NotImplementedError: it could not be shown, which a warning tells; IPython then shows what else there is.
+        NotImplementedError: it could not be shown, which a warning says; IPython then shows what else there is.
     """
     try:
         cell = _cells.get(recording)
@@ -104,11 +105,11 @@ def draw_glance(glance: RunGlance, record: Run | History) -> str:
     """How a record fares, its loss, what was found, and the sites that changed most."""
     page = NotebookPage()
     where = f"{record.path}: " if isinstance(record, Run) else ""
-    page.console.print(f"{where}{tell_progress(glance)}", style="bold")
+    page.console.print(f"{where}{describe_progress(glance)}", style="bold")
     for line in list_lines(glance):
         page.console.print(line)
     if glance.changed:
-        page.console.add_table(CHANGES, list_changes(glance))
+        page.console.print(make_table(page.console, CHANGES, list_changes(glance)))
     return page.as_html()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -71,16 +71,6 @@ class NotebookConsole(Console):
                 if style is not None:
                     text.stylize(style)
                 self._lines += [self._draw_text(line) for line in text.split(allow_blank=True)]
-
-    def add_table(self, columns: Mapping[str, str], rows: Sequence[Sequence[str]]) -> None:
-        """Add a table of plain texts.
-
-        Args:
-            columns: titles and kinds, as for :func:`retrograd.core.views.terminal.make_table`.
-            rows: a text for each column.
-        """
-        self._end_lines()
-        self._parts.append(draw_table([(title, kind == "number") for title, kind in columns.items()], rows))
 
     def add(self, markup: str) -> None:
         """Add HTML as it is."""

@@ -18,7 +18,7 @@ from retrograd.core.views.downsample import FloatArray, reduce_columns
 from retrograd.core.views.notebook.page import MOST_ROWS, Markup, NotebookPage, draw_table
 from retrograd.core.views.shown import group_places
 from retrograd.core.views.table import print_table
-from retrograd.core.views.terminal import draw_sparkline, print_number
+from retrograd.core.views.terminal import draw_sparkline, make_table, print_loss, print_number
 
 _STATISTICS = ("rms", "mean", "std", "abs_max", "zero_share", "nonfinite", "update_ratio")
 _LINEAR = ("mean", "zero_share", "nonfinite")
@@ -50,8 +50,7 @@ def add_history(page: NotebookPage, history: History) -> None:
     """Print a history, with no more sites than are shown."""
     loss = history.made_loss.values
     if len(loss):
-        last = "NaN" if np.isnan(loss[-1]) else print_number(float(loss[-1]))
-        page.console.print(f"loss {last}  {draw_sparkline(loss, 40)}")
+        page.console.print(f"loss {print_loss(float(loss[-1]))}  {draw_sparkline(loss, 40)}")
     places = group_places(history.sites)
     shown = [site for place in places[:MOST_ROWS] for site in place.sites.values()]
     if len(history.rows) and history.rows.count:
@@ -59,7 +58,7 @@ def add_history(page: NotebookPage, history: History) -> None:
     else:
         page.console.print(repr(history))
     if len(places) > MOST_ROWS:
-        page.console.print(f"and {len(places) - MOST_ROWS:,} more places", style="dim")
+        page.console.print(f"and {len(places) - MOST_ROWS:,} more sites", style="dim")
 
 
 def draw_series(series: Series) -> str:
@@ -73,7 +72,7 @@ def draw_series(series: Series) -> str:
     page.console.print(f"{count_of(len(steps), 'step')}, {steps[0]:,} to {steps[-1]:,}", style="dim")
     rows = [_list_numbers(name, series.statistic(name)) for name in _STATISTICS]
     titles = {"statistic": "name", "over steps": "text", "last": "number", "min": "number", "max": "number"}
-    page.console.add_table(titles, [row for row in rows if row is not None])
+    page.console.print(make_table(page.console, titles, [row for row in rows if row is not None]))
     return page.as_html()
 
 

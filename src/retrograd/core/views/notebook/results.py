@@ -5,6 +5,7 @@ from __future__ import annotations
 from retrograd.core.recording.settings import RecordingPlan
 from retrograd.core.runs.findings import Finding, Findings, Severity, list_grounds, list_place, tell_repair
 from retrograd.core.views.notebook.page import NotebookPage, escape
+from retrograd.core.views.terminal import make_table
 
 _SIDES: dict[Severity, str] = {"critical": "#d9534f", "warning": "#b07d00", "note": "#2391ad"}
 
@@ -14,7 +15,7 @@ def draw_recording_plan(plan: RecordingPlan) -> str:
     page = NotebookPage()
     page.console.print(plan.total, style="bold")
     columns = {"site": "name", "module": "text", "elements": "number", "kept": "text"}
-    page.console.add_table(columns, [site.describe() for site in plan.sites])
+    page.console.print(make_table(page.console, columns, [site.describe() for site in plan.sites]))
     return page.as_html()
 
 

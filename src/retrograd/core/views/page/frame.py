@@ -42,7 +42,7 @@ from retrograd.core.files import to_utf8, write_file, write_whole
 SHARED = resources.files("retrograd.core.views.page")
 _STYLES = ("css/theme.css", "css/base.css")
 _FILE = "This file loads nothing and sends nothing."
-_SERVED = "This page asks nobody but the retrograd on this machine that serves it."
+_SERVED = "This page loads data from the retrograd server on this machine, and from nowhere else."
 _THEME_SWITCH = (
     '<button id="theme" class="icon" type="button" aria-pressed="false" aria-label="Dark theme" title="Light or dark">'
     '<span aria-hidden="true">◐</span></button>'

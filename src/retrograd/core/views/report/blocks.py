@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,7 +50,7 @@ MEASURES = (
     Measure("std", "standard deviation", ("mean", "high"), about="How far elements lie from their mean."),
     Measure("min", "smallest element", ("low",), signed=True, about="The smallest finite element."),
     Measure("max", "largest element", ("high",), signed=True, about="The largest finite element."),
-    Measure("zero_share", "zeros share", share=True, scale="linear", about="Share of elements that are exactly 0."),
+    Measure("zero_share", "share of zeros", share=True, scale="linear", about="Share of elements that are exactly 0."),
     Measure(
         "update_ratio",
         "update ratio",
@@ -99,13 +99,22 @@ def make_statistic_blocks(scope: Scope) -> list[Block]:
     """A block for each statistic that any of the sites has."""
     custom = scope.history.rows.custom  # a statistic of the user's may be announced, and never come
     measures = [each for each in list_measures(scope.history.manifest) if not each.is_custom or each.name in custom]
-    steps = scope.columns.steps
-    bands = [ColumnBands(len(scope.sites), len(steps), scope.columns.width) for _ in measures]
+    blocks = [pack_bands(measure, bands, scope) for measure, bands in reduce_measures(scope, measures, scope.columns)]
+    return [block for block in blocks if block is not None]
+
+
+def reduce_measures(scope: Scope, measures: Sequence[Measure], columns: StepColumns) -> Iterator[tuple[Measure, Bands]]:
+    """What columns keep of each statistic, in one pass over the history."""
+    bands = [ColumnBands(len(scope.sites), len(columns.steps), columns.width) for _ in measures]
     for matrices in scope.history.matrices([each.name for each in measures], scope.sites, scope.phase):
         for found, matrix in zip(bands, matrices, strict=True):
-            found.add_some(matrix.values, np.searchsorted(steps, matrix.steps))
-    blocks = [pack_bands(measure, found.bands, scope) for measure, found in zip(measures, bands, strict=True)]
-    return [block for block in blocks if block is not None]
+            found.add_some(matrix.values, np.searchsorted(columns.steps, matrix.steps))
+    return zip(measures, (found.bands for found in bands), strict=True)
+
+
+def choose_bands(measure: Measure, columns: StepColumns) -> tuple[Band, ...]:
+    """The bands that columns keep of a measure; of a single step they are all the same."""
+    return measure.bands if columns.width > 1 else ALL_BANDS[:1]
 
 
 def pack_bands(measure: Measure, reduced: Bands, scope: Scope) -> Block | None:
@@ -118,11 +127,6 @@ def pack_bands(measure: Measure, reduced: Bands, scope: Scope) -> Block | None:
     is_signed = measure.signed or (measure.is_custom and bool((reduced.low < 0).any()))
     facts = describe_measure(measure, bands, series.tolist(), is_signed=is_signed)
     return Block(f"statistic-{measure.name}", facts, pack_floats(numbers, scope.mantissa_bits))
-
-
-def choose_bands(measure: Measure, columns: StepColumns) -> tuple[Band, ...]:
-    """The bands that columns keep of a measure; of a single step they are all the same."""
-    return measure.bands if columns.width > 1 else ALL_BANDS[:1]
 
 
 def describe_measure(measure: Measure, bands: Sequence[Band], series: list[int], *, is_signed: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from retrograd.core.amounts import count_of
+from retrograd.core.amounts import count_of, show_duration
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Event
 from retrograd.core.runs.chosen_ranks import tell_chosen
@@ -89,7 +89,7 @@ _STATUS_KINDS = {"finished": "good", "running": "warn", "stopped": "warn", "fail
 def make_header(
     manifest: Mapping[str, Any], duration: float | None, counts: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    """Terms and their texts, for what the manifest tells.
+    """Terms and their texts, for what the manifest holds.
 
     Args:
         manifest: the run's.
@@ -99,7 +99,7 @@ def make_header(
     versions = manifest.get("versions") or {}
     terms = [
         ("started", _print_time(manifest.get("started"))),
-        ("duration", _print_duration(duration)),
+        ("duration", None if duration is None else show_duration(duration)),
         *counts.items(),
         ("torch", versions.get("torch")),
         ("python", versions.get("python")),
@@ -112,7 +112,7 @@ def make_header(
 
 
 def make_status(status: str | None) -> dict[str, str] | None:
-    """Tell how the run ended, and in which colour that is shown."""
+    """How the run ended, and in which colour that is shown."""
     return {"text": status, "kind": _STATUS_KINDS.get(status, "warn")} if status else None
 
 
@@ -127,16 +127,6 @@ def _print_time(text: str | None) -> str | None:
         return dt.datetime.fromisoformat(text or "").strftime("%d %b %Y, %H:%M %Z").strip()
     except ValueError:
         return text
-
-
-def _print_duration(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def _print_commit(git: Any) -> str | None:
@@ -161,8 +151,8 @@ def list_modules(model: Any) -> list[tuple[int, str, str, int]]:
     ]
 
 
-def _count(told: Any) -> int:
-    return told if isinstance(told, int) else 0
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _add_up(paths: Sequence[str], own: Sequence[int]) -> dict[str, int]:
@@ -196,10 +186,13 @@ _QUANTITIES = {
 }
 
 _TROUBLES = {
-    "dropped": ("Dropped", "Data that were recorded and could not be kept."),
-    "overwritten": ("Overwritten in place", "Kept tensors that were changed afterwards; not stored as true."),
-    "rewrite": ("Rewritten", "What rules have changed: the rule, and the share of the tensor that it has changed."),
-    "skipped": ("Skipped updates", "Steps at which loss scaling left the weights alone."),
+    "dropped": ("Dropped", "Data that were recorded but could not be kept."),
+    "overwritten": (
+        "Overwritten in place",
+        "Changed in place before they could be stored; not stored.",
+    ),
+    "rewrite": ("Rewritten", "What rules changed: the rule, and the share of the tensor that it changed."),
+    "skipped": ("Skipped updates", "Steps whose update was skipped by loss scaling."),
     "trigger": ("Triggers", "Why tensors were written out."),
     "note": ("Notes", ""),
     "error": ("The end", "The exception that ended the run."),
@@ -253,26 +246,26 @@ def list_troubles(
         _tabulate("Not recorded", "", ("site", "why"), unrecorded),
         _tabulate(
             "Without numbers",
-            "Known sites of which this page has nothing.",
+            "Known sites without any numbers on this page.",
             ("site",),
             [(name,) for name in unseen],
         ),
         _tabulate(
             "Faults",
-            "Errors of the recording itself, caught where they happened; training went on.",
+            "Internal errors of the recording, caught where they happened; training continued.",
             ("site", "times", "first error"),
             _list_faults(manifest.get("faults"), by_kind["fault"]),
         ),
         _tabulate(
             "Damaged files",
-            "They cannot be read; what they held is missing on this page.",
+            "Unreadable files; their data are missing from this page.",
             ("file", "where", "why"),
             [("/".join(part.path.parts[-3:]), part.place, part.error.problem) for part in damaged],
         ),
         _tabulate("Lost", "Data that could not be written to the run folder.", ("rank", "what"), _list_lost(ranks)),
         _tabulate(
-            "Recorded by itself",
-            "Processes that found their rank taken; what they recorded is not on this page.",
+            "Recorded separately",
+            "Processes whose rank was already taken; their data are not on this page.",
             ("rank", "folder"),
             [(str(rank.rank), rank.folder.name) for rank in ranks if rank.is_extra],
         ),

@@ -94,7 +94,7 @@ _COUNTS = {"nan": "NaN", "pos_inf": "+∞", "neg_inf": "−∞"}
 def find_first_nonfinite(scope: Scope, places: Sequence[ModelPlace]) -> dict[str, Any] | None:
     """The first step with such elements, and the first of its sites; ``None`` where all were finite.
 
-    Within a step the first is the one that was reached first. In a record that does not tell the order, values come
+    Within a step the first is the one that was reached first. In a record without the order, values come
     before gradients, gradients before updates; values count in call order and gradients against it.
 
     Returns:

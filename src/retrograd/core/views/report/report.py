@@ -30,8 +30,7 @@ from retrograd.core.views.report.facts import (
 )
 from retrograd.core.views.report.findings import describe_findings, find_first_nonfinite
 from retrograd.core.views.report.scope import choose_scope
-from retrograd.core.views.report.ungraded import tell_ungraded
-from retrograd.core.views.shown import add_ungraded, group_places
+from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
 
 FILE_NAME = "report.html"
 
@@ -90,8 +89,8 @@ def build_page(
     blocks = Blocks(make_statistic_blocks(scope), make_loss_block(scope), make_exponent_block(scope))
     status = run.status if isinstance(run, Run) else history.manifest.get("status")
     findings, reasons = explain_with_reasons(run, list_ungraded(history))
-    told = tell_ungraded(history, reasons, is_running=status == "running")
-    events, places = history.few_events, add_ungraded(group_places(scope.sites), told, history.manifest)
+    ungraded = describe_ungraded(history, reasons, is_running=status == "running")
+    events, places = history.few_events, add_ungraded(group_places(scope.sites), ungraded, history.manifest)
     ranks, damaged = (run.ranks, run.damaged) if isinstance(run, Run) else ([], [])
     facts: dict[str, Any] = {
         **describe_run(run, scope),

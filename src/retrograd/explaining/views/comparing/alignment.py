@@ -77,20 +77,20 @@ def merge_orders(lists: Sequence[Sequence[str]]) -> list[str]:
     return merged
 
 
-def tell_apart(aligned: Aligned, letters: Sequence[str]) -> list[str]:
+def list_differences(aligned: Aligned, letters: Sequence[str]) -> list[str]:
     """What only some of the runs have, in sentences."""
-    told = []
+    sentences = []
     steps = [scope.columns.steps for scope in aligned.scopes]
     if any(not np.array_equal(steps[0], each) for each in steps[1:]):
         parts = [
             f"{letter} has {count_of(len(each), 'step')}" + (f" ({each[0]:,} to {each[-1]:,})" if len(each) else "")
             for letter, each in zip(letters, steps, strict=True)
         ]
-        told.append(f"Their recorded steps are not the same: {', '.join(parts)}.")
+        sentences.append(f"Their recorded steps differ: {', '.join(parts)}.")
     for missing, names in _group_by_runs(aligned).items():
         having = [letter for number, letter in enumerate(letters) if number not in missing]
-        told.append(f"Only {' and '.join(having)} {'has' if len(having) == 1 else 'have'} {list_names(names)}.")
-    return told
+        sentences.append(f"Only {' and '.join(having)} {'has' if len(having) == 1 else 'have'} {list_names(names)}.")
+    return sentences
 
 
 def find_missing(aligned: Aligned) -> list[tuple[int, ...]]:
@@ -109,10 +109,10 @@ def add_all_ungraded(places: Sequence[ModelPlace], aligned: Aligned, letters: Se
             having.setdefault(name, []).append(letter)
     added = list(places)
     for scope, letter in zip(aligned.scopes, letters, strict=True):
-        told = {
+        words = {
             name: f"never got a gradient in {', '.join(each)}" for name, each in having.items() if each[0] == letter
         }
-        added = add_ungraded(added, told, scope.history.manifest)
+        added = add_ungraded(added, words, scope.history.manifest)
     return added
 
 

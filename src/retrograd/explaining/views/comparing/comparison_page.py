@@ -19,14 +19,14 @@ from retrograd.core.views.report.facts import describe_data, name_run
 from retrograd.core.views.shown import group_places
 from retrograd.explaining.comparing.comparison import Comparison, compare
 from retrograd.explaining.findings.explain import explain
-from retrograd.explaining.views.comparing.alignment import add_all_ungraded, align, find_missing, tell_apart
-from retrograd.explaining.views.comparing.numbers import make_blocks
-from retrograd.explaining.views.comparing.told import (
+from retrograd.explaining.views.comparing.alignment import add_all_ungraded, align, find_missing, list_differences
+from retrograd.explaining.views.comparing.descriptions import (
     describe_all_findings,
     describe_run,
     describe_verdict,
     note_places,
 )
+from retrograd.explaining.views.comparing.numbers import make_blocks
 
 FILE_NAME = "compared.html"
 
@@ -92,12 +92,12 @@ def build_page(
     places = add_all_ungraded(group_places(aligned.names), aligned, letters)
     data = describe_data(scope, places, Blocks(blocks, None, None))
     notes = note_places(aligned, find_missing(aligned), letters)
-    for place, told in zip(places, data["places"], strict=True):
-        told["note"] = next((notes[site] for site in place.sites.values() if site in notes), "")
+    for place, written in zip(places, data["places"], strict=True):
+        written["note"] = next((notes[site] for site in place.sites.values() if site in notes), "")
     facts: dict[str, Any] = {
         "title": " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) < 5 else f"{len(names)} runs",
         "runs": [describe_run(*each) for each in zip(runs, names, letters, aligned.scopes, known, strict=True)],
-        "apart": tell_apart(aligned, letters),
+        "apart": list_differences(aligned, letters),
         "verdicts": [describe_verdict(each, scope) for each in compared],
         "findings": describe_all_findings(known, letters, scope),
         "live": None,

@@ -11,7 +11,15 @@ import numpy as np
 from retrograd.core.history.matrix import Matrix
 from retrograd.core.views.downsample import ColumnBands, FloatArray, IntArray
 from retrograd.core.views.page.frame import pack_floats
-from retrograd.core.views.report.blocks import LOSS_FACTS, MEASURES, Block, choose_bands, describe_measure, reduce_loss
+from retrograd.core.views.report.blocks import (
+    LOSS_FACTS,
+    MEASURES,
+    Block,
+    choose_bands,
+    describe_measure,
+    reduce_loss,
+    reduce_measures,
+)
 from retrograd.explaining.views.comparing.alignment import Aligned
 
 _CURVES = tuple(each for each in MEASURES if each.name in {"rms", "mean", "zero_share", "update_ratio", "nonfinite"})
@@ -34,13 +42,8 @@ def make_blocks(aligned: Aligned, names: Sequence[str]) -> list[Block]:
 def _make_curves(aligned: Aligned, number: int) -> tuple[list[Block], FloatArray]:
     """Curves of one run, and for all sites how many of its elements were not finite: shape (sites, columns)."""
     scope, rows, columns = aligned.scopes[number], aligned.rows[number], aligned.columns
-    bands = [ColumnBands(len(scope.sites), len(columns.steps), columns.width) for _ in _CURVES]
-    for matrices in scope.history.matrices([each.name for each in _CURVES], scope.sites, scope.phase):
-        for found, matrix in zip(bands, matrices, strict=True):
-            found.add_some(matrix.values, np.searchsorted(columns.steps, matrix.steps))
     blocks, bad = [], np.full((len(aligned.names), len(columns)), np.nan)
-    for measure, found in zip(_CURVES, bands, strict=True):
-        reduced = found.bands
+    for measure, reduced in reduce_measures(scope, _CURVES, columns):
         has = np.flatnonzero(~np.isnan(reduced.low).all(axis=1))
         if measure.name == "nonfinite":
             bad[rows] = reduced.high

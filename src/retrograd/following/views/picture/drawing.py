@@ -9,10 +9,10 @@ from xml.sax.saxutils import escape, quoteattr
 
 from retrograd.core.views.page.frame import SHARED
 from retrograd.following.graph.node import Node
-from retrograd.following.views.picture.folds import Fold, Gradient
-from retrograd.following.views.picture.placing import LABEL_LINE, Placed, Spot
-from retrograd.following.views.picture.scene import Connector, Thing
-from retrograd.following.views.picture.words import LETTER, NOTE_LINE, PILL, PILL_LINE, TITLE_LINE, Box, clean
+from retrograd.following.views.picture.folds import Gradient
+from retrograd.following.views.picture.placing import Placed
+from retrograd.following.views.picture.scene import LABEL_LINE, Connector, Thing
+from retrograd.following.views.picture.words import LABEL, LETTER, NOTE_LINE, PILL, PILL_LINE, TITLE_LINE, Box, clean
 
 BORDER = 16.0
 _TIP = (
@@ -51,13 +51,17 @@ def _draw_sheet(placed: Placed, left: float, top: float) -> Iterator[str]:
         x, y = left + spot.x, top + spot.y
         if i in placed.inner:
             inner = placed.inner[i]
-            yield _draw_frame(thing, inner, x - spot.width / 2, y)
-            yield from _draw_sheet(inner, x - spot.width / 2, y)
+            yield _draw_frame(thing, inner, x - spot.left, y)
+            yield from _draw_sheet(inner, x - spot.left, y)
             yield "</g>"
         elif thing.box is not None:
-            yield _draw_box(thing, thing.box, x, y)
+            name, kind = quoteattr(thing.name), "fold" if thing.box.is_fold else "node"
+            at = f'transform="translate({x:.1f} {y:.1f})"'
+            shapes = "".join(map(_draw_shape, list_shapes(thing.box)))
+            title = f"<title>{_text(_tooltip(thing))}</title>"
+            yield f'<g class="box {kind}" data-name={name} {at}>{title}{shapes}</g>'
         elif placed.sheet.fold.above is None:
-            title = "<title>the backward begins here</title>"
+            title = "<title>the backward starts here</title>"
             yield f'<circle class="start" cx="{x:.1f}" cy="{y:.1f}" r="4.5">{title}</circle>'
         else:
             yield f'<circle class="port" cx="{x:.1f}" cy="{y:.1f}" r="2"/>'
@@ -73,30 +77,42 @@ def _draw_frame(thing: Thing, inner: Placed, x: float, y: float) -> str:
     )
 
 
-def _draw_box(thing: Thing, box: Box, x: float, y: float) -> str:
-    left, kind = x - box.width / 2, "fold" if isinstance(thing.content, Fold) else "node"
-    parts = [
-        f'<g class="box {kind}" data-name={quoteattr(thing.name)}><title>{_text(_tooltip(thing))}</title>',
-        f'<rect class="back" x="{left:.1f}" y="{y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="7"/>',
-    ]
-    if kind == "fold":
-        parts.append(f'<path class="sign" d="M{left + 10:.1f} {y + 12:.1f} l4 4 l-4 4"/>')
-    line = y + 7 + TITLE_LINE - 4
-    parts.append(f'<text class="title" x="{x:.1f}" y="{line:.1f}">{_text(box.title)}</text>')
+Shape = tuple[str, dict[str, str | float], str]
+"""An element: its tag, its attributes, and its text."""
+
+
+def list_shapes(box: Box) -> list[Shape]:
+    """What there is in a closed box, from the middle of its upper edge."""
+    shapes: list[Shape] = [_block("back", 0, box.width, box.height, 7)]
+    if box.is_fold:
+        shapes.append(("path", {"class": "sign", "d": f"M{10 - box.width / 2:g} 12 l4 4 l-4 4"}, ""))
+    y = 7 + TITLE_LINE - 4
+    shapes.append(("text", {"class": "title", "y": y}, box.title))
     for note in box.notes:
-        line += NOTE_LINE
-        parts.append(f'<text class="note" x="{x:.1f}" y="{line:.1f}">{_text(note)}</text>')
-    line += 7
+        y += NOTE_LINE
+        shapes.append(("text", {"class": "note", "y": y}, note))
+    y += 7
     for pill in box.pills:
-        wide = len(pill) * LETTER * PILL + 14
-        parts.append(
-            f'<rect class="pill" x="{x - wide / 2:.1f}" y="{line:.1f}" width="{wide:.1f}" height="16" rx="8"/>'
-            f'<text class="leaf" x="{x:.1f}" y="{line + 11.5:.1f}">{_text(pill)}</text>'
-        )
-        line += PILL_LINE
+        shapes.append(_block("pill", y, 2 * round(len(pill) * LETTER * PILL / 2 + 7), 16, 8))
+        shapes.append(("text", {"class": "leaf", "y": y + 11.5}, pill))
+        y += PILL_LINE
     for i, label in enumerate(reversed(box.labels)):
-        parts.append(f'<text class="label" x="{x:.1f}" y="{y - 13 - i * LABEL_LINE:.1f}">{_text(label)}</text>')
-    return "".join([*parts, "</g>"])
+        y = -13 - i * LABEL_LINE
+        shapes.append(_block("ground", y - 9, 2 * round(len(label) * LETTER * LABEL / 2 + 2), 12))
+        shapes.append(("text", {"class": "label", "y": y}, label))
+    return shapes
+
+
+def _block(kind: str, y: float, width: float, height: float, round_by: float = 0) -> Shape:
+    return "rect", {"class": kind, "x": -width / 2, "y": y, "width": width, "height": height, "rx": round_by}, ""
+
+
+def _draw_shape(shape: Shape) -> str:
+    tag, attributes, text = shape
+    written = " ".join(
+        f'{name}="{value}"' if isinstance(value, str) else f'{name}="{value:g}"' for name, value in attributes.items()
+    )
+    return f"<{tag} {written}>{_text(text)}</{tag}>" if text else f"<{tag} {written}/>"
 
 
 def _draw_line(placed: Placed, line: Connector, left: float, top: float) -> Iterator[str]:
@@ -128,12 +144,12 @@ def trace_line(placed: Placed, line: Connector, gradient: Gradient, aside: float
     first, last = line.chain[0], line.chain[-1]
     x, y = _end_of(placed, first, gradient, first == line.taker)
     y += placed.spots[first].height
-    row = placed.row_of[first]
+    row = placed.sheet.row_of[first]
     parts = [f"M{left + x:.1f} {top + y:.1f}"]
     for number in line.chain[1:]:
         if placed.bottoms[row] > y:
             parts.append(f"V{top + placed.bottoms[row]:.1f}")
-        y, row = placed.bottoms[row], placed.row_of[number]
+        y, row = placed.bottoms[row], placed.sheet.row_of[number]
         bend = number != last
         to = placed.spots[number].x + aside if bend else _end_of(placed, last, gradient, last == line.taker)[0]
         head, down = placed.heads[row], placed.tops[row]
@@ -147,18 +163,17 @@ def trace_line(placed: Placed, line: Connector, gradient: Gradient, aside: float
 
 def _end_of(placed: Placed, number: int, gradient: Gradient, enters: bool) -> tuple[float, float]:
     """The end of a line at a thing: in the middle, or at the gate of an open fold."""
-    spot: Spot = placed.spots[number]
+    spot = placed.spots[number]
     if number not in placed.inner:
         return spot.x, spot.y
-    return spot.x - spot.width / 2 + placed.inner[number].gates[*gradient, enters], spot.y
+    return spot.x - spot.left + placed.inner[number].gates[*gradient, enters], spot.y
 
 
 def _tooltip(thing: Thing) -> str:
-    if isinstance(thing.content, Node):
-        node = thing.content
-        where = f"\n{node.line}" if node.line is not None else ""
-        return f"{node.place}{where}"
-    return thing.name
+    node = thing.content
+    if not isinstance(node, Node):
+        return thing.name
+    return f"{node.place}\n{node.line}" if node.line is not None else node.place
 
 
 def _color_css() -> str:

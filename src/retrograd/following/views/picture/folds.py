@@ -177,7 +177,7 @@ class _Calls:
     def above(self, call: Call) -> Call:
         """The call of the module above in which this one happened.
 
-        What a module without nodes of its own (an ``nn.Sequential``) made cannot be told from the nodes: its calls are
+        What a module without nodes of its own (an ``nn.Sequential``) made cannot be known from the nodes: its calls are
         as many as those of the part of it that was called least.
         """
         path, number = call

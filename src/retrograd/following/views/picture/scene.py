@@ -8,13 +8,17 @@ at one point, its port.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 from retrograd.following.graph.node import Node
 from retrograd.following.views.picture.folds import Fold, Gradient, Outline
-from retrograd.following.views.picture.layers import arrange
+from retrograd.following.views.picture.layers import Arrangement, arrange
 from retrograd.following.views.picture.words import Box, clean, make_box
+
+PORT = 12.0
+LABEL_LINE, LABEL_FOOT = 13.0, 11.0
 
 Part = Fold | int
 """A fold, or the index of a node."""
@@ -119,6 +123,11 @@ class Thing:
     box: Box | None = None
 
     @property
+    def head(self) -> float:
+        """Height of the labels above it."""
+        return LABEL_FOOT + LABEL_LINE * len(self.box.labels) if self.box and self.box.labels else 0.0
+
+    @property
     def name(self) -> str:
         """Name that is the same in every picture of the same graph: ``n12``, ``in-12-0``, ``blocks.3``."""
         match self.content:
@@ -150,18 +159,22 @@ class Connector:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """The inside of a fold, laid out in rows but without coordinates, which depend on what is open in it.
+    """The inside of a fold, laid out as it is when everything in it is closed.
 
     Attributes:
         fold: whose.
         things: what is on it.
         rows: places in the list of things; larger numbers are bends of lines.
+        row_of: in which row each of them is.
+        xs: where its middle is.
         lines: what gradients go along.
     """
 
     fold: Fold
     things: list[Thing]
     rows: list[list[int]]
+    row_of: list[int]
+    xs: list[float]
     lines: list[Connector]
 
 
@@ -191,7 +204,9 @@ def make_scene(outline: Outline, folds: Iterable[Fold]) -> Scene:
     """Lay out the insides of some folds."""
     usual = find_usual_type(outline.nodes)
     insides = look_inside(outline, folds)
-    return Scene(outline, {fold: _lay_out(outline, fold, inside, usual) for fold, inside in insides.items()}, usual)
+    known = cache(arrange)  # layers of a deep net are alike
+    sheets = {fold: _lay_out(outline, fold, inside, usual, known) for fold, inside in insides.items()}
+    return Scene(outline, sheets, usual)
 
 
 def list_folds(top: Fold, most: int | None = None) -> Iterator[Fold]:
@@ -221,13 +236,12 @@ def find_usual_type(nodes: list[Node]) -> str:
     return max(types, key=lambda name: (types[name], name), default="")
 
 
-def _lay_out(outline: Outline, fold: Fold, inside: Inside, usual: str) -> Sheet:
+def _lay_out(outline: Outline, fold: Fold, inside: Inside, usual: str, arrange: Callable[..., Arrangement]) -> Sheet:
     ports = list(inside.ports)
     enter, leave = [port for port in ports if port.enters], [port for port in ports if not port.enters]
     contents: list[Fold | Node | Port] = [*enter, *fold.parts, *leave]
     numbers = {_key(content): number for number, content in enumerate(contents)}
     lines = [(numbers[a], numbers[b]) for a, b in inside.links]
-    arrangement = arrange(len(contents), lines, first=len(enter), last=len(leave))
     arriving: dict[int, dict[Gradient, None]] = {}
     for (_, b), gradients in zip(lines, inside.links.values(), strict=True):
         arriving.setdefault(b, {}).update(gradients)
@@ -235,11 +249,15 @@ def _lay_out(outline: Outline, fold: Fold, inside: Inside, usual: str) -> Sheet:
         Thing(content, None if isinstance(content, Port) else make_box(outline, content, arriving.get(i, ()), usual))
         for i, content in enumerate(contents)
     ]
+    widths = tuple(PORT if thing.box is None else thing.box.width for thing in things)
+    arrangement = arrange(widths, tuple(lines), first=len(enter), last=len(leave))
     drawn = zip(lines, arrangement.chains, arrangement.turned, inside.links.values(), strict=True)
     return Sheet(
         fold,
         things,
         arrangement.rows,
+        arrangement.row_of,
+        arrangement.xs,
         [Connector(a, b, tuple(chain), turned, tuple(gradients)) for (a, b), chain, turned, gradients in drawn],
     )
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from retrograd.core.amounts import count_of, show_bytes, show_count
-from retrograd.following.graph.node import Node, SavedValue, TensorInfo
+from retrograd.following.graph.node import Node, SavedValue, TensorInfo, shorten_line
 from retrograd.following.views.picture.folds import Fold, Gradient, Outline
 
 LETTER = 0.602
@@ -30,11 +29,13 @@ class Box:
     """One box as it is drawn when it is closed.
 
     Attributes:
+        is_fold: whether it stands for a fold, and not for a node.
         title, notes, pills: lines of text inside.
         labels: lines above it: what arrives.
         width, height: of the box, without the labels.
     """
 
+    is_fold: bool
     title: str
     notes: tuple[str, ...]
     pills: tuple[str, ...]
@@ -55,9 +56,9 @@ def make_box(outline: Outline, part: Fold | Node, incoming: Iterable[Gradient], 
     infos = [_info_at(outline.nodes, gradient) for gradient in incoming]
     labels = _count_equal(infos, usual)
     if isinstance(part, Fold):
-        return _measure(part.title, _note_fold(part), _pills_of_fold(outline, part, usual), labels)
+        return _measure(True, part.title, _note_fold(part), _pills_of_fold(outline, part, usual), labels)
     pills = _list_pills([outline.nodes[leaf.index] for leaf in outline.leaves.get(part.index, ())], part.module, usual)
-    return _measure(part.name, _note_node(part), pills, labels)
+    return _measure(False, part.name, _note_node(part), pills, labels)
 
 
 def name_leaf(leaf: Node, module: str | None) -> str:
@@ -80,7 +81,7 @@ def _note_fold(fold: Fold) -> list[str]:
 def _note_node(node: Node) -> list[str]:
     if node.line is None:
         return []
-    place = f"{PurePath(node.line.file).name}:{node.line.line}"
+    place = shorten_line(node.line)
     return [f"{node.line.operation} · {place}" if node.line.operation else place]
 
 
@@ -122,7 +123,7 @@ def _info_at(nodes: list[Node], gradient: Gradient) -> TensorInfo | None:
     return incoming[gradient[1]] if gradient[1] < len(incoming) else None
 
 
-def _measure(title: str, notes: list[str], pills: list[str], labels: list[str]) -> Box:
+def _measure(is_fold: bool, title: str, notes: list[str], pills: list[str], labels: list[str]) -> Box:
     title, *rest = [_shorten(title, TITLE), *(_shorten(note, NOTE) for note in notes)]
     pills, labels = [_shorten(pill, PILL) for pill in pills], [_shorten(label, LABEL) for label in labels]
     width = max(
@@ -133,7 +134,7 @@ def _measure(title: str, notes: list[str], pills: list[str], labels: list[str]) 
         96,
     )
     height = 14 + TITLE_LINE + NOTE_LINE * len(rest) + (PILL_LINE * len(pills) + 3 if pills else 0)
-    return Box(title, tuple(rest), tuple(pills), tuple(labels), float(round(width)), height)
+    return Box(is_fold, title, tuple(rest), tuple(pills), tuple(labels), 2.0 * round(width / 2), height)
 
 
 def _shorten(text: str, size: float) -> str:
@@ -151,7 +152,7 @@ _MOST_LINES = 12
 
 
 def describe_graph(outline: Outline) -> str:
-    """Tell how large a graph is."""
+    """The size of a graph in words."""
     top = outline.top
     leaves = count_of(len(top.leaves), "leaf", "leaves")
     return (
@@ -169,11 +170,11 @@ def describe_node(outline: Outline, node: Node) -> Details:
         ("module", [f"{node.module}{call}"] if node.module is not None else []),
         ("operation in the forward", [operation] if operation else []),
         ("line", [where] if where else []),
-        ("comes in", [_print(info) for info in node.incoming]),
-        ("goes out", list(_list_outgoing(outline, node))),
+        ("incoming", [print_info(info) for info in node.incoming]),
+        ("outgoing", list(_list_outgoing(outline, node))),
         ("saved", [_print_saved(saved) for saved in node.saved]),
         ("sequence number", [str(node.number)]),
-        ("place in the backward", [f"{outline.places[node.index] + 1:,} of {len(outline.places):,}"]),
+        ("order in the backward", [f"{outline.places[node.index] + 1:,} of {len(outline.places):,}"]),
         ("index in the graph", [str(node.index)]),
     ]
     return [(term, values) for term, values in details if values]
@@ -210,10 +211,11 @@ def _list_outgoing(outline: Outline, node: Node) -> Iterator[str]:
         other = outline.nodes[edge.node]
         slot = f", slot {edge.slot}" if len(other.incoming) > 1 else ""
         name = other.parameter or "an unnamed leaf" if other.is_leaf else f"{other.place} (n{other.index}{slot})"
-        yield f"{_print(info)} → {name}"
+        yield f"{print_info(info)} → {name}"
 
 
-def _print(info: TensorInfo | None) -> str:
+def print_info(info: TensorInfo | None) -> str:
+    """Type, shape and device."""
     return "not known" if info is None else str(info)
 
 

@@ -17,8 +17,8 @@ function draw() {
   if (storage === undefined) {
     fill(
       find("details"),
-      make("p", { class: "note" }, "Point at a tile to see its details."),
-      make("p", { class: "note" }, "A tile is a piece of memory that nodes of the graph save for the backward pass, in the module that saved it first. Parameters and buffers are not shown, because they are in memory anyway."),
+      make("p", { class: "note" }, "Hover over a tile to see its details."),
+      make("p", { class: "note" }, "A tile is a storage that nodes of the graph save for the backward pass, in the module that saved it first. Parameters and buffers are not shown: they are in memory anyway."),
     );
     return;
   }
@@ -42,7 +42,7 @@ function draw() {
   );
   fill(
     find("details"),
-    state.kept === storage.number ? make("span", { class: "kept" }, "kept") : null,
+    state.kept === storage.number ? make("span", { class: "kept" }, "pinned") : null,
     make("h3", {}, titleOf(storage)),
     make("dl", {}, ...makeTerms(known)),
   );

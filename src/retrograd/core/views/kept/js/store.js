@@ -72,5 +72,5 @@ export const isWithin = (module, path) => path === "" || module === path || modu
 export const eventAt = (position) => {
   const place = data.texts[data.at[position]];
   if (!place) return "the end";
-  return `${place} ${data.isRun[position] ? "runs" : "is made"}`;
+  return data.isRun[position] ? `the backward runs ${place}` : `the forward creates ${place}`;
 };

@@ -1,10 +1,9 @@
 /** Bytes held at each position, the peak, and the position that is chosen. */
 
 import { formatCount } from "./counts.js";
-import { find, sizeCanvas, themeColor } from "./dom.js";
+import { find, redrawWith, sizeCanvas, themeColor } from "./dom.js";
 import { formatBytes, formatSeconds } from "./sizes.js";
 import { facts } from "./payload.js";
-import { redrawWith } from "./redraw.js";
 import { change, data, eventAt, onChange, state } from "./store.js";
 
 const LEFT = 64;
@@ -77,10 +76,10 @@ function draw() {
   drawPeak(context);
   if (state.position !== null) drawRule(context, state.position, themeColor("accent"), 2);
   if (pointed !== null) drawRule(context, pointed, themeColor("muted"), 1);
-  tell(element);
+  announce(element);
 }
 
-function tell(element) {
+function announce(element) {
   const { position } = state;
   element.setAttribute("aria-valuenow", String(position ?? facts.inventory.peak));
   element.setAttribute("aria-valuetext", describe(position ?? facts.inventory.peak));

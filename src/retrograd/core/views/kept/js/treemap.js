@@ -1,8 +1,7 @@
 /** Modules within modules, and in them the memory that they keep; areas are bytes. */
 
 import { formatCount, plural } from "./counts.js";
-import { fill, find, make, sizeCanvas, themeColor } from "./dom.js";
-import { redrawWith } from "./redraw.js";
+import { fill, find, make, redrawWith, sizeCanvas, themeColor } from "./dom.js";
 import { formatBytes, formatShare } from "./sizes.js";
 import { aliveNow, change, data, GROUP_WORDS, GROUPS, groupOf, isWithin, moduleOf, onChange, state, textOf, firstRow, titleOf } from "./store.js";
 import { layTiles } from "./tiles.js";
@@ -200,5 +199,5 @@ function drawPath() {
 function describe(root, shown) {
   if (!shown.length) return "Nothing is held here.";
   const largest = shown[0];
-  return `Treemap by module of ${plural(shown.length, "piece")} of memory, ${formatBytes(root.size)}. The largest is ${titleOf(largest)}, ${formatBytes(largest.bytes)}. ${formatCount(data.storages.length)} in all.`;
+  return `Treemap by module of ${plural(shown.length, "storage")}, ${formatBytes(root.size)}. The largest is ${titleOf(largest)}, ${formatBytes(largest.bytes)}. ${formatCount(data.storages.length)} in all.`;
 }

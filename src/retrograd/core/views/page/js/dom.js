@@ -1,4 +1,4 @@
-/** Making elements. Text from the run is only ever set as text, never as markup. */
+/** Making elements, and watching them. Text from the run is only ever set as text, never as markup. */
 
 /** `make("button", {class: "quiet", onclick: f}, "Reset")`: properties that start with "on" are listeners. */
 export function make(tag, properties = {}, ...children) {
@@ -40,7 +40,7 @@ export function sizeCanvas(canvas, width, height) {
   return context;
 }
 
-const colors = new Map(); // theme and name → colour: to ask the browser makes it work out all styles anew
+const colors = new Map(); // theme and name → colour: asking the browser each time recomputes all styles
 
 /** The value of a colour of the style sheet in the theme that is shown. */
 export function themeColor(name) {
@@ -48,4 +48,19 @@ export function themeColor(name) {
   const key = `${root.dataset.theme} ${name}`;
   if (!colors.has(key)) colors.set(key, getComputedStyle(root).getPropertyValue(`--${name}`).trim());
   return colors.get(key);
+}
+
+/** Redraw a canvas when its element is resized, or the theme changes. */
+export function redrawWith(element, draw) {
+  new ResizeObserver(draw).observe(element);
+  new MutationObserver(draw).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+}
+
+/** The key "/" puts the cursor into a search field. */
+export function focusOnSlash(id) {
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.target.closest("input, select, textarea")) return;
+    event.preventDefault();
+    find(id).focus();
+  });
 }

@@ -2,7 +2,7 @@
 
 import { find } from "./dom.js";
 
-/** `draw` and then `prepare`, what may be made ready while nobody waits for it. */
+/** `draw` and then `prepare`, what may be prepared afterwards. */
 export function openPage(draw, prepare) {
   return draw()
     .then(() => (document.documentElement.dataset.ready = "yes"))

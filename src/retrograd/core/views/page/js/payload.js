@@ -1,6 +1,6 @@
 /** What the writer put into the page: facts as JSON, blocks as gzip in base64. */
 
-import { askServer } from "./asking.js";
+import { fetchFrom } from "./server.js";
 
 export const facts = JSON.parse(document.getElementById("facts-json").textContent);
 
@@ -20,16 +20,16 @@ export async function unpack(text) {
 /** The value of a block of JSON. */
 export const readJson = async (name) => JSON.parse(new TextDecoder().decode(await readBytes(name)));
 
-/** A page that is served asks for what a file holds. */
-export const ask = (what, query) => askServer(facts.live.base, what, query);
+/** A served page requests what a page in a file contains. */
+export const fetchLive = (what, query) => fetchFrom(facts.live.base, what, query);
 
 /** Numbers of some statistics and series from a column on; null where the run has other sites by now. */
-export async function askNumbers(names, series, from) {
+export async function fetchNumbers(names, series, from) {
   const { first, last, width } = facts.columns;
   if (first.length === 0) return new Float32Array(0); // nothing was recorded yet
   const span = { step: first[from], until: last.at(-1), width };
   const chosen = { names: JSON.stringify(names), series, sites: facts.live.digests.sites };
-  const answer = await (names[0] === "loss" ? ask("loss", span) : ask("numbers", { ...chosen, ...span }));
+  const answer = await (names[0] === "loss" ? fetchLive("loss", span) : fetchLive("numbers", { ...chosen, ...span }));
   return answer && new Float32Array(await answer.arrayBuffer());
 }
 

@@ -14,7 +14,7 @@ export function showTheme(theme) {
   find("theme").setAttribute("aria-pressed", String(isDark()));
 }
 
-/** Show a theme; tell `choose` what the switch or the system asks for from then on. */
+/** Show a theme; call `choose` with what the switch or the system chooses from then on. */
 export function followTheme(theme = "auto", choose = showTheme) {
   showTheme(theme);
   system.addEventListener("change", () => choose(wanted));

@@ -16,7 +16,7 @@ const WRITERS = {
   model: writeModel,
 };
 
-/** Write what is told of some facts; of all at first. */
+/** Write the parts of the page that show these facts; at first all of them. */
 export const writeAbout = (names = Object.keys(WRITERS)) => names.forEach((name) => WRITERS[name]?.());
 
 function writeCommand() {
@@ -64,7 +64,7 @@ function makeTrouble({ title, note, columns, rows, more }) {
         make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))),
       ),
     ),
-    more ? make("p", { class: "note" }, `… and ${formatCount(more)} more, not written here.`) : null,
+    more ? make("p", { class: "note" }, `… and ${formatCount(more)} more, not listed here.`) : null,
   );
 }
 

@@ -36,7 +36,7 @@ export function makeChart(host, { lines, bad, scale, height, gutter, right = () 
     axes: [
       { show: false },
       {
-        size: gutter, // asked anew at every change of size
+        size: gutter, // computed again at every change of size
         gap: 6,
         font: "11px system-ui, sans-serif",
         stroke: () => themeColor("muted"),
@@ -60,7 +60,7 @@ const charts = new WeakMap(); // uPlot → what it shows
 
 const isLogarithmic = (lines, scale) => scale === "log" && lines.some(({ line }) => line.some((value) => value > 0));
 
-/** Show newer numbers of the same lines; false where the chart has to be made anew. */
+/** Show newer numbers of the same lines; false where the chart has to be made again. */
 export function renewChart(plot, { lines, bad, scale }) {
   const shown = charts.get(plot);
   const isSame = (line, i) => ["name", "color", "band"].every((key) => line[key] === shown.lines[i][key]);

@@ -1,4 +1,4 @@
-/** The numbers on show as CSV: a line a row of the map, a column a column in view. */
+/** Download the numbers in view as CSV: a line a row of the map, a column a column in view. */
 
 import { download, fileName } from "./download.js";
 import { facts } from "./payload.js";

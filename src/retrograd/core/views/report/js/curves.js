@@ -22,7 +22,7 @@ export function chartsOf(part, series) {
     { title: "mean", about: aboutOf("mean"), scale: "linear", lines: bandLines("mean", part, series) },
     part === "update"
       ? { title: "update ratio", about: aboutOf("update_ratio"), scale: state.curves, lines: bandLines("update_ratio", part, series) }
-      : { title: "zeros share", about: aboutOf("zero_share"), scale: "share", lines: bandLines("zero_share", part, series) },
+      : { title: "share of zeros", about: aboutOf("zero_share"), scale: "share", lines: bandLines("zero_share", part, series) },
   ];
   return charts.filter(({ lines }) => lines.length);
 }

@@ -2,24 +2,24 @@
 
 import { makePalette } from "./colors.js";
 import { sizeCanvas, themeColor } from "./dom.js";
-import { ask, facts, readBytes, unpack } from "./payload.js";
+import { fetchLive, facts, readBytes, unpack } from "./payload.js";
 import { columnCount, shownColumns } from "./steps.js";
 import { isDark } from "./theme.js";
 
 const FEWEST_BINS = 8;
 
 let codes = null;
-let asked = new Map(); // series of a page that is served → its histogram; null while it is on its way
+let fetched = new Map(); // series of a page that is served → its histogram; null while it is on its way
 
-/** Make histograms of some series ready; tells whether there are others than before. */
+/** Make histograms of some series ready; returns whether there are others than before. */
 export async function loadExponents(wanted) {
   if (!facts.live) return void (codes ??= await readBytes("exponents"));
-  const [here, version] = [asked, facts.live.version];
+  const [here, version] = [fetched, facts.live.version];
   const lacking = wanted.filter((series) => !here.has(series));
   if (!lacking.length || !columnCount()) return false;
-  for (const series of lacking) here.set(series, null); // nobody else needs to ask
-  const found = await askExponents(lacking, 0, facts.columns.width);
-  if (found === null || here !== asked) return false; // the run has other sites by now, of which the next news tell
+  for (const series of lacking) here.set(series, null); // requested only once
+  const found = await fetchExponents(lacking, 0, facts.columns.width);
+  if (found === null || here !== fetched) return false; // the run has other sites by now, which come with the next news
   lacking.forEach((series, i) => here.set(series, { ...found[i], version }));
   return true;
 }
@@ -27,7 +27,7 @@ export async function loadExponents(wanted) {
 /** Add the columns that came since to histograms that are there. */
 export async function freshenExponents(wanted) {
   if (!facts.live) return;
-  const [here, { version }] = [asked, facts.live];
+  const [here, { version }] = [fetched, facts.live];
   const old = wanted.filter((series) => here.get(series) && here.get(series).version !== version);
   const alike = new Map(); // those of as many columns
   for (const series of old) {
@@ -37,22 +37,22 @@ export async function freshenExponents(wanted) {
   for (const some of alike.values()) {
     const known = some.map((series) => here.get(series));
     const [{ columns, merged }] = known;
-    const found = await askExponents(some, (columns - 1) * merged, facts.columns.width * merged);
-    if (found === null || here !== asked) return;
+    const found = await fetchExponents(some, (columns - 1) * merged, facts.columns.width * merged);
+    if (found === null || here !== fetched) return;
     for (const [i, series] of some.entries()) {
       if (here.get(series) !== known[i]) continue; // another answer came first
-      if (found[i].merged > 1) here.delete(series); // so many that each holds more steps: all are asked for anew
+      if (found[i].merged > 1) here.delete(series); // so many that each holds more steps: all are requested again
       else here.set(series, { ...addColumns(known[i], found[i]), version });
     }
   }
 }
 
 /** Histograms of some series from a column of the page on, in columns of so many steps; null where sites are others by now. */
-async function askExponents(series, from, width) {
+async function fetchExponents(series, from, width) {
   const { first, last } = facts.columns;
   const columns = Math.ceil(((first.length - from) * facts.columns.width) / width);
   const query = { series, sites: facts.live.digests.sites, step: first[from], until: last.at(-1), width };
-  const answer = await ask("exponents", query);
+  const answer = await fetchLive("exponents", query);
   if (answer === null) return null;
   const { exponents, text } = await answer.json();
   const bytes = exponents && (await unpack(text));
@@ -80,12 +80,12 @@ function addColumns(known, added) {
 }
 
 export function forgetExponents() {
-  asked = new Map();
+  fetched = new Map();
 }
 
 /** {first, bins, columns, merged, cells} of a series: exponent of the lowest bin, how many bins and columns, columns of the page in one, codes by bin and column. */
 export function histogramOf(series) {
-  if (facts.live) return asked.get(series)?.bins ? asked.get(series) : null;
+  if (facts.live) return fetched.get(series)?.bins ? fetched.get(series) : null;
   return facts.exponents?.stretches[series] && codes ? cutOut(facts.exponents, series, codes) : null;
 }
 

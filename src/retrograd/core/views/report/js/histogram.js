@@ -39,7 +39,7 @@ export function makeHistogram(series, gutter) {
     ],
     draw() {
       const histogram = histogramOf(series);
-      if (histogram) probe = drawExponents(canvas, histogram, width(), HEIGHT, gutter); // while it is asked for anew, the old one stays
+      if (histogram) probe = drawExponents(canvas, histogram, width(), HEIGHT, gutter); // while it is requested again, the old one stays
     },
     follow() {
       const [from, to] = shownColumns();
@@ -56,7 +56,7 @@ function makeShareKey() {
   return make(
     "span",
     { class: "key", title: "share of the finite, non-zero elements" },
-    powerOfTwo(facts.exponents.smallest),
+    `1 in ${Math.floor(2 ** -facts.exponents.smallest / 1e6)} million`,
     bar,
     "all",
   );

@@ -1,9 +1,8 @@
 /** Keys: arrows move the cursor, Enter opens or folds, Escape goes back, / searches. */
 
 import { openRow, closePlace, scrollToRow, toggleFold } from "./actions.js";
-import { find } from "./dom.js";
+import { find, focusOnSlash } from "./dom.js";
 import { isMerged, shown } from "./rows.js";
-import { focusOnSlash } from "./slash.js";
 import { change, state } from "./state.js";
 import { shownColumns } from "./steps.js";
 

@@ -33,7 +33,7 @@ function makeLabel(node, position, top) {
   const folder = Boolean(node.children);
   const folded = folder && !state.filter && isFolded(node);
   const without = placesWithout(node);
-  const told = without.length ? tellWithout(node) : "";
+  const reason = without.length ? describeWithout(node) : "";
   const bad = numbersOf(node).bad?.some((count) => count > 0);
   const label = make(
     "div",
@@ -47,18 +47,18 @@ function makeLabel(node, position, top) {
       "aria-setsize": shown.rows.length,
       "aria-selected": String(node.id === state.current),
       "aria-expanded": folder ? String(!folded) : null,
-      title: told ? `${fullName(node)}: ${told}` : fullName(node),
+      title: reason ? `${fullName(node)}: ${reason}` : fullName(node),
     },
     make("span", { class: "caret" }, folder ? (folded ? "▸" : "▾") : ""),
     make("span", { class: "name" }, node.name, make("span", { class: "slot" }, slotText(node))),
-    told ? make("span", { class: "unseen" }, `, ${told}`) : null,
-    told ? make("span", { class: "without", "aria-hidden": "true" }, make("i"), isMerged(node) ? `${without.length} of` : "") : null,
-    bad ? make("span", { class: "bad", title: "has NaN or infinite elements" }, "●") : null,
+    reason ? make("span", { class: "unseen" }, `, ${reason}`) : null,
+    reason ? make("span", { class: "without", "aria-hidden": "true" }, make("i"), isMerged(node) ? `${without.length} of` : "") : null,
+    bad ? make("span", { class: "bad", title: "contains NaN or infinite elements" }, "●") : null,
     node.place !== null && facts.places[node.place].note && !isMerged(node)
       ? make("span", { class: "merged" }, facts.places[node.place].note)
       : null,
     isMerged(node)
-      ? make("span", { class: "merged", title: `${node.places.length} rows in one` }, String(node.places.length))
+      ? make("span", { class: "merged", title: `${node.places.length} sites, merged` }, String(node.places.length))
       : null,
   );
   label.style.transform = `translateY(${top}px)`;
@@ -79,7 +79,7 @@ function slotText(node) {
 }
 
 /** What is said of a row of which all or some never got a gradient. */
-export function tellWithout(node) {
+export function describeWithout(node) {
   if (!isMerged(node)) return whyWithout(node.place);
   const [few, all] = [placesWithout(node), node.places.length];
   const said = whyWithout(few[0]).split(":")[0].replace(/^no /, "had no "); // of a run that goes on: so far
@@ -87,6 +87,6 @@ export function tellWithout(node) {
 }
 
 export function fullName(node) {
-  if (isMerged(node)) return `${node.id.slice(0, -1)} (${node.places.length} rows)`;
+  if (isMerged(node)) return `${node.id.slice(0, -1)} (${node.places.length} sites)`;
   return node.place === null ? node.id.slice(0, -1) : facts.places[node.place].name;
 }

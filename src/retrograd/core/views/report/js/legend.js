@@ -42,5 +42,5 @@ function noticeText(statistic) {
     width > 1
       ? `${plural(total, "step")} drawn in ${plural(first.length, "column")} of ${width}; extremes kept (a cell shows ${kept} of its steps). `
       : "";
-  return `${decimated}${shown.rows.some(isMerged) ? `A folded module shows the ${mergeRule()} of its rows. ` : ""}${facts.digits ? `Numbers have ${facts.digits} significant digits.` : ""}`;
+  return `${decimated}${shown.rows.some(isMerged) ? `A folded module shows the ${mergeRule()} of its sites. ` : ""}${facts.digits ? `Numbers have ${facts.digits} significant digits.` : ""}`;
 }

@@ -1,17 +1,17 @@
-/** Follows a run that is still being recorded: asks what is new, and has the page drawn again. */
+/** Follows a run that is still being recorded: requests what is new, and redraws the page. */
 
 import { writeAbout } from "./about.js";
 import { find } from "./dom.js";
 import { forgetExponents } from "./exponents.js";
 import { writeFindings } from "./findings.js";
 import { findStatistics, forgetColumns } from "./measures.js";
-import { ask, facts } from "./payload.js";
+import { fetchLive, facts } from "./payload.js";
 import { forgetNumbers } from "./rows.js";
 import { QUANTITIES, change, findQuantities } from "./state.js";
 
 const STRUCTURE = ["sites", "places", "measures"];
 
-/** Ask again and again; a page that nobody looks at asks nothing. */
+/** Poll for news, unless the page is hidden. */
 export function followRun() {
   const again = () => setTimeout(() => (document.hidden ? again() : lookForNews().finally(again)), facts.live.pause);
   again();
@@ -22,12 +22,12 @@ async function lookForNews() {
   const have = JSON.stringify(facts.live.digests);
   try {
     const query = { have, column: first.length - 1, step: first.at(-1) ?? -1, until: last.at(-1) ?? -1, width };
-    const answer = await ask("news", query);
+    const answer = await fetchLive("news", query);
     adopt(await answer.json());
     find("failure").hidden = true;
   } catch (error) {
     find("failure").hidden = false;
-    find("failure").textContent = `The run is not followed at present: ${error.message}. Is “retrograd serve” still running?`;
+    find("failure").textContent = `Live updates have stopped: ${error.message}. Is “retrograd serve” still running?`;
   }
 }
 

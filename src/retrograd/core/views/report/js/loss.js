@@ -1,8 +1,7 @@
 /** The loss, above the map: the mean of each column, in the band of its extremes. */
 
 import { find } from "./dom.js";
-import { drawLossChart, followLossChart, readingColumn, resizeLossChart } from "./loss_chart.js";
-import { tellLoss } from "./loss_words.js";
+import { drawLossChart, followLossChart, readingColumn, resizeLossChart, printLoss } from "./loss_chart.js";
 import { loadLossLine, lossLine } from "./measures.js";
 import { facts } from "./payload.js";
 
@@ -25,5 +24,5 @@ export const resizeLoss = resizeLossChart;
 
 function readLoss() {
   const line = lossLine("mean");
-  if (line) find("loss-value").textContent = tellLoss(line, lossLine("low"), readingColumn(line));
+  if (line) find("loss-value").textContent = printLoss(line, lossLine("low"), readingColumn(line));
 }

@@ -28,7 +28,7 @@ async function showInventory() {
   await showKept();
 }
 
-/** What panels need is made ready while nobody waits for it. */
+/** Prepare what panels need, after the first paint. */
 async function prepare() {
   if (facts.live) return followRun();
   await loadStatistics(STATISTICS.map(({ name }) => name));

@@ -1,9 +1,9 @@
 /** Numbers by statistic, series and column. */
 
-import { askNumbers, facts, readFloats } from "./payload.js";
+import { fetchNumbers, facts, readFloats } from "./payload.js";
 
 const lines = new Map(); // block → its series → {values, first, apart, columns, version}: a line each `apart` numbers
-let generation = 0; // what was asked for before all columns, or all series, became others is of no use
+let generation = 0; // answers to requests from before all columns, or all series, changed are dropped
 let coming = null; // the answer that is on its way
 const SPARE = 128; // columns that a followed run may gain before its numbers are copied
 const MOST_SERIES = 4000; // of one question, which is an address
@@ -51,7 +51,7 @@ export async function loadStatistics(names, wanted) {
   if (!facts.live) return void (await Promise.all(all.map(unpackStatistic)));
   for (let lacking = listLacking(all, wanted); lacking; lacking = listLacking(all, wanted)) {
     coming ??= loadLacking(lacking).finally(() => (coming = null));
-    if ((await coming) === null) return; // the run has other sites by now, of which the next news tell
+    if ((await coming) === null) return; // the run has other sites by now, which come with the next news
   }
 }
 
@@ -82,7 +82,7 @@ async function unpack(name, { bands, series }) {
   loaded += 1;
 }
 
-/** What to ask for next: statistics that lack the same series from the same column on; null where nothing is lacking. */
+/** What to request next: statistics that lack the same series from the same column on; null where nothing is lacking. */
 function listLacking(names, wanted) {
   let found = null;
   for (const name of names) {
@@ -103,7 +103,7 @@ function listLacking(names, wanted) {
 async function loadLacking({ names, series, from }) {
   const columns = facts.columns.first.length;
   const [begun, version] = [generation, facts.live.version];
-  const added = await askNumbers(names, series, from);
+  const added = await fetchNumbers(names, series, from);
   if (added === null) return null;
   if (begun !== generation) return false;
   const width = columns - from;
@@ -134,7 +134,7 @@ function makeRoom(known, bands, columns, from) {
   return { values, first: 0, apart };
 }
 
-/** The band that is nearest to the one asked for among those a statistic has. */
+/** The band that is nearest to the requested one among those a statistic has. */
 export function bandOf(statistic, band) {
   return statistic.bands.includes(band) ? band : statistic.bands.at(-1);
 }

@@ -51,7 +51,7 @@ function makePanel(name) {
   const place = facts.places[number];
   const parts = ["value", "grad", "update"].filter((part) => part in place.series);
   const sides = parts.map((part) => makeSide(part, place.series[part]));
-  const told = make("div", {}, ...tellOf(place));
+  const notes = make("div", {}, ...notesOf(place));
   const element = make(
     "article",
     { class: "panel", id: `panel-${number}`, "aria-label": name },
@@ -82,7 +82,7 @@ function makePanel(name) {
         "✕",
       ),
     ),
-    told,
+    notes,
     make("div", { class: "sides" }, ...sides.map((side) => side.element)),
   );
   return {
@@ -90,13 +90,13 @@ function makePanel(name) {
     sides,
     renew() {
       if (JSON.stringify(facts.places[number]) !== JSON.stringify(place)) return false;
-      fill(told, ...tellOf(place));
+      fill(notes, ...notesOf(place));
       return sides.every((side) => side.renew());
     },
   };
 }
 
-const tellOf = (place) => [
+const notesOf = (place) => [
   ...alarms(place),
   ...Object.values(place.without).map((text) => make("p", { class: "note" }, `Gradient: ${text}.`)),
 ];

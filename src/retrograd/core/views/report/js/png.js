@@ -1,4 +1,4 @@
-/** The map as a picture: all its rows, with title, names, axis and colour bar. */
+/** Download the map as an image: all its rows, with title, names, axis and colour bar. */
 
 import { drawSteps } from "./axis.js";
 import { cssColor } from "./colors.js";

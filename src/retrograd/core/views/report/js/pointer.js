@@ -9,7 +9,7 @@ import { change, state } from "./state.js";
 const DRAG = 6;
 
 let last = {}; // the last event of a pointer that moved, anywhere on the page
-let rests = false; // what is under it was drawn anew or moved: browsers tell that as a move, too
+let rests = false; // what is under it was redrawn or moved: browsers report that as a move, too
 let pressed = null; // {x, column, again} while a button or finger is down; again: on the row that was current already
 
 export function followPointer() {

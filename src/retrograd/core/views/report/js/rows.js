@@ -69,14 +69,14 @@ export function siteName(number) {
 /** Why a place has nothing of what is shown, or empty. */
 export const whyWithout = (number) => facts.places[number].without[quantityOf(state.quantity).site] ?? "";
 
-/** Places of a row that have nothing of what is shown, for a reason that is told; of a row that is unfolded its own. */
+/** Places of a row that have nothing of what is shown, for a known reason; of an unfolded row its own. */
 export function placesWithout(node) {
   const places = isMerged(node) ? node.places : node.place === null ? [] : [node.place];
   const { site } = quantityOf(state.quantity);
   return places.filter((number) => whyWithout(number) && !(site in facts.places[number].series));
 }
 
-/** Whether a row has no numbers for a reason that is told: it is hatched from end to end. */
+/** Whether a row has no numbers for a known reason: it is hatched from end to end. */
 export const isWithout = (node) => placesWithout(node).length === (isMerged(node) ? node.places.length : 1);
 
 export function fitColors() {

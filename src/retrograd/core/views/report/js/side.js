@@ -22,7 +22,7 @@ export function makeSide(part, series) {
     make("h4", {}, make("i", { class: "dot" }), TITLES[part], sizeNote(series)),
     ...charts.flatMap(({ title, about, host, value }) => [make("div", { class: "plot-title", title: about }, `${title} `, value), host]),
     ...(histogram ? histogram.elements : []),
-    charts.length || histogram ? axis : make("p", { class: "note" }, "Nothing of it in the runs that are drawn."),
+    charts.length || histogram ? axis : make("p", { class: "note" }, "None of the runs drawn has recorded it."),
   );
   const read = () => charts.forEach((chart) => fill(chart.value, ...readChart(chart)));
   const drawRest = () => {

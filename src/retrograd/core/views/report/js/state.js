@@ -22,7 +22,7 @@ findQuantities();
 
 export const quantityOf = (key) => QUANTITIES.find((quantity) => quantity.key === key) ?? QUANTITIES[0];
 
-/** Whether a place has a row: something was recorded of it, or it is told why nothing was. */
+/** Whether a place has a row: something was recorded of it, or the reason is known why nothing was. */
 export const hasRow = ({ kind, series, without }, { of, site }) => kind === of && (site in series || site in without);
 
 /** Numbers of the sites that are shown for a quantity, in the order of their places. */
@@ -63,12 +63,12 @@ export function change(patch) {
   Object.assign(state, patch);
   if (changed === null) {
     changed = new Set();
-    requestAnimationFrame(tell);
+    requestAnimationFrame(notify);
   }
   for (const key of Object.keys(patch)) changed.add(key);
 }
 
-function tell() {
+function notify() {
   const keys = changed;
   changed = null;
   for (const [watched, react] of listeners) {

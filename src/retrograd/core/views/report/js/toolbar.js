@@ -14,7 +14,7 @@ import { nameColumns, shownColumns } from "./steps.js";
 
 const BANDS = { high: "largest", mean: "mean", low: "smallest" };
 const offered = new Map(); // list → its choices, as text
-const FACTOR_CHOICES = [["auto", "range that fits"], ...FACTORS.map((factor) => [String(factor), `up to ×${formatCount(factor)}`])];
+const FACTOR_CHOICES = [["auto", "automatic range"], ...FACTORS.map((factor) => [String(factor), `up to ×${formatCount(factor)}`])];
 
 export function buildToolbar() {
   fill(
@@ -88,9 +88,9 @@ function press(group, key) {
 
 /** The choices of a list; one that a person has open stays as it is unless they are others. */
 function offer(id, choices, chosen) {
-  const told = JSON.stringify(choices);
-  if (offered.get(id) !== told) fill(find(id), ...choices.map(([value, label, title]) => make("option", { value, title }, label)));
-  offered.set(id, told);
+  const key = JSON.stringify(choices);
+  if (offered.get(id) !== key) fill(find(id), ...choices.map(([value, label, title]) => make("option", { value, title }, label)));
+  offered.set(id, key);
   if (find(id).value !== chosen) find(id).value = chosen;
 }
 
@@ -105,8 +105,8 @@ export function showCounts() {
   find("count").textContent =
     shown.problem ||
     (state.filter
-      ? `${plural(shown.rows.filter((node) => !node.children).length, "row")} of ${formatCount(shown.total)}`
-      : plural(kept.size, "row"));
+      ? `${plural(shown.rows.filter((node) => !node.children).length, "site")} of ${formatCount(shown.total)}`
+      : plural(kept.size, "site"));
   find("empty").hidden = shown.rows.length > 0;
   find("reset").hidden = state.zoom === null;
   const [from, to] = shownColumns();

@@ -9,7 +9,7 @@ import { facts } from "./payload.js";
 import { chooseBetter, isMerged, isRatio, isWithout, mergeRule, numbersOf, numbersOfPlace, placesWithout, shown, siteName, whyWithout } from "./rows.js";
 import { quantityOf, state } from "./state.js";
 import { nameColumn } from "./steps.js";
-import { fullName, tellWithout } from "./labels.js";
+import { fullName, describeWithout } from "./labels.js";
 
 export function drawTooltip() {
   const node = shown.rows.find((row) => row.id === state.current);
@@ -31,15 +31,15 @@ export function describeCell(node, column) {
     ["where", nameOf(node)],
     ["when", nameColumn(column)],
   ];
-  if (isWithout(node)) return [lines[0], ["value", tellWithout(node)]];
-  if (!line && !bad) return [...lines, ["value", "unfold to see its rows"]];
+  if (isWithout(node)) return [lines[0], ["value", describeWithout(node)]];
+  if (!line && !bad) return [...lines, ["value", "unfold to see its sites"]];
   if (bad?.[column] > 0) lines.push(["alarm", `${plural(bad[column], "element")} NaN or infinite`]);
   const missing = !line || Number.isNaN(line[column]);
   if (missing && !(bad?.[column] > 0)) return [...lines, ["value", (!isMerged(node) && whyWithout(node.place)) || "not recorded"]];
   if (!missing) lines.push(["value", valueText(node, line[column], column)]);
   if (isMerged(node) && !missing)
     lines.push(["source", `${mergeRule()} of ${node.places.length} rows, at ${winnerOf(node, column)}`]);
-  if (without) lines.push(["source", tellWithout(node)]);
+  if (without) lines.push(["source", describeWithout(node)]);
   return lines;
 }
 

@@ -60,7 +60,7 @@ function add(parent, node) {
   return node;
 }
 
-/** Rows to show, from top to bottom. `isFolded(node)` tells of folders; `keeps(node)` of leaves, or is null. */
+/** Rows to show, from top to bottom. `isFolded(node)` is for folders; `keeps(node)` for leaves, or null. */
 export function listRows(top, isFolded, keeps) {
   const rows = [];
   const visit = (node) => {

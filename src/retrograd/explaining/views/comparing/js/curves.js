@@ -22,7 +22,7 @@ export function chartsOf(part, series) {
     { title: "mean", name: "mean", scale: "linear", print: formatNumber },
     part === "update"
       ? { title: "update ratio", name: "update_ratio", scale: state.curves, print: formatNumber }
-      : { title: "zeros share", name: "zero_share", scale: "share", print: formatShare },
+      : { title: "share of zeros", name: "zero_share", scale: "share", print: formatShare },
   ];
   return charts
     .map((chart) => ({ ...chart, about: aboutOf(`${chart.name}-0`), lines: linesOf(chart.name, series) }))

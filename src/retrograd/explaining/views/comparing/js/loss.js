@@ -1,8 +1,7 @@
 /** The losses of all runs over each other, above the map. */
 
 import { fill, find } from "./dom.js";
-import { drawLossChart, followLossChart, readingColumn, resizeLossChart } from "./loss_chart.js";
-import { tellLoss } from "./loss_words.js";
+import { drawLossChart, followLossChart, readingColumn, resizeLossChart, printLoss } from "./loss_chart.js";
 import { STATISTICS, lineOf, loadStatistics } from "./measures.js";
 import { facts } from "./payload.js";
 import { colorOf, dashOf, drawnRuns, makeKey } from "./runs.js";
@@ -26,7 +25,7 @@ export const resizeLoss = resizeLossChart;
 function readLoss() {
   const keys = knownRuns().map((number) => {
     const line = lossOf(number, "mean");
-    return makeKey(number, `${facts.runs[number].letter} ${tellLoss(line, lossOf(number, "low"), readingColumn(line))}`);
+    return makeKey(number, `${facts.runs[number].letter} ${printLoss(line, lossOf(number, "low"), readingColumn(line))}`);
   });
   fill(find("loss-value"), ...keys);
 }

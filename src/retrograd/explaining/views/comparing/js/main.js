@@ -1,33 +1,33 @@
-/** The page of several runs: what is told of them, and the map of their ratios. */
+/** The page of several runs: their verdicts and findings, and the map of their ratios. */
 
-import { askServer } from "./asking.js";
+import { fetchFrom } from "./server.js";
 import { readView, showMap } from "./map.js";
 import { STATISTICS, loadStatistics } from "./measures.js";
 import { openPage } from "./opening.js";
 import { facts } from "./payload.js";
 import { writeRuns } from "./runs.js";
 import { onChange } from "./state.js";
-import { writeTold } from "./told.js";
+import { writeVerdicts } from "./verdicts.js";
 
 async function start() {
-  writeTold();
+  writeVerdicts();
   readView();
   writeRuns();
   onChange(["hidden"], writeRuns);
   await showMap();
 }
 
-/** Where a run has gone on, load the page again, of which the address holds the view; one that nobody looks at waits. */
+/** Load the page again when a run has gone on (its address holds the view), unless it is hidden. */
 async function lookAgain() {
   const { base, state } = facts.again;
-  const answer = document.hidden ? null : await askServer(base, "state", location.search).catch(() => null); // it may be over
+  const answer = document.hidden ? null : await fetchFrom(base, "state", location.search).catch(() => null); // it may be over
   if (answer && (await answer.text()) !== state) location.reload();
   else followRuns();
 }
 
 const followRuns = () => void setTimeout(lookAgain, 1000 * facts.again.pause);
 
-/** What panels need is made ready while nobody waits for it. */
+/** Prepare what panels need, after the first paint. */
 async function prepare() {
   if (facts.again) followRuns();
   for (const { name } of STATISTICS) await loadStatistics([name]);

@@ -31,8 +31,8 @@ export function markKept() {
   if (kept !== null) elementOf(kept)?.classList.add("kept");
 }
 
-/** Look at a box for as long as it is pointed at: its details, unless others are kept, and its lines. */
-export function look(name) {
+/** Show the details of the box under the pointer, unless others are pinned, and mark its lines. */
+export function point(name) {
   for (const line of find("world").querySelectorAll(".near")) line.classList.remove("near");
   if (name !== null) {
     const own = CSS.escape(name);
@@ -49,14 +49,14 @@ function show(name) {
   if (thing === undefined) {
     fill(
       find("details"),
-      make("p", { class: "note" }, "Point at a box to see its details. The backward runs from the top down."),
+      make("p", { class: "note" }, "Hover over a box to see its details. The backward pass runs from top to bottom."),
       make("p", { class: "note" }, "Blue boxes are calls of modules, white ones are nodes. A line is labelled with the shape of the gradient that arrives at its end; pills are leaves that get a gradient."),
     );
     return;
   }
   fill(
     find("details"),
-    kept === name ? make("span", { class: "kept" }, "kept") : null,
+    kept === name ? make("span", { class: "kept" }, "pinned") : null,
     make("h2", {}, thing.heading),
     make("dl", {}, ...makeTerms(thing.details)),
   );

@@ -1,4 +1,4 @@
-/** Which folds are open; draws the picture anew when that changes. */
+/** Which folds are open; redraws the picture when that changes. */
 
 import { find, fill } from "./dom.js";
 import { drawSheet } from "./draw.js";

@@ -1,9 +1,8 @@
 /** Keys: arrows move from box to box in the order of the backward, as in a tree. */
 
-import { keep, letGo, look } from "./details.js";
-import { find } from "./dom.js";
+import { keep, letGo, point } from "./details.js";
+import { find, focusOnSlash } from "./dom.js";
 import { elementOf, onDrawn, toggle } from "./folding.js";
-import { focusOnSlash } from "./slash.js";
 import { fit, reveal, showActualSize, zoomBy } from "./view.js";
 
 let current = null;
@@ -26,13 +25,13 @@ export function setCurrent(name, isFocused) {
   if (isFocused && element) {
     element.focus({ preventScroll: true });
     reveal(element);
-    look(element.dataset.name);
+    point(element.dataset.name);
   }
 }
 
 export function followKeys() {
   focusOnSlash("search");
-  // Asked at the document: Chromium lets an SVG element be focused for having a listener to focus.
+  // Listened for at the document: Chromium lets an SVG element be focused for having a listener to focus.
   let hadFocus = false;
   document.addEventListener("focusin", (event) => (hadFocus = find("world").contains(event.target)));
   onDrawn(() => setCurrent(current, hadFocus));

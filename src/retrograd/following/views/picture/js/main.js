@@ -1,6 +1,6 @@
 /** Puts the page together. */
 
-import { loadDetails, look, markKept } from "./details.js";
+import { loadDetails, point, markKept } from "./details.js";
 import { find } from "./dom.js";
 import { draw, fold, onDrawn, unfold } from "./folding.js";
 import { act, followKeys, setCurrent } from "./keyboard.js";
@@ -25,15 +25,15 @@ function listen() {
     setCurrent(element.dataset.name, false);
     act(element);
   });
-  graph.addEventListener("pointerover", (event) => look(boxAt(event)?.dataset.name ?? null));
-  graph.addEventListener("pointerleave", () => look(null));
+  graph.addEventListener("pointerover", (event) => point(boxAt(event)?.dataset.name ?? null));
+  graph.addEventListener("pointerleave", () => point(null));
   graph.addEventListener("found", (event) => {
     setCurrent(event.target.dataset.name, false);
-    look(event.target.dataset.name);
+    point(event.target.dataset.name);
   });
   find("fold").addEventListener("click", fold);
   find("unfold").addEventListener("click", () => {
-    notice(unfold() ? facts.notice : "To open all of these would draw too many boxes; open those that you want to see.");
+    notice(unfold() ? facts.notice : "Opening all of these would draw too many boxes; open single modules instead.");
   });
   find("out").addEventListener("click", () => zoomBy(0.8));
   find("in").addEventListener("click", () => zoomBy(1.25));

@@ -9,11 +9,19 @@ export const sheets = [];
 export const boxes = [];
 
 export async function loadScene() {
-  for (const [number, sheet] of (await readJson("sheets")).entries()) {
+  const scene = await readJson("scene");
+  for (const [number, sheet] of scene.sheets.entries()) {
     sheets.push(sheet);
-    for (const thing of sheet.things) if (thing.name !== undefined) boxes.push({ thing, sheet: number });
+    for (const thing of sheet.things) {
+      if (thing.gradient !== undefined) continue;
+      thing.shapes = scene.looks[thing.look];
+      boxes.push({ thing, sheet: number });
+    }
   }
 }
+
+/** What is written in and above a box. */
+export const wordsOf = ({ shapes }) => shapes.map(([, , text]) => text).filter(Boolean);
 
 /** The folds around a sheet, the sheet itself included, from the inside out; the whole graph is left out. */
 export function foldsAround(number) {

@@ -3,7 +3,7 @@
 import { formatCount } from "./counts.js";
 import { find } from "./dom.js";
 import { elementOf, open } from "./folding.js";
-import { boxes } from "./scene.js";
+import { boxes, wordsOf } from "./scene.js";
 import { reveal } from "./view.js";
 
 let texts = null;
@@ -18,7 +18,7 @@ export function followSearch() {
     found = text ? boxes.filter((_, i) => texts[i].includes(text)) : [];
     current = -1;
     markFound();
-    tell();
+    showCount();
   });
   field.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && found.length) go(event.shiftKey ? -1 : 1);
@@ -42,10 +42,10 @@ function go(step) {
   const element = elementOf(thing.name);
   reveal(element);
   element.dispatchEvent(new CustomEvent("found", { bubbles: true }));
-  tell();
+  showCount();
 }
 
-function tell() {
+function showCount() {
   const count = formatCount(found.length);
   if (!find("search").value.trim()) find("found").textContent = "";
   else if (!found.length) find("found").textContent = "nothing found";
@@ -54,7 +54,7 @@ function tell() {
 
 /** A fold that can be opened is found by its name; what is in it is found where it is. */
 function textOf(thing) {
-  const parts = [thing.name, thing.title, thing.heading];
-  if (thing.fold === undefined) parts.push(...thing.pills, ...thing.details.flatMap(([, values]) => values));
+  const parts = [thing.name, thing.heading];
+  if (thing.fold === undefined) parts.push(...wordsOf(thing), ...thing.details.flatMap(([, values]) => values));
   return parts.join("\n").toLowerCase();
 }

@@ -13,9 +13,6 @@ export function resizeDrawing(width, height) {
   size = { width, height };
 }
 
-/** Where a point of the drawing is on the screen, from the upper left corner of the picture. */
-export const onScreen = (x, y) => ({ x: at.x + x * at.scale, y: at.y + y * at.scale });
-
 export function moveBy(x, y) {
   at.x += x;
   at.y += y;

@@ -1,4 +1,4 @@
-"""What a comparison tells in words: the runs, where each parts from the first, and the findings that only some have."""
+"""A comparison in words: the runs, where each diverges from the first, and the findings that only some have."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def describe_run(run: Run | History, name: str, letter: str, scope: Scope, findi
 
 
 def describe_verdict(comparison: Comparison | CompareError, scope: Scope) -> dict[str, Any]:
-    """Where a run parts from the first, why, and how to see it."""
+    """Where a run diverges from the first, why, and how to see it."""
     if isinstance(comparison, CompareError):
         return {"verdict": "cannot be compared", "said": str(comparison).partition("\n")[0], "visit": None}
     place = comparison.parting or comparison.first
@@ -59,12 +59,12 @@ def describe_all_findings(found: Sequence[Findings], letters: Sequence[str], sco
     having: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
     for letter, findings in zip(letters, found, strict=True):
         for each in findings:
-            told = having.setdefault((each.detector, plain_name(each.site)), (each, []))[1]
-            if letter not in told:
-                told.append(letter)
+            letters_having = having.setdefault((each.detector, plain_name(each.site)), (each, []))[1]
+            if letter not in letters_having:
+                letters_having.append(letter)
     ordered = sorted(having.values(), key=lambda each: SEVERITIES.index(each[0].severity))
     described = describe_findings(Findings(each for each, _ in ordered), scope)["listed"]
-    listed = [{**told, "runs": runs} for told, (_, runs) in zip(described, ordered, strict=True)]
+    listed = [{**written, "runs": runs} for written, (_, runs) in zip(described, ordered, strict=True)]
     return {
         "some": [each for each in listed if len(each["runs"]) < len(letters)],
         "all": [each for each in listed if len(each["runs"]) == len(letters)],

@@ -7,11 +7,11 @@ import { facts } from "./payload.js";
 
 const CLASSES = { identical: "good", "same within noise": "good", different: "warning", "cannot be compared": "warning" };
 
-export function writeTold() {
+export function writeVerdicts() {
   fill(find("verdicts"), ...facts.verdicts.map(makeVerdict));
   const { some, all } = facts.findings;
   const which = facts.runs.length > 2 ? "some runs have" : "one run has";
-  find("findings-title").textContent = some.length ? `Findings that only ${which}` : "No finding that only some have";
+  find("findings-title").textContent = some.length ? `Findings that only ${which}` : "No findings that only some runs have";
   fill(find("findings-list"), ...some.slice(0, 6).map(makeOwn));
   const rest = some.slice(6);
   fill(
@@ -39,7 +39,7 @@ function makeVerdict({ verdict, called, said, visit: place, findings = [], conte
       "div",
       { class: "said" },
       make("p", {}, make("b", {}, name), ": ", said),
-      called && called !== letter ? make("p", { class: "note" }, `In these lines ${called} is ${name}.`) : null,
+      called && called !== letter ? make("p", { class: "note" }, `${called} stands for ${name} here.`) : null,
       listOf(causes.slice(0, CAUSES)),
       rest.length ? fold("More differences", rest.length, listOf(rest)) : null,
       context.length ? fold("Also different", context.length, make("ul", {}, ...context.map((text) => make("li", {}, text)))) : null,
