@@ -9,10 +9,12 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePath
 
 import torch
 from torch import Tensor
 
+from retrograd.core.cells import show_file
 from retrograd.core.hooks.engine import is_transformed
 from retrograd.core.norms import norm
 from retrograd.core.sites.pattern import translate_glob
