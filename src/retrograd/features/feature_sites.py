@@ -24,8 +24,8 @@ from torch import nn
 
 from retrograd.errors import FeatureError, NoSuchSiteError, SiteSyntaxError
 from retrograd.features.called_once import is_called_once
-from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, compiled_regions, walk_modules
+from retrograd.hooks.parts import is_compiled
 from retrograd.sites.pattern import MAGIC, Candidate, KindPattern, parse_kinds, translate_glob
 from retrograd.sites.selection import Selection
 from retrograd.sites.site import ROOT, WATCH, Site, parse_site, says_call

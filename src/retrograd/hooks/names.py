@@ -18,9 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.errors import AttachError
 from retrograd.hooks.discovery import construction_line
-from retrograd.hooks.module import is_compiled
 from retrograd.hooks.nested import flatten
-from retrograd.hooks.parts import modules_of
+from retrograd.hooks.parts import is_compiled, modules_of
 from retrograd.sites.pattern import Candidate
 from retrograd.sites.site import ROOT, WATCH, Site
 

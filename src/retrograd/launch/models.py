@@ -18,9 +18,16 @@ from retrograd.hooks.discovery import ModelDiscovery
 from retrograd.hooks.distributed import is_rehearsal
 from retrograd.hooks.engine import has_transform
 from retrograd.hooks.live_objects import list_instances
-from retrograd.hooks.module import has_compiled_part
 from retrograd.hooks.optimizer import held_by
-from retrograd.hooks.parts import children_of, has_other_weights, is_complete, modules_of, own_parameters, parameters_of
+from retrograd.hooks.parts import (
+    children_of,
+    has_compiled_part,
+    has_other_weights,
+    is_complete,
+    modules_of,
+    own_parameters,
+    parameters_of,
+)
 from retrograd.identities import IdentityDict, IdentitySet
 
 PATIENCE = 20

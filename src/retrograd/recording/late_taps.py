@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from retrograd.hooks.compiled import has_been_compiled
-from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of
+from retrograd.hooks.parts import is_compiled
 from retrograd.identities import IdentitySet
 from retrograd.notices import warn
 

@@ -13,8 +13,8 @@ from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from retrograd.history.sink import NO_GRADIENT
 from retrograd.hooks.compiled import has_been_compiled
-from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of, parameter_site
+from retrograd.hooks.parts import is_compiled
 from retrograd.recording.keep import find_keep
 from retrograd.recording.settings import Settings
 from retrograd.sites.pattern import Candidate, Pattern, describe_pattern

@@ -15,13 +15,13 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.amounts import list_names
 from retrograd.errors import CannotRewriteError, RewriteError
+from retrograd.hooks import in_graphs
 from retrograd.hooks.backward import backward_changers
 from retrograd.hooks.compiled import has_compiled_code, may_have_run_compiled
-from retrograd.hooks.compiled_parts import hold_known_graphs, runs_compiled_code
 from retrograd.hooks.listeners import hidden_hooks
-from retrograd.hooks.module import is_compiled
 from retrograd.hooks.names import NamedModule, beginning_of, list_swapped, name_models, parameter_site, walk_modules
 from retrograd.hooks.optimizer import held_by, optimizer_listeners
+from retrograd.hooks.parts import is_compiled
 from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
 from retrograd.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, RuleTap, rests_on
 from retrograd.hooks.sharded_gradient import ShardedParameters
@@ -293,7 +293,8 @@ class Rewriting:
         if self._assignments.may_reach_watched():
             self._watched = WatchedRewriter(self._factory, self._assignments)
             watched_rewriters.add(self._watched)
-            self._undo.append(hold_known_graphs())
+            in_graphs.known_graphs.hold()
+            self._undo.append(in_graphs.known_graphs.release)
 
     # ---- what it is told --------------------------------------------------------------------------------------
 
@@ -308,7 +309,7 @@ class Rewriting:
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Begin a pass from these tensors."""
         # else the graph is of a forward before the rules were set
-        if self.clock.was_run or (has_compiled_code() and runs_compiled_code(roots)):
+        if self.clock.was_run or (has_compiled_code() and in_graphs.load().runs_compiled_code(roots)):
             self._uncalled.pass_begins()
         self.clock.backward_begins(roots)
         sharded = ShardedParameters() if any(each.may_be_sharded for each in self._parameters) else None

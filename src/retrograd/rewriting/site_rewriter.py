@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks.compiled_parts import Part, compiled_graphs, find_part
+from retrograd.hooks import in_graphs
 from retrograd.hooks.distributed import PlainShare, own_rank
 from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.gradients import ChangeGradient, branch, change_gradient
@@ -321,7 +321,7 @@ class SiteRewriter:
             if share is not None and not share.keeps_gradient:
                 raise refuse_part(self.name)
         node = tensor.grad_fn
-        if compiled_graphs and not branches:
+        if in_graphs.wing.is_loaded and not branches:
             self._check_whole(tensor)
         guard = self._clock.threads.own.guard
         if branches or node is None:
@@ -342,15 +342,15 @@ class SiteRewriter:
 
     def _check_whole(self, tensor: Tensor) -> None:
         """Refuse a tensor of whose gradient compiled code keeps a part within."""
-        part = find_part(tensor)
-        if part is Part.SOME:
+        part = in_graphs.wing.find_part(tensor)
+        if part is in_graphs.Part.SOME:
             raise CannotRewriteError(
                 f"{self.name} cannot be rewritten: compiled code returns this tensor, and computes with it.",
                 repair="set the rule on the output of the module within that makes it, compile the parts instead, "
                 "or call torch.compiler.disable() on the module that is compiled.",
                 reason="what comes from inside the graph never reaches its boundary, where the rule would act.",
             )
-        if part is Part.UNKNOWN:
+        if part is in_graphs.Part.UNKNOWN:
             raise CannotRewriteError(
                 f"{self.name} cannot be rewritten: the code that returns this tensor was compiled before the rules "
                 "were set.",

@@ -15,8 +15,9 @@ from retrograd.budget.planned import Budget, Planned
 from retrograd.errors import SavedPolicyError
 from retrograd.hooks.function_mode import FunctionMode
 from retrograd.hooks.listeners import hidden_hooks
-from retrograd.hooks.module import CallTap, hook_every_call, is_compiled
+from retrograd.hooks.module import CallTap, hook_every_call
 from retrograd.hooks.names import NamedModule, walk_modules
+from retrograd.hooks.parts import is_compiled
 from retrograd.hooks.storages import ParameterStorages
 from retrograd.hooks.writes import WriteNotes
 from retrograd.policies.overwriting import SaveSite

@@ -20,9 +20,12 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
+from retrograd.compiled import aot, handles, inductor, taps
+from retrograd.compiled.handles import NOBODY, Numbered, Told, make_handle, make_ticket
+from retrograd.compiled.operations import shortcuts
+from retrograd.compiled.taps import see, see_first, see_gradient
 from retrograd.errors import RetrogradWarning
-from retrograd.hooks import compiled, compiled_taps, inductor, traced_calls
-from retrograd.hooks.compiled_taps import NOBODY, Numbered, Told, make_handle, make_ticket, see, see_first, see_gradient
+from retrograd.hooks import compiled
 from retrograd.hooks.module import unwatch_forward, watch_forward
 
 NEEDS_COMPILER = pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
@@ -265,7 +268,7 @@ def test_whoever_packs_saved_tensors_may_keep_copies_alone(backend: str) -> None
     for second, first, x in zip(watcher.gradients[::2], watcher.gradients[1::2], inputs, strict=True):
         slope = 1 - model.first(x).tanh() ** 2
         torch.testing.assert_close([second, first], [expected[0], expected[1] * slope])
-    assert not compiled_taps._packed, "held after the last watcher has gone"
+    assert not handles._packed, "held after the last watcher has gone"
 
 
 @pytest.mark.slow
@@ -274,14 +277,14 @@ def test_while_nobody_is_awake_only_the_first_tap_is_asked(monkeypatch: pytest.M
     called: list[str] = []
 
     def count(name: str) -> None:
-        function = getattr(compiled_taps, name)
+        function = getattr(taps, name)
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
             called.append(name)
             return function(*args)
 
-        monkeypatch.setattr(compiled_taps, name, call)
+        monkeypatch.setattr(taps, name, call)
 
     for name in ("see_first", "see", "see_gradient"):
         count(name)
@@ -335,14 +338,14 @@ def trace_graphs() -> list[list[Any]]:
 
 def note_written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each call from now on, whether it was written into the graph."""
-    write, found = compiled_taps.write_call, list[bool]()
+    write, found = shortcuts.write_call, list[bool]()
 
     def note(*args: Any) -> Any:
         made = write(*args)
         found.append(made is not None)
         return made
 
-    monkeypatch.setattr(compiled_taps, "write_call", note)
+    monkeypatch.setattr(shortcuts, "write_call", note)
     return found
 
 
@@ -351,16 +354,16 @@ def test_what_is_written_into_a_graph_is_what_torch_notes_of_a_call(monkeypatch:
     written = trace_graphs()
     assert are_written == [True] * 4
     assert len(written) == 2
-    monkeypatch.setattr(compiled_taps, "write_call", lambda *args: None)
+    monkeypatch.setattr(shortcuts, "write_call", lambda *args: None)
     assert written == trace_graphs()
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, room: str, name: str) -> None:
     """Take a name from a module of torch's where we ask for it; torch keeps it."""
     modules = ChainMap({room: Lacking(importlib.import_module(room), name)}, sys.modules)  # type: ignore[dict-item, arg-type]
-    for asking in (compiled, traced_calls):
+    for asking in (compiled, aot):
         monkeypatch.setattr(asking, "sys", SimpleNamespace(**{**vars(sys), "modules": modules}))
-    traced_calls._has_names.cache_clear()  # type: ignore[attr-defined]
+    aot._has_names.cache_clear()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -385,7 +388,7 @@ def test_where_a_name_is_missing_torch_notes_the_calls(monkeypatch: pytest.Monke
         with pytest.warns(RetrogradWarning, match=f"another {room} than retrograd knows .*{name.rpartition('.')[2]}"):
             assert trace_graphs() == written
     finally:
-        traced_calls._has_names.cache_clear()  # type: ignore[attr-defined]
+        aot._has_names.cache_clear()  # type: ignore[attr-defined]
     assert are_written == [False] * 4
 
 
