@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -125,25 +124,6 @@ def test_hooks_that_were_put_first_are_told_apart(traced: list[str]) -> None:
         torch.compile(lambda x: net(x).sum(), backend="aot_eager")(torch.ones(2, 3)).backward()
     assert traced
     assert len(recording.history["self:output.grad"].rms) == 1
-
-
-@pytest.mark.parametrize(
-    ("room", "names", "value"),
-    [
-        ("torch._dynamo.variables.nn_module", (dynamo, "_ask_for_names"), attrgetter("not_there")),
-        ("torch._dynamo.exc", (dynamo, "_NAMES"), {"torch._dynamo.exc": attrgetter("not_there")}),
-    ],
-)
-def test_where_a_name_is_missing_this_is_told_and_calls_are_traced_by_torch(
-    room: str, names: tuple[Any, str], value: Any, traced: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(*names, value)
-    torch.manual_seed(0)
-    net = Net()
-    with pytest.warns(RetrogradWarning, match=f"has another {room} than retrograd knows"):
-        found = run(net, torch.compile(net, backend="aot_eager", fullgraph=True))
-    assert found == pytest.approx(run(net, net))
-    assert bool(traced) == (names[1] == "_NAMES")
 
 
 @pytest.mark.parametrize("name", ["torch._dynamo.guards", "retrograd_loaded_later"])

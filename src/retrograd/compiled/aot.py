@@ -9,7 +9,6 @@ is to be called.
 from __future__ import annotations
 
 import sys
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,23 +18,14 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from retrograd.compiled.operations import proxy_mode, shortcuts
 from retrograd.hooks.compiled import ask_once
+from retrograd.hooks.private_names import OPTIONAL
 
 _TRACING, _WRAPPING, _MODES = (
     "torch.fx.experimental.proxy_tensor",
     "torch._subclasses.functional_tensor",
     "torch.utils._mode_utils",
 )
-_has_names = ask_once(
-    {
-        _TRACING: attrgetter(
-            "get_proxy_slot", "track_tensor_tree", "disable_proxy_modes_tracing", "PythonKeyTracer.create_proxy"
-        ),
-        _WRAPPING: attrgetter(
-            "disable_functional_mode", "FunctionalTensor.from_functional", "FunctionalTensor.to_functional"
-        ),
-        _MODES: attrgetter("no_dispatch"),
-    }
-)
+_has_names = ask_once(OPTIONAL["written calls"].names)
 
 
 def node_of(tensor: Tensor) -> torch.fx.Node | None:

@@ -29,7 +29,6 @@ import operator
 import sys
 from collections.abc import Callable, Iterator
 from inspect import getattr_static
-from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -42,11 +41,12 @@ from retrograd.compiled.inputs import put_entry, put_exit, trace_entry, trace_ex
 from retrograd.compiled.parts import mark_outputs
 from retrograd.compiled.taps import put_tap, put_taps, trace_tap
 from retrograd.compiled.wrappers import BETWEEN, RETURNED
-from retrograd.hooks.compiled import ask_once, is_called_around, when_loaded
+from retrograd.hooks.compiled import ask_once, do_nothing, is_called_around, when_loaded
 from retrograd.hooks.engine import has_transform
 from retrograd.hooks.in_graphs import READERS, TracedEntry, TracedHook, TracedTap
 from retrograd.hooks.listeners import TAP, TAP_OF_WRAPPER, Undo, replace
 from retrograd.hooks.nested import flatten
+from retrograd.hooks.private_names import OPTIONAL
 
 _TAPS: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
     "tap": (trace_tap, put_tap),
@@ -83,29 +83,11 @@ def has_taps_alone(module: nn.Module) -> bool:
     )
 
 
-_ask_for_names = attrgetter(
-    "UnspecializedNNModuleVariable.get_nn_module_stack_source",
-    "is_lazy_module",
-    "guard_to_detect_forward_monkeypatching",
-    "record_nn_module_stack",
-    "AttrSource",
-    "DictGetItemSource",
-    "ConstDictKeySource",
-    "VariableTracker.build",
-    "variables.TensorVariable",
-    "variables.ConstantVariable",
-    "variables.ConstDictVariable",
-    "variables.TupleVariable",
-    "variables.UserFunctionVariable",
-)
-"""What a short call is made of: where one of these is missing, torch traces calls as it does for hooks of others."""
-
-
 def _shorten_calls(room: ModuleType) -> Undo:
     """Have torch's stand-in for a module go past the search for hooks."""
     rooms: Any = room
     owner = rooms.UnspecializedNNModuleVariable
-    original, has_names = owner.call_function, ask_once({_CALLS: _ask_for_names})
+    original, has_names = owner.call_function, ask_once(OPTIONAL["short calls"].names)
 
     @functools.wraps(original)
     def call_function(self: Any, translator: Any, args: Any, kwargs: Any) -> Any:
@@ -202,6 +184,8 @@ def _is_plain_tensor(room: Any, variable: Any) -> bool:
 
 def _guard_missing_taps(room: ModuleType) -> Undo:
     """Have torch guard that a module has no forward hook, whatever its class is."""
+    if not ask_once(OPTIONAL["missing hooks"].names)():
+        return do_nothing
     owner: Any = vars(room)["GuardBuilder"]
     original = owner.EMPTY_NN_MODULE_HOOKS_DICT
 
@@ -217,6 +201,8 @@ def _guard_missing_taps(room: ModuleType) -> Undo:
 
 def _trust_handles(room: ModuleType) -> Undo:
     """Have torch not guard of which kind handles are: a hook of a class that is guarded has no other."""
+    if not ask_once(OPTIONAL["handles"].names)():
+        return do_nothing
     owner: Any = vars(room)["GuardBuilder"]
     original = owner.TENSOR_MATCH
 
@@ -230,19 +216,11 @@ def _trust_handles(room: ModuleType) -> Undo:
 
 # ---- what a compiled module returns and its own graph uses ----------------------------------------------------------
 
-_NAMES = {
-    "torch._dynamo.variables": attrgetter("TensorVariable", "UserFunctionVariable", "CellVariable", "base"),
-    "torch._dynamo.source": attrgetter("AttrSource", "DictGetItemSource"),
-    "torch._dynamo.resume_execution": attrgetter("ContinueExecutionCache.generated_code_metadata"),
-    "torch._dynamo.exc": attrgetter("Unsupported"),
-}
-"""What a tap there is made of: where one of these is missing, there is none."""
-
 
 def _find_ends(room: ModuleType) -> Undo:
     """Have torch put these taps into the graph where the trace of a forward ends."""
     owner: Any = vars(room)["InstructionTranslator"]
-    original, has_names = owner._return, ask_once(_NAMES)
+    original, has_names = owner._return, ask_once(OPTIONAL["boundaries"].names)
 
     @functools.wraps(original)
     def end_trace(self: Any, instruction: Any) -> Any:
@@ -338,6 +316,8 @@ def uses_of(node: Any) -> Iterator[Any]:
 
 def _wrap_compiler(room: ModuleType) -> Undo:
     """Have each graph that is compiled mark its outputs."""
+    if not ask_once(OPTIONAL["graph outputs"].names)():
+        return do_nothing
     owner: Any = vars(room)["OutputGraph"]
     original = owner.call_user_compiler
 

@@ -16,33 +16,16 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from operator import attrgetter
 from typing import Any
 
 import torch
 
 from retrograd.compiled.operations import UNKNOWN, Form, forms, shortcuts
+from retrograd.hooks.compiled import ask_once
+from retrograd.hooks.private_names import OPTIONAL
 from retrograd.notices import warn
 
-_NAMES = attrgetter(
-    "V",
-    "ir.FallbackKernel.create",
-    "ir.FallbackKernel.has_side_effects",
-    "ir.FixedLayout",
-    "ir.IRNode.codegen_reference",
-    "ir.IRNode.get_device",
-    "ir.NoneLayout",
-    "ir.TensorBox.create",
-    "ir.as_storage_and_layout",
-    "ir.dependencies.StarDep",
-    "ir.is_storage_and_layout",
-    *(
-        f"ir.ExternKernelAlloc.{name}"
-        for name in ("codegen", "codegen_args", "get_name", "get_read_writes", "realize_input")
-    ),
-)
-"""What a call is made of, and those of its methods that torch calls, or that it calls itself."""
-
+_has_names = ask_once(OPTIONAL["plain calls"].names)
 _unknown: list[str] = []
 """What an inductor of another torch lacks: it is taught nothing."""
 
@@ -50,7 +33,7 @@ _unknown: list[str] = []
 def teach_inductor() -> None:
     """Have inductor write plain calls. It is loaded by now, or is not used for this graph."""
     lowering: Any = sys.modules.get("torch._inductor.lowering")
-    if lowering is None or _unknown:
+    if lowering is None or _unknown or not _has_names():
         return
     try:
         _teach(lowering)
@@ -90,7 +73,6 @@ def _teach(lowering: Any) -> None:
 @functools.cache
 def _plain_calls(lowering: Any) -> tuple[Any, Any]:
     """The classes of these calls, which wait from now on: for any operation, and for those whose result is known."""
-    _NAMES(lowering)  # most are used later, when torch cannot go back to its own form
     signature(lowering.ir.ExternKernelAlloc).parameters["op_overload"]
     kind = _make_call(lowering)
     found = _make_plain_call(lowering, kind), _make_short_call(lowering, kind)
