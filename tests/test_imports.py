@@ -54,13 +54,14 @@ MAY_IMPORT = {
     },
     "hooks": {"sites"},
     "compiled": {"hooks", "sites"},
+    "ranks": {"hooks"},
     "memory": set(),
-    "progress": {"hooks"},
+    "progress": {"ranks", "hooks"},
     "rules": {"memory", "history", "sites"},
     "testing": {"findings", "recording", "history", "rules", "memory", "saved", "policies", "functions"},
-    "rewriting": {"progress", "rules", "memory", "hooks", "runs", "history", "sites"},
+    "rewriting": {"ranks", "progress", "rules", "memory", "hooks", "runs", "history", "sites"},
     "functions": {"memory", "hooks"},
-    "features": {"hooks", "runs", "sites"},
+    "features": {"ranks", "hooks", "runs", "sites"},
     "adjoint": {"kinks", "hooks", "sites"},
     "kinks": {"engine", "graph", "history", "hooks"},
     "policies": {"hooks"},
@@ -71,9 +72,10 @@ MAY_IMPORT = {
     "findings": {"history", "runs", "sites", "statistics"},
     "gradients": {"findings", "graph", "hooks", "sites"},
     "comparing": {"findings", "history", "runs", "sites"},
-    "recording": {"facts", "merging", "progress", "hooks", "history", "sites", "statistics", "runs"},
+    "recording": {"ranks", "facts", "merging", "progress", "hooks", "history", "sites", "statistics", "runs"},
     "serving": {"findings", "history", "runs", "sites", "views"},
     "launch": {
+        "ranks",
         "exports",
         "serving",
         "facts",
@@ -134,7 +136,7 @@ TOUCHES = {
 }
 """Module outside of ``hooks/`` → what of torch's inside it touches. ``readable`` asks whether a tensor has memory."""
 
-INSIDE = {"hooks", "compiled"}
+INSIDE = {"hooks", "compiled", "ranks"}
 """Rooms that touch it."""
 
 HOOK_METHODS = {

@@ -32,9 +32,10 @@ from retrograd.features.extractor import Extractor
 from retrograd.features.folder import LOCK, ShardWriter, explain_unwritable, list_shards, read_manifest, write_manifest
 from retrograd.features.stored import StoredFeatures, open_features
 from retrograd.files import remove_unfinished
-from retrograd.hooks.distributed import describe_process, local_part, shard_again
 from retrograd.notices import warn
 from retrograd.randomness import random_kept
+from retrograd.ranks.placements import local_part, shard_again
+from retrograd.ranks.processes import describe_process
 from retrograd.runs.lock import Lock
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from torch.optim.optimizer import Optimizer
 from retrograd.errors import RecordingError
 from retrograd.frames import read_locals
 from retrograd.hooks.discovery import ModelDiscovery
-from retrograd.hooks.distributed import is_rehearsal
 from retrograd.hooks.engine import has_transform
 from retrograd.hooks.live_objects import list_instances
 from retrograd.hooks.optimizer import held_by
@@ -29,6 +28,7 @@ from retrograd.hooks.parts import (
     parameters_of,
 )
 from retrograd.identities import IdentityDict, IdentitySet
+from retrograd.ranks.stages import is_rehearsal
 
 PATIENCE = 20
 """Steps without a new model after which the program is taken to have shown all it has."""

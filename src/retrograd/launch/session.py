@@ -29,7 +29,6 @@ from retrograd.files import SpareFiles
 from retrograd.history.facts import Call
 from retrograd.hooks.backward import backward_listeners, join_pass
 from retrograd.hooks.discovery import construction_watch
-from retrograd.hooks.distributed import is_rehearsal
 from retrograd.hooks.engine import without_transforms
 from retrograd.hooks.names import name_models as check_names
 from retrograd.hooks.names import walk_modules
@@ -42,6 +41,7 @@ from retrograd.launch.requests import RunRequest
 from retrograd.launch.tracebacks import hide_our_frames
 from retrograd.notices import say, warn_apart, warnings_kept
 from retrograd.randomness import random_kept
+from retrograd.ranks.stages import is_rehearsal
 from retrograd.recording.recorder import Recorder
 from retrograd.recording.settings import Settings
 from retrograd.recording.weight_sums import sum_squares

@@ -16,10 +16,10 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from retrograd.hooks.backward import runs_in_another_thread
-from retrograd.hooks.distributed import local_part
 from retrograd.hooks.optimizer import held_by, list_optimizers
 from retrograd.hooks.parts import gradient_of, parameters_of
 from retrograd.identities import IdentityDict, IdentitySet
+from retrograd.ranks.placements import local_part
 
 
 class Leader:

@@ -13,7 +13,6 @@ from torch import nn
 from retrograd.facts.facts import Facts
 from retrograd.hooks.calls import count_calls
 from retrograd.hooks.checkpoints import CallsOfParts, is_computed_again, part_computed_again
-from retrograd.hooks.distributed import is_rehearsal, may_have_stages, running_stage, running_wrapper
 from retrograd.hooks.engine import (
     count_function_modes,
     current_graph_task,
@@ -33,6 +32,8 @@ from retrograd.hooks.nodes import is_leaf, number_of
 from retrograd.hooks.saved import top_pair
 from retrograd.identities import IdentityDict, IdentitySet
 from retrograd.progress.steps import Steps
+from retrograd.ranks.reductions import running_wrapper
+from retrograd.ranks.stages import is_rehearsal, may_have_stages, running_stage
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.mode_buffer import CallCount, Mode, ModeBuffer
 from retrograd.recording.sink_log import SitePlacements

@@ -17,13 +17,13 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.history.sink import ENDS_NONE, Moment
-from retrograd.hooks.distributed import local_part
 from retrograd.hooks.engine import count_function_modes, without_functions
 from retrograd.hooks.listeners import never_raise
 from retrograd.hooks.names import parameter_site
 from retrograd.hooks.optimizer import OptimizerNumbers, held_by, list_optimizers
 from retrograd.identities import IdentityDict
 from retrograd.progress.steps import LossScales, Steps
+from retrograd.ranks.placements import local_part
 from retrograd.recording.clock import Clock, Fault
 from retrograd.recording.mode_buffer import ModeBuffer
 from retrograd.recording.parameter_watch import COPY_LIMIT, ParameterWatch

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdRef
 
-from retrograd.hooks.distributed import Averaging, Exchange, find_sharding, is_averaging, is_summand, local_part
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.gradients import after_accumulation, make_gradient_hook, watch_gradient
 from retrograd.hooks.listeners import SeeGradient, never_raise
 from retrograd.hooks.parts import modules_of
 from retrograd.identities import IdentitySet
+from retrograd.ranks.placements import is_summand, local_part
+from retrograd.ranks.reductions import Averaging, Exchange, find_sharding, is_averaging
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.site_recorder import TensorRecorder
 from retrograd.sites.site import Site

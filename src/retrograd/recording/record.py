@@ -17,13 +17,13 @@ from retrograd.drawings import ask_view, drawn_by
 from retrograd.errors import RecordingError
 from retrograd.history.history import History
 from retrograd.history.sink import Sink
-from retrograd.hooks.board import expect_processes, find_board
 from retrograd.hooks.engine import is_compiling, uncompiled
 from retrograd.hooks.names import name_watched_leaves
 from retrograd.hooks.rewriters import rewrite_watched, watched_rewriters
 from retrograd.hooks.watched import trace_watched
 from retrograd.merging.shared_run import SharedRun
 from retrograd.notices import warn
+from retrograd.ranks.board import expect_processes, find_board
 from retrograd.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.recording.recorder import Recorder, check_models
 from retrograd.recording.schedule import Schedule

@@ -15,14 +15,12 @@ from retrograd.facts.facts import SOURCES, Facts
 from retrograd.facts.source import MakeSource
 from retrograd.history.sink import Moment, Sink
 from retrograd.hooks.backward import backward_followers, backward_listeners
-from retrograd.hooks.distributed import count_processes, is_rehearsal, is_second_half, is_sharded
 from retrograd.hooks.engine import without_transforms
 from retrograd.hooks.gradients import hidden_shortcuts
 from retrograd.hooks.listeners import SeeGradient, hidden_hooks, never_raise
 from retrograd.hooks.module import put_readers_last
 from retrograd.hooks.names import (
     NamedModule,
-    describe_model,
     list_swapped,
     name_models,
     walk_modules,
@@ -36,6 +34,9 @@ from retrograd.hooks.watched import unwatch_by_hand, watch_by_hand
 from retrograd.identities import IdentitySet
 from retrograd.notices import warn
 from retrograd.progress.steps import Steps
+from retrograd.ranks.placements import is_sharded
+from retrograd.ranks.processes import count_processes
+from retrograd.ranks.stages import is_rehearsal, is_second_half
 from retrograd.recording.clock import Clock, RecordedPass, is_loss
 from retrograd.recording.emitter import Emitter
 from retrograd.recording.intervention_watch import InterventionWatch
@@ -49,6 +50,7 @@ from retrograd.recording.parameter_watch import Reductions
 from retrograd.recording.settings import Settings
 from retrograd.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.recording.site_recorder import RecorderFactory
+from retrograd.recording.structure import describe_model
 from retrograd.recording.taps import Taps
 from retrograd.sites.site import WATCH, Site
 

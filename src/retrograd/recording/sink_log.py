@@ -20,17 +20,17 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from retrograd.history.sink import Event, EventKind, Moment, RowBatch, Sink
-from retrograd.hooks.distributed import (
+from retrograd.notices import warn
+from retrograd.ranks.placements import (
     Placement,
     PlainPlacements,
     find_tensor_parallel_ranks,
-    has_other_processes,
     is_sharded,
     place_copies,
     place_own,
     place_spread,
 )
-from retrograd.notices import warn
+from retrograd.ranks.processes import has_other_processes
 from retrograd.recording.clock import Clock
 from retrograd.recording.keep import Kept, KeptSource, sources_of
 from retrograd.recording.mode_buffer import ModeBuffers

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from retrograd.hooks.distributed import is_sharded, local_part
 from retrograd.hooks.engine import is_transformed, uncompiled
 from retrograd.hooks.gradients import GradientWatch, Shortcut, make_gradient_hook, make_value_tap
 from retrograd.hooks.listeners import SeeGradient
+from retrograd.ranks.placements import is_sharded, local_part
 from retrograd.recording.clock import RecordedPass
 from retrograd.recording.keep import Keep, KeptSource, TensorKeeper, find_keep
 from retrograd.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers

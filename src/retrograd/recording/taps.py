@@ -14,11 +14,11 @@ from torch.utils.weak import WeakIdRef
 from retrograd.hooks.argument_taps import has_arguments_in_code, unwatch_arguments, watch_arguments
 from retrograd.hooks.backward import runs_in_another_thread
 from retrograd.hooks.compiled import has_compiled_code
-from retrograd.hooks.distributed import has_other_processes
 from retrograd.hooks.module import has_output_in_code, unwatch_forward, watch_forward
 from retrograd.hooks.names import NamedModule, parameter_site
 from retrograd.hooks.parts import gradient_of, own_parameters
 from retrograd.identities import IdentityDict, IdentitySet
+from retrograd.ranks.processes import has_other_processes
 from retrograd.recording.late_taps import CompiledRegions, warn_of_compiled_code
 from retrograd.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
 from retrograd.recording.parameter_watch import ParameterWatch, Reductions

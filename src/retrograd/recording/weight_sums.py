@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from retrograd.hooks.distributed import local_part
+from retrograd.ranks.placements import local_part
 from retrograd.statistics.row import ROW
 from retrograd.statistics.slab import UnreadableTensorError, copy_elements, make_slab
 

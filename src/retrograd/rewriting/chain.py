@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError, RuleError
 from retrograd.hooks.checkpoints import EnoughComputed
-from retrograd.hooks.distributed import PlainShare, is_sharded, local_part
 from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
 from retrograd.hooks.saved import version_of
+from retrograd.ranks.placements import PlainShare, is_sharded, local_part
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rewriting.spread import act, needs_whole, show, spread, whole_inputs
 from retrograd.rules.rule import Change, PlainRule, Rule

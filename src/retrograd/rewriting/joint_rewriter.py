@@ -12,13 +12,15 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdRef
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks.distributed import has_other_processes, is_flattened, is_sharded, own_rank, scale_all
 from retrograd.hooks.engine import uncompiled
-from retrograd.hooks.flat_gradients import FlatGradients
 from retrograd.hooks.gradients import after_accumulation, change_gradient, leave_gradient
 from retrograd.hooks.optimizer import UpdateTap, held_by
 from retrograd.hooks.rewriters import intervention_listeners, tell_intervention
-from retrograd.hooks.sharded_gradient import ShardedGradient, ShardedParameters
+from retrograd.ranks.flat_gradients import FlatGradients
+from retrograd.ranks.norms import scale_all
+from retrograd.ranks.placements import is_flattened, is_sharded
+from retrograd.ranks.processes import has_other_processes, own_rank
+from retrograd.ranks.sharded_gradient import ShardedGradient, ShardedParameters
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rewriting.parameter_rewriter import check_pass
 from retrograd.rules.norm_rule import NormRule

@@ -18,11 +18,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.calls import count_calls
-from retrograd.hooks.distributed import PlainShare
 from retrograd.hooks.engine import current_graph_task, grad_enabled, next_sequence_number
 from retrograd.hooks.gradients import change_input_gradient
 from retrograd.hooks.names import ArgumentNames
 from retrograd.hooks.nested import Keys, flatten, is_among, replace_tensors
+from retrograd.ranks.placements import PlainShare
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted
 from retrograd.rewriting.clock import CallNumbers, RewrittenCall, has_gradient

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdRef
 
 from retrograd.errors import CannotRewriteError
-from retrograd.hooks.distributed import is_flattened
 from retrograd.hooks.engine import uncompiled
 from retrograd.hooks.gradients import change_gradient, leave_gradient, shares_memory
 from retrograd.hooks.names import parameter_site
-from retrograd.hooks.sharded_gradient import ShardedGradient, ShardedParameters, is_managed
 from retrograd.identities import IdentityDict
+from retrograd.ranks.placements import is_flattened
+from retrograd.ranks.sharded_gradient import ShardedGradient, ShardedParameters, is_managed
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
 from retrograd.rewriting.module_rewriter import CallInProgress, InputRewriter
 from retrograd.rewriting.site_rewriter import RewriterFactory

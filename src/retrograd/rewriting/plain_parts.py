@@ -13,17 +13,11 @@ from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks.checkpoints import parts_running
-from retrograd.hooks.distributed import (
-    PlainPlacements,
-    PlainShare,
-    find_share,
-    find_tensor_parallel_ranks,
-    has_other_processes,
-    is_sharded,
-)
 from retrograd.hooks.engine import grad_enabled
 from retrograd.identities import IdentitySet
 from retrograd.notices import Notices
+from retrograd.ranks.placements import PlainPlacements, PlainShare, find_share, find_tensor_parallel_ranks, is_sharded
+from retrograd.ranks.processes import has_other_processes
 
 
 class PlainParts:

@@ -24,8 +24,8 @@ from retrograd.hooks.optimizer import held_by, optimizer_listeners
 from retrograd.hooks.parts import is_compiled
 from retrograd.hooks.rewriters import gradient_rewriters, watched_rewriters
 from retrograd.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, RuleTap, rests_on
-from retrograd.hooks.sharded_gradient import ShardedParameters
 from retrograd.notices import warn
+from retrograd.ranks.sharded_gradient import ShardedParameters
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.joint_rewriter import SITE as JOINT
 from retrograd.rewriting.joint_rewriter import JointRewriter

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from retrograd.errors import CannotRewriteError
 from retrograd.hooks import in_graphs
-from retrograd.hooks.distributed import PlainShare, own_rank
 from retrograd.hooks.engine import grad_enabled, uncompiled
 from retrograd.hooks.gradients import ChangeGradient, branch, change_gradient
 from retrograd.hooks.nested import Keys, flatten, is_among, replace_tensors
 from retrograd.hooks.reach import FREE_DEPTH
 from retrograd.hooks.rewriters import intervention_listeners
 from retrograd.hooks.saved import VersionCount
+from retrograd.ranks.placements import PlainShare
+from retrograd.ranks.processes import own_rank
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
 from retrograd.rewriting.clock import RewrittenCall, RuleClock, has_gradient

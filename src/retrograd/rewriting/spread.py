@@ -11,7 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from retrograd.hooks.distributed import (
+from retrograd.hooks.engine import grad_enabled
+from retrograd.norms import norm, summing_type
+from retrograd.ranks.placements import (
     add_over_parts,
     is_sharded,
     is_summand,
@@ -20,8 +22,6 @@ from retrograd.hooks.distributed import (
     spread_whole,
     whole_of,
 )
-from retrograd.hooks.engine import grad_enabled
-from retrograd.norms import norm, summing_type
 from retrograd.rules.norm_rule import NormRule
 from retrograd.rules.rule import Rule, SiteState
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from retrograd.hooks.distributed import count_processes, is_connected
+from retrograd.ranks.processes import count_processes, is_connected
 
 _PORT = 9
 """Nothing is sent to it."""

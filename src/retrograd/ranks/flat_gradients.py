@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrograd.hooks.distributed import is_flattened, total_norm
 from retrograd.hooks.live_objects import list_instances
 from retrograd.norms import join_norms
+from retrograd.ranks.norms import total_norm
+from retrograd.ranks.placements import is_flattened
 
 
 class FlatGradients:
