@@ -53,7 +53,7 @@ NEEDED: tuple[Names, ...] = (
     _names(
         "what a node is, what it keeps, and whose function it came from",
         _STOPS,
-        "torch._C._FunctionBase.__basicsize__ torch._C._FunctionBase torch._C._autograd.SavedTensor "
+        "torch._C._FunctionBase.__basicsize__ torch._C._autograd.SavedTensor "
         "torch._C._functions.AccumulateGrad ._input_metadata ._backward_cls ._forward_cls",
     ),
     _names(
@@ -97,7 +97,7 @@ NEEDED: tuple[Names, ...] = (
     _names(
         "operations below autograd: which modes are on, and running one past them",
         _RAISES,
-        "torch._C.DispatchKey torch._C.DispatchKey.ADInplaceOrView torch._C.DispatchKey.Conjugate "
+        "torch._C.DispatchKey.ADInplaceOrView torch._C.DispatchKey.Conjugate "
         "torch._C.DispatchKey.Negative torch._C.DispatchKey.ZeroTensor torch._C._AutoDispatchBelowAutograd "
         "torch._C._DisableTorchDispatch torch._C._InferenceMode torch._C._dispatch_tls_is_dispatch_key_excluded "
         "torch._C._dispatch_tls_set_dispatch_key_excluded torch._C._get_dispatch_mode torch._C._get_dispatch_stack_at "
