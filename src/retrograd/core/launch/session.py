@@ -27,7 +27,6 @@ from retrograd.core.files import SpareFiles
 from retrograd.core.history.facts import Call
 from retrograd.core.hooks.backward import backward_listeners, join_pass
 from retrograd.core.hooks.discovery import construction_watch
-from retrograd.core.hooks.distributed import is_rehearsal
 from retrograd.core.hooks.engine import without_transforms
 from retrograd.core.hooks.names import name_models as check_names
 from retrograd.core.hooks.names import walk_modules
@@ -39,6 +38,7 @@ from retrograd.core.launch.requests import RunRequest
 from retrograd.core.launch.tracebacks import hide_our_frames
 from retrograd.core.notices import say, warn_apart, warnings_kept
 from retrograd.core.randomness import random_kept
+from retrograd.core.ranks.stages import is_rehearsal
 from retrograd.core.recording.recorder import Recorder
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.weight_sums import sum_squares

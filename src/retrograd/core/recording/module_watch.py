@@ -12,7 +12,6 @@ from torch import nn
 
 from retrograd.core.hooks.calls import count_calls
 from retrograd.core.hooks.checkpoints import CallsOfParts, is_computed_again, part_computed_again
-from retrograd.core.hooks.distributed import is_rehearsal, may_have_stages, running_stage, running_wrapper
 from retrograd.core.hooks.engine import (
     count_function_modes,
     current_graph_task,
@@ -32,6 +31,8 @@ from retrograd.core.hooks.nodes import is_leaf, number_of
 from retrograd.core.hooks.saved import top_pair
 from retrograd.core.identities import IdentityDict, IdentitySet
 from retrograd.core.progress.steps import Steps
+from retrograd.core.ranks.reductions import running_wrapper
+from retrograd.core.ranks.stages import is_rehearsal, may_have_stages, running_stage
 from retrograd.core.recording.clock import RecordedPass
 from retrograd.core.recording.mode_buffer import CallCount, Mode, ModeBuffer
 from retrograd.core.recording.sink_log import SitePlacements

@@ -17,13 +17,13 @@ from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import RecordingError
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Sink
-from retrograd.core.hooks.board import expect_processes, find_board
 from retrograd.core.hooks.engine import is_compiling, uncompiled
 from retrograd.core.hooks.names import name_watched_leaves
 from retrograd.core.hooks.rewriters import rewrite_watched, watched_rewriters
 from retrograd.core.hooks.watched import trace_watched
 from retrograd.core.merging.shared_run import SharedRun
 from retrograd.core.notices import warn
+from retrograd.core.ranks.board import expect_processes, find_board
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.core.recording.recorder import Recorder, check_models
 from retrograd.core.recording.schedule import Schedule

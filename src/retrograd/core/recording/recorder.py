@@ -13,14 +13,12 @@ from torch import nn
 from retrograd.core.amounts import list_names
 from retrograd.core.history.sink import Moment, Sink
 from retrograd.core.hooks.backward import backward_followers, backward_listeners
-from retrograd.core.hooks.distributed import count_processes, is_rehearsal, is_second_half, is_sharded
 from retrograd.core.hooks.engine import without_transforms
 from retrograd.core.hooks.gradients import hidden_shortcuts
 from retrograd.core.hooks.listeners import SeeGradient, hidden_hooks, never_raise
 from retrograd.core.hooks.module import put_readers_last
 from retrograd.core.hooks.names import (
     NamedModule,
-    describe_model,
     list_swapped,
     name_models,
     walk_modules,
@@ -34,6 +32,9 @@ from retrograd.core.hooks.watched import unwatch_by_hand, watch_by_hand
 from retrograd.core.identities import IdentitySet
 from retrograd.core.notices import warn
 from retrograd.core.progress.steps import Steps
+from retrograd.core.ranks.placements import is_sharded
+from retrograd.core.ranks.processes import count_processes
+from retrograd.core.ranks.stages import is_rehearsal, is_second_half
 from retrograd.core.recording.clock import Clock, RecordedPass, is_loss
 from retrograd.core.recording.emitter import Emitter
 from retrograd.core.recording.intervention_watch import InterventionWatch
@@ -47,6 +48,7 @@ from retrograd.core.recording.parameter_watch import Reductions
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory
+from retrograd.core.recording.structure import describe_model
 from retrograd.core.recording.taps import Taps
 from retrograd.core.sites.site import WATCH, Site
 from retrograd.explaining.facts.facts import SOURCES, Facts

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from retrograd.core.hooks.distributed import count_processes, is_connected
+from retrograd.core.ranks.processes import count_processes, is_connected
 
 _PORT = 9
 """Nothing is sent to it."""
