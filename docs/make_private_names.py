@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from retrograd.core.hooks.private_names import NEEDED, OPTIONAL, Names
+from retrograd.core.hooks.private_names import NEEDED, OPTIONAL, PrivateNames
 
 PAGE = Path(__file__).with_name("private_names.md")
 HEAD = """# What we use of torch that is not public
@@ -32,7 +32,7 @@ def build_page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _table(groups: Iterable[Names]) -> Iterator[str]:
+def _table(groups: Iterable[PrivateNames]) -> Iterator[str]:
     yield "| for | without | names |"
     yield "|---|---|---|"
     for each in groups:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class PrivateNames:
     """Names that are used for one thing.
 
     Attributes:
@@ -27,14 +27,14 @@ class Names:
     names: tuple[str, ...]
 
 
-def _names(buys: str, without: str, *words: str) -> Names:
-    return Names(buys, without, tuple(name for each in words for name in each.split()))
+def _names(buys: str, without: str, *words: str) -> PrivateNames:
+    return PrivateNames(buys, without, tuple(name for each in words for name in each.split()))
 
 
 _STOPS = "retrograd cannot be imported"
 _RAISES = "what needs it raises"
 
-NEEDED: tuple[Names, ...] = (
+NEEDED: tuple[PrivateNames, ...] = (
     _names(
         "which backward pass and which node run in this thread, and the number of the next node",
         _STOPS,
@@ -163,8 +163,8 @@ NEEDED: tuple[Names, ...] = (
 
 _CALLS = "torch._dynamo.variables.nn_module"
 
-OPTIONAL: dict[str, Names] = {
-    "short calls": Names(
+OPTIONAL: dict[str, PrivateNames] = {
+    "short calls": PrivateNames(
         "torch traces a call of a module with taps as it does one without hooks",
         "torch traces its search for hooks: compiling takes longer",
         tuple(
@@ -222,7 +222,7 @@ OPTIONAL: dict[str, Names] = {
         "torch._subclasses.functional_tensor:FunctionalTensor.to_functional "
         "torch._subclasses.functional_tensor:disable_functional_mode torch.utils._mode_utils:no_dispatch",
     ),
-    "plain calls": Names(
+    "plain calls": PrivateNames(
         "Inductor writes a call of a function of ours where it would call torch's dispatcher",
         "it calls the dispatcher: what is recorded in compiled code costs more",
         (

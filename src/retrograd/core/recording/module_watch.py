@@ -249,11 +249,21 @@ class SlotWatch:
         calls.unhooked.clear()
         buffer.touched = True
 
-    def see_compiled(self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool) -> list[SeeGradient | None]:
+    def see_in_compiled_code(
+        self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
+    ) -> Sequence[SeeGradient | None]:
         """Record the tensors of a call that compiled code makes; returns what sees the gradient of each.
 
-        Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used again.
+        It raises nothing. Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used
+        again.
         """
+        try:
+            return self._record_compiled(tensors, trains)
+        except Exception as error:
+            self._fault(error)
+            return ()
+
+    def _record_compiled(self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool) -> list[SeeGradient | None]:
         if current_graph_task() != -1:
             return self._parts.find_next(part_computed_again()) or []
         clock = self.switch
@@ -271,40 +281,13 @@ class SlotWatch:
         if plain is not None and len(tensors) == 1 and not tensors[0][0]:
             told = [plain.record_in_compiled_code(tensors[0][1])]
         else:
-            told = [self._see_compiled(buffer, calls, call, (*self._keys, *keys), tensor) for keys, tensor in tensors]
+            told = []
+            for keys, tensor in tensors:
+                recorder = self._find_recorder(buffer, calls, call, (*self._keys, *keys), tensor)
+                told.append(None if recorder is None else recorder.record_in_compiled_code(tensor))
         if not trains or not grad_enabled() or top_pair() is not None:  # else nothing around it is computed again
             self._parts.add(told)
         return told
-
-    def _see_compiled(
-        self, buffer: ModeBuffer, calls: SlotCalls, call: int, keys: Keys, tensor: torch.Tensor
-    ) -> SeeGradient | None:
-        recorder = self._find_recorder(buffer, calls, call, keys, tensor)
-        return None if recorder is None else recorder.record_in_compiled_code(tensor)
-
-    def see_rest(self, tensors: Sequence[tuple[Keys, torch.Tensor]]) -> None:
-        """Record further tensors of the last call."""
-        clock = self.switch
-        if current_graph_task() != -1:
-            if clock.on:
-                self._see_again(tensors)
-            return
-        buffer = clock.buffer or clock.find_buffer(mode_now())
-        calls = self._buffers[buffer.mode]
-        if clock.on and calls.serial == buffer.serial and calls.plain:
-            call = min(calls.count, len(calls.plain)) - 1
-            if not self._see_nested(buffer, calls, call, tensors):
-                self._await_hooks(buffer, calls, call)
-
-    def see_in_compiled_code(
-        self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
-    ) -> Sequence[SeeGradient | None]:
-        """Record a call inside compiled code."""
-        try:
-            return self.see_compiled(tensors, trains)
-        except Exception as error:
-            self._fault(error)
-            return ()
 
     @property
     def was_called(self) -> bool:
@@ -332,11 +315,24 @@ class OutputWatch(SlotWatch):
         self.shortcut = make_output_tap(self.switch, counted, self._await_hooks, self._fault)
 
     def after_compiled_call(self, rest: Sequence[tuple[Keys, torch.Tensor]]) -> None:
-        """See what compiled code has not shown of the call that it makes."""
+        """Record what compiled code has not shown of the call that it makes: it has been counted."""
         try:
-            self.see_rest([((*self._keys, *keys), tensor) for keys, tensor in rest])
+            self._record_rest([((*self._keys, *keys), tensor) for keys, tensor in rest])
         except Exception as error:
             self._fault(error)
+
+    def _record_rest(self, tensors: Sequence[tuple[Keys, torch.Tensor]]) -> None:
+        clock = self.switch
+        if current_graph_task() != -1:
+            if clock.on:
+                self._see_again(tensors)
+            return
+        buffer = clock.buffer or clock.find_buffer(mode_now())
+        calls = self._buffers[buffer.mode]
+        if clock.on and calls.serial == buffer.serial and calls.plain:
+            call = min(calls.count, len(calls.plain)) - 1
+            if not self._see_nested(buffer, calls, call, tensors):
+                self._await_hooks(buffer, calls, call)
 
 
 class ArgumentWatch(SlotWatch):

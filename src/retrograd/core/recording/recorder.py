@@ -241,7 +241,7 @@ class Recorder:
         name = tensors[0][0][0]
         try:
             watch = self._taps.find_watched(name)
-            return watch.see_compiled([(keys[1:], tensor) for keys, tensor in tensors], trains)
+            return watch.see_in_compiled_code([(keys[1:], tensor) for keys, tensor in tensors], trains)
         except Exception as error:
             self.fault(Site(WATCH + name), error)
             return ()
