@@ -1,6 +1,7 @@
-"""A process that seeds everything first of all, then uses every public name, and prints which of them have moved what.
+"""A process that seeds everything first of all, then uses every public name, and prints what each has left behind.
 
-It is a script of its own since rich, for one, draws from ``random`` when it is loaded, once in a process.
+That is: which of them have moved a random generator, and which have loaded what only compiled code needs. It is a
+script of its own since rich, for one, draws from ``random`` when it is loaded, once in a process.
 """
 
 # ruff: noqa: E402, NPY002
@@ -52,6 +53,13 @@ def read_states() -> dict[str, Any]:
         "numpy": str(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state().tolist(),
     }
+
+
+def read_compiled() -> list[str]:
+    """What there is of ``retrograd.compiled``, and which operations torch's dispatcher has of us."""
+    modules = [name for name in sys.modules if name.startswith("retrograd.compiled")]
+    operations = [schema.name for schema in torch._C._jit_get_all_schemas()]
+    return modules + [name for name in operations if name.startswith("retrograd::")]
 
 
 net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
@@ -268,6 +276,7 @@ USES: dict[str, Callable[[], Any]] = {
 
 if __name__ == "__main__":
     moved: dict[str, list[str]] = {}
+    compiled: dict[str, list[str]] = {}
     before = read_states()
     for name in [*rg.__all__, *rg.__all__]:  # as it comes first, and again when all is loaded
         USES[name]()
@@ -275,4 +284,8 @@ if __name__ == "__main__":
         if names := [each for each in before if before[each] != after[each]]:
             moved.setdefault(name, []).extend(names)
         before = after
-    print(json.dumps(moved))
+        if found := read_compiled():
+            compiled.setdefault(name, found)
+    with rg.record(net):
+        torch.compile(net, backend="aot_eager")(x).sum().backward()
+    print(json.dumps({"moved": moved, "compiled": compiled, "control": read_compiled()}))

@@ -15,6 +15,7 @@ PARTS = {
     "explaining": {"core", "following"},
     "memory": {"core", "following"},
     "rewriting": {"core"},
+    "compiled": {"core"},
     "tools": {"core", "explaining", "rewriting"},
     "testing": {"core", "explaining", "memory", "rewriting", "tools"},
     "integrations": {"core", "explaining"},
@@ -24,7 +25,7 @@ PARTS = {
 
 CORE = (
     "errors", "limits", "norms", "frames", "identities", "cells", "amounts", "randomness", "libraries", "drawings",
-    "addresses", "notices", "plugins", "files", "foreign", "trials", "sites", "statistics", "history", "hooks",
+    "addresses", "notices", "plugins", "files", "foreign", "trials", "sites", "statistics", "history", "hooks", "ranks",
     "progress", "runs", "recording", "views", "serving", "exports", "launch", "cli",
 )  # fmt: skip
 """Rooms of the core: each may import those before it."""
@@ -60,6 +61,9 @@ TOUCHES = {
     "retrograd.core.statistics.readable": {"_C", "_functorch", "torch._C"},
 }
 """Module outside of ``hooks/`` → what of torch's inside it touches. ``readable`` asks whether a tensor has memory."""
+
+INSIDE = {"hooks", "compiled", "ranks"}
+"""Rooms that touch it."""
 
 HOOK_METHODS = {
     "register_hook", "register_prehook", "register_post_accumulate_grad_hook", "register_multi_grad_hook",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 
 from retrograd.core.errors import CannotRewriteError, RetrogradError, RetrogradWarning
-from retrograd.core.hooks.compiled_modules import tapped_calls
+from retrograd.core.hooks.in_graphs import tapped_calls
 from retrograd.rewriting.rewriting import rewrite
 from retrograd.rewriting.rules.rule import Rule, SiteState
 from tests.rewriting.models import gradients, halve, make_net

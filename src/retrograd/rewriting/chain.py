@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from retrograd.core.errors import CannotRewriteError, RuleError
 from retrograd.core.hooks.checkpoints import EnoughComputed
-from retrograd.core.hooks.distributed import PlainShare, is_sharded, local_part
 from retrograd.core.hooks.rewriters import intervention_listeners, tell_intervention
 from retrograd.core.hooks.saved import version_of
+from retrograd.core.ranks.placements import PlainShare, is_sharded, local_part
 from retrograd.core.sites.site import Site
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rewriting.rules.rule import Change, PlainRule, Rule

@@ -12,13 +12,15 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdRef
 
 from retrograd.core.errors import CannotRewriteError
-from retrograd.core.hooks.distributed import has_other_processes, is_flattened, is_sharded, own_rank, scale_all
 from retrograd.core.hooks.engine import uncompiled
-from retrograd.core.hooks.flat_gradients import FlatGradients
 from retrograd.core.hooks.gradients import after_accumulation, change_gradient, leave_gradient
 from retrograd.core.hooks.optimizer import UpdateTap, held_by
 from retrograd.core.hooks.rewriters import intervention_listeners, tell_intervention
-from retrograd.core.hooks.sharded_gradient import ShardedGradient, ShardedParameters
+from retrograd.core.ranks.flat_gradients import FlatGradients
+from retrograd.core.ranks.norms import scale_all
+from retrograd.core.ranks.placements import is_flattened, is_sharded
+from retrograd.core.ranks.processes import has_other_processes, own_rank
+from retrograd.core.ranks.sharded_gradient import ShardedGradient, ShardedParameters
 from retrograd.core.sites.site import Site
 from retrograd.rewriting.clock import RuleClock
 from retrograd.rewriting.parameter_rewriter import check_pass

@@ -18,11 +18,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from retrograd.core.errors import CannotRewriteError
 from retrograd.core.hooks.calls import count_calls
-from retrograd.core.hooks.distributed import PlainShare
 from retrograd.core.hooks.engine import grad_enabled, is_in_backward, next_sequence_number
 from retrograd.core.hooks.gradients import change_input_gradient
 from retrograd.core.hooks.names import ArgumentNames
 from retrograd.core.hooks.nested import Keys, flatten, is_among, replace_tensors
+from retrograd.core.ranks.placements import PlainShare
 from retrograd.core.sites.pattern import Candidate, describe_pattern
 from retrograd.core.sites.site import WATCH, Site
 from retrograd.rewriting.assignments import Assignments

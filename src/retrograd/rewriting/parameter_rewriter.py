@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdRef
 
 from retrograd.core.errors import CannotRewriteError
-from retrograd.core.hooks.distributed import is_flattened
 from retrograd.core.hooks.engine import uncompiled
 from retrograd.core.hooks.gradients import change_gradient, leave_gradient, shares_memory
 from retrograd.core.hooks.names import parameter_site
-from retrograd.core.hooks.sharded_gradient import ShardedGradient, ShardedParameters, is_managed
 from retrograd.core.identities import IdentityDict
+from retrograd.core.ranks.placements import is_flattened
+from retrograd.core.ranks.sharded_gradient import ShardedGradient, ShardedParameters, is_managed
 from retrograd.rewriting.chain import Beside, Noted, RuleChain
 from retrograd.rewriting.module_rewriter import CallInProgress, InputRewriter
 from retrograd.rewriting.site_rewriter import RewriterFactory

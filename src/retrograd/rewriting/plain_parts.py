@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from retrograd.core.errors import CannotRewriteError
 from retrograd.core.hooks.checkpoints import parts_running
-from retrograd.core.hooks.distributed import (
+from retrograd.core.hooks.engine import grad_enabled
+from retrograd.core.identities import IdentitySet
+from retrograd.core.notices import Notices
+from retrograd.core.ranks.placements import (
     PlainPlacements,
     PlainShare,
     find_share,
     find_tensor_parallel_ranks,
-    has_other_processes,
     is_sharded,
 )
-from retrograd.core.hooks.engine import grad_enabled
-from retrograd.core.identities import IdentitySet
-from retrograd.core.notices import Notices
+from retrograd.core.ranks.processes import has_other_processes
 
 
 class PlainParts:

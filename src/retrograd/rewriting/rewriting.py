@@ -15,11 +15,10 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.core.amounts import list_names
 from retrograd.core.errors import CannotRewriteError, RewriteError
+from retrograd.core.hooks import in_graphs
 from retrograd.core.hooks.backward import backward_changers
 from retrograd.core.hooks.compiled import has_compiled_code, may_have_run_compiled
-from retrograd.core.hooks.compiled_parts import hold_known_graphs, runs_compiled_code
 from retrograd.core.hooks.listeners import hidden_hooks
-from retrograd.core.hooks.module import is_compiled
 from retrograd.core.hooks.names import (
     ModelNames,
     NamedModule,
@@ -30,10 +29,11 @@ from retrograd.core.hooks.names import (
     parameter_site,
 )
 from retrograd.core.hooks.optimizer import held_by, optimizer_listeners
+from retrograd.core.hooks.parts import is_compiled
 from retrograd.core.hooks.rewriters import gradient_rewriters, watched_rewriters
 from retrograd.core.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, RuleTap, rests_on
-from retrograd.core.hooks.sharded_gradient import ShardedParameters
 from retrograd.core.notices import warn
+from retrograd.core.ranks.sharded_gradient import ShardedParameters
 from retrograd.core.sites.pattern import Candidate
 from retrograd.core.sites.site import Site, parse_leniently
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
@@ -299,7 +299,8 @@ class Rewriting:
         if self._assignments.may_reach_watched():
             self._watched = WatchedRewriter(self._factory, self._assignments)
             watched_rewriters.add(self._watched)
-            self._undo.append(hold_known_graphs())
+            in_graphs.known_graphs.hold()
+            self._undo.append(in_graphs.known_graphs.release)
 
     # ---- what it is told --------------------------------------------------------------------------------------
 
@@ -314,7 +315,7 @@ class Rewriting:
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Begin a pass from these tensors."""
         # else the graph is of a forward before the rules were set
-        if self.clock.was_run or (has_compiled_code() and runs_compiled_code(roots)):
+        if self.clock.was_run or (has_compiled_code() and in_graphs.load().runs_compiled_code(roots)):
             self._uncalled.pass_begins()
         self.clock.backward_begins(roots)
         sharded = ShardedParameters() if any(each.may_be_sharded for each in self._parameters) else None

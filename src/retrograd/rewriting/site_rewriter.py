@@ -10,13 +10,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from retrograd.core.errors import CannotRewriteError
-from retrograd.core.hooks.compiled_parts import Part, compiled_graphs, find_part
-from retrograd.core.hooks.distributed import PlainShare, own_rank
+from retrograd.core.hooks import in_graphs
 from retrograd.core.hooks.engine import grad_enabled, uncompiled
 from retrograd.core.hooks.gradients import ChangeGradient, branch, change_gradient
 from retrograd.core.hooks.nested import Keys, flatten, is_among, replace_tensors
 from retrograd.core.hooks.reach import FREE_DEPTH
 from retrograd.core.hooks.saved import VersionCount
+from retrograd.core.ranks.placements import PlainShare
+from retrograd.core.ranks.processes import own_rank
 from retrograd.core.sites.pattern import Candidate
 from retrograd.core.sites.site import Site
 from retrograd.rewriting.assignments import Assignments
@@ -274,7 +275,7 @@ class SiteRewriter:
             if share is not None and not share.keeps_gradient:
                 raise refuse_part(self.name)
         node = tensor.grad_fn
-        if compiled_graphs and not branches:
+        if in_graphs.wing.is_loaded and not branches:
             self._check_whole(tensor)
         guard = self._clock.threads.own.guard
         if branches or node is None:
@@ -296,15 +297,15 @@ class SiteRewriter:
 
     def _check_whole(self, tensor: Tensor) -> None:
         """Refuse a tensor of whose gradient compiled code keeps a part within."""
-        part = find_part(tensor)
-        if part is Part.SOME:
+        part = in_graphs.wing.find_part(tensor)
+        if part is in_graphs.Part.SOME:
             raise CannotRewriteError(
                 f"{self.name} cannot be rewritten: compiled code returns this tensor, and computes with it.",
                 repair="set the rule on the output of the module within that makes it, compile the parts instead, "
                 "or call torch.compiler.disable() on the module that is compiled.",
                 reason="what comes from inside the graph never reaches its boundary, where the rule would act.",
             )
-        if part is Part.UNKNOWN:
+        if part is in_graphs.Part.UNKNOWN:
             raise CannotRewriteError(
                 f"{self.name} cannot be rewritten: the code that returns this tensor was compiled before the rules "
                 "were set.",

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from retrograd.core.hooks.distributed import (
+from retrograd.core.hooks.engine import grad_enabled
+from retrograd.core.norms import norm, summing_type
+from retrograd.core.ranks.placements import (
     add_over_parts,
     is_sharded,
     is_summand,
@@ -20,8 +22,6 @@ from retrograd.core.hooks.distributed import (
     spread_whole,
     whole_of,
 )
-from retrograd.core.hooks.engine import grad_enabled
-from retrograd.core.norms import norm, summing_type
 from retrograd.rewriting.rules.norm_rule import NormRule
 from retrograd.rewriting.rules.rule import Rule, SiteState
 

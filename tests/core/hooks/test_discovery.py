@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.core.hooks.discovery import ModelDiscovery
-from retrograd.core.hooks.module import has_compiled_part
+from retrograd.core.hooks.parts import has_compiled_part
 
 X = torch.ones(1, 2)
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.core.hooks.listeners import is_ours
-from retrograd.core.hooks.module import CallTap, is_compiled, unwatch_forward, watch_forward
+from retrograd.core.hooks.module import CallTap, unwatch_forward, watch_forward
+from retrograd.core.hooks.parts import is_compiled
 
 
 class Switch:

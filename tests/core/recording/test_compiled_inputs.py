@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import retrograd as rg
-from retrograd.core.hooks import compiled_inputs
+from retrograd.compiled import inputs as compiled_inputs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_compiler")]
 

@@ -6,14 +6,13 @@ The pair is removed with its last watcher; one that is part of a compiled graph 
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from retrograd.core.hooks.compiled_inputs import entered_calls, put_entry, put_exit, trace_entry, trace_exit
-from retrograd.core.hooks.compiled_modules import TracedEntry, TracedTap
+from retrograd.core.hooks import in_graphs
 from retrograd.core.hooks.engine import is_compiling, uncompiled
+from retrograd.core.hooks.in_graphs import TracedEntry, TracedTap
 from retrograd.core.hooks.module import CompiledWatcher, EndHook, InputWatcher, ModuleTap, set_after, set_before
 from retrograd.core.hooks.names import ArgumentNames
 from retrograd.core.identities import IdentityDict
@@ -24,30 +23,33 @@ class ArgumentWatcher(CompiledWatcher, InputWatcher, Protocol):
 
 
 class _ArgumentTap(ModuleTap[ArgumentWatcher]):
-    __slots__ = ()
+    __slots__ = ("_hooks",)
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
         before, after = _Enter(self, ArgumentNames(module)), _Leave(self)
+        self._hooks = before, after
+        super().__init__()
         self.entries = (set_before(module, before), set_after(module, after, always=True))
-        entered_calls.hold()
-        weakref.finalize(self, entered_calls.release).atexit = False
+
+    def take_handle(self, handle: Tensor) -> None:
+        """Be known by this tensor; both hooks have it, too."""
+        super().take_handle(handle)
+        for hook in self._hooks:
+            hook.take_handle(handle)
 
 
 class _Enter(TracedEntry):
     __slots__ = ("tap",)
 
-    trace, put = staticmethod(trace_entry), staticmethod(put_entry)
-
     def __init__(self, tap: _ArgumentTap, names: ArgumentNames) -> None:
         self.tap = tap
         self.names = names
-        self.handle: Tensor = tap.handle
+        self.handle = None
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_compiling():
-            trace_entry(self.handle, self.names.bind(args, kwargs))
+            in_graphs.wing.trace_entry(self.handle, self.names.bind(args, kwargs))
             return
         for watcher in self.tap.watchers:
             watcher.before_forward(module, args, kwargs)
@@ -56,16 +58,16 @@ class _Enter(TracedEntry):
 class _Leave(TracedTap, EndHook):
     __slots__ = ("tap",)
 
-    trace, put = staticmethod(trace_exit), staticmethod(put_exit)
+    operation = "exit"
 
     def __init__(self, tap: _ArgumentTap) -> None:
         self.tap = tap
-        self.handle: Tensor = tap.handle
+        self.handle = None
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if is_compiling():
-            trace_exit(self.handle, output)
+            in_graphs.wing.trace_exit(self.handle, output)
             return
         for watcher in self.tap.watchers:
             watcher.after_call(module, output)

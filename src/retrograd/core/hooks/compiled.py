@@ -20,10 +20,11 @@ import inspect
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from operator import attrgetter
 from types import FrameType, ModuleType
 from typing import Any, Protocol
 
@@ -186,7 +187,7 @@ def _apply(change: Callable[[ModuleType], Undo], room: ModuleType) -> Undo:
         return change(room)
     except (AttributeError, KeyError) as error:
         _warn_of(room.__name__, error)
-        return _do_nothing
+        return do_nothing
 
 
 def _warn_of(room: str, error: Exception) -> None:
@@ -196,17 +197,18 @@ def _warn_of(room: str, error: Exception) -> None:
     )
 
 
-def ask_once(names: Mapping[str, Callable[[Any], object]]) -> Callable[[], bool]:
-    """A question whether modules of torch's have what they are asked for; where one has not, that is told.
+def ask_once(names: Sequence[str]) -> Callable[[], bool]:
+    """A question whether torch has these names, each ``module:name``; where it lacks one, that is told.
 
-    It is for the first time that they are used: when one of them has been loaded, others may still be loading.
+    It is for the first time that they are used: when one module has been loaded, others may still be loading.
     """
 
     @functools.cache
     def ask() -> bool:
-        for room, ask_for_names in names.items():
+        for name in names:
+            room, _, path = name.partition(":")
             try:
-                ask_for_names(sys.modules[room])
+                attrgetter(path)(_find_room(room))
             except (AttributeError, KeyError) as error:
                 _warn_of(room, error)
                 return False
@@ -215,7 +217,11 @@ def ask_once(names: Mapping[str, Callable[[Any], object]]) -> Callable[[], bool]
     return ask
 
 
-def _do_nothing() -> None:
+def _find_room(name: str) -> Any:
+    return sys.modules[name]
+
+
+def do_nothing() -> None:
     """Take nothing back."""
 
 

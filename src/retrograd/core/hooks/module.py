@@ -10,48 +10,20 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from retrograd.core.hooks.calls import find_call_of, hooked_call
+from retrograd.core.hooks import in_graphs
 from retrograd.core.hooks.compiled import keep_compiled_modules_quiet, tables_of
-from retrograd.core.hooks.compiled_modules import (
-    READERS,
-    TracedEntry,
-    TracedHook,
-    TracedTap,
-    UntracedHook,
-    tapped_calls,
-)
-from retrograd.core.hooks.compiled_taps import (
-    RETURNED,
-    Told,
-    forget_tickets,
-    make_handle,
-    name_tensors,
-    put_tap,
-    trace_tap,
-)
 from retrograd.core.hooks.engine import is_compiling, uncompiled
-from retrograd.core.hooks.listeners import TAP, TAP_OF_WRAPPER, Entry, Hook, SeeGradient, hidden_hooks, move_last
-from retrograd.core.hooks.nested import Keys, flatten
-from retrograd.core.hooks.parts import modules_of
+from retrograd.core.hooks.in_graphs import TracedEntry, TracedHook, TracedTap, UntracedHook
+from retrograd.core.hooks.listeners import TAP, Entry, Hook, SeeGradient, hidden_hooks, move_last
+from retrograd.core.hooks.nested import Keys
+from retrograd.core.hooks.parts import is_compiled
 from retrograd.core.hooks.resting import TapSwitch, add_tap, change_taps, forget_switches
 from retrograd.core.identities import IdentityDict
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Tell whether calls of this module run as compiled code, so that hooks on the modules within it do not."""
-    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
-
-
-def has_compiled_part(model: nn.Module) -> bool:
-    """Tell whether a part of this model goes through torch.compile."""
-    return any(map(is_compiled, modules_of(model)))
 
 
 def set_before(module: nn.Module, hook: Hook, *, is_first: bool = False) -> Entry:
@@ -142,28 +114,16 @@ class Tap(TracedHook, Generic[Watcher]):
     def __init__(self) -> None:
         self.watchers: tuple[Watcher, ...] = ()
         self.entries: tuple[Entry, ...] = ()
-        self.handle = make_handle(self)
         self.is_compiled = False
+        self.handle = None
+        in_graphs.expect_handle(self)
         add_tap(self)
-
-    def see_compiled(
-        self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool, told: Told, first: int
-    ) -> None:
-        """Tell those watchers that are awake of a call inside compiled code, and note what sees its gradients."""
-        self.is_compiled = True
-        named = name_tensors(tensors, names)
-        for watcher in self.watchers:
-            if watcher.switch.awake:
-                seen = watcher.see_in_compiled_code(named, trains)
-                for number, see in enumerate(seen, first):
-                    if see is not None:
-                        told[number] = (*told.get(number, ()), see)
 
     def watch(self, watchers: tuple[Watcher, ...]) -> None:
         """Have these watchers instead."""
         self.watchers = watchers
         forget_switches()
-        forget_tickets()
+        in_graphs.wing.forget_tickets()
 
 
 class ModuleTap(Tap[Watcher]):
@@ -174,8 +134,7 @@ class ModuleTap(Tap[Watcher]):
     def __init__(self) -> None:
         super().__init__()
         self._is_hidden = False
-        tapped_calls.hold()
-        weakref.finalize(self, tapped_calls.release).atexit = False
+        in_graphs.hold_while_alive(in_graphs.tapped_calls, self)
 
     def leave(self, watcher: Watcher) -> bool:
         """Take a watcher away, and the hooks with the last one; returns whether they stay.
@@ -195,32 +154,36 @@ class ModuleTap(Tap[Watcher]):
         """Stay for as long as the module does, unseen by whoever copies it."""
         if not self._is_hidden:
             self._is_hidden = True
-            hidden_hooks.hold()
-            weakref.finalize(self, hidden_hooks.release).atexit = False
+            in_graphs.hold_while_alive(hidden_hooks, self)
 
 
-class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
-    __slots__ = ("_find_module", "_of_wrappers", "_shown", "_told")
+class ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
+    """The tap after the forwards of one module.
 
-    trace, put = staticmethod(trace_tap), staticmethod(put_tap)
+    Attributes:
+        find_module: the module; None if it is gone.
+        shown: for each thread what compiled code has shown of the call that is about to end.
+    """
+
+    __slots__ = ("_of_wrappers", "_told", "find_module", "shown")
+
+    operation = "tap"
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._find_module = weakref.ref(module)
-        self._shown: dict[int, _Shown] = {}
+        self.find_module = weakref.ref(module)
+        self.shown: dict[int, Any] = {}
         self._told: tuple[tuple[TapSwitch, AfterForward], ...] = ()
         self.entries = (set_after(module, self, number=TAP),)
         wrapped = getattr(module, "_orig_mod", None) if is_compiled(module) else None
-        self._of_wrappers = _TapOfWrappers.on(wrapped) if isinstance(wrapped, nn.Module) else None
-        if self._of_wrappers is not None:
-            self._of_wrappers.join(self)
+        self._of_wrappers = in_graphs.load().join_wrapped(self, wrapped) if isinstance(wrapped, nn.Module) else None
 
     @uncompiled
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if is_compiling():
-            trace_tap(self.handle, output)
+            in_graphs.wing.trace_tap(self.handle, output)
             return
-        shown = self._shown.pop(threading.get_ident(), None) if self._shown else None
+        shown = self.shown.pop(threading.get_ident(), None) if self.shown else None
         rest = shown.rest_of(output) if shown is not None else None
         if rest is not None:
             self._tell_rest(rest)
@@ -239,12 +202,6 @@ class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         super().watch(watchers)
         self._told = tuple((each.switch, each.after_forward) for each in watchers)
 
-    @property
-    def is_called(self) -> bool:
-        """Whether this thread is in a call of the module."""
-        module = self._find_module()
-        return module is not None and find_call_of(module) is not None
-
     def leave(self, watcher: ForwardWatcher) -> bool:
         """Take a watcher away, and the hooks with the last one; returns whether they stay."""
         stays = super().leave(watcher)
@@ -252,110 +209,9 @@ class _ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
             self._of_wrappers.leave(self)
         return stays
 
-    def see_compiled(
-        self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool, told: Told, first: int
-    ) -> None:
-        """Tell of a call; of one that is compiled code itself, what its hook need not tell again."""
-        if names[0].startswith(RETURNED):
-            self.is_compiled = True
-            if not any(watcher.switch.awake for watcher in self.watchers):
-                return
-            module = self._find_module()
-            frame = find_call_of(module) if module is not None and _returns_as_it_is(module) else None
-            if frame is None:  # its forward alone is called, or somebody changes what it returns
-                return
-            names = [name.removeprefix(RETURNED) for name in names]
-            shapes = {keys: tensor.shape for keys, tensor in name_tensors(tensors, names)}
-            self._shown[threading.get_ident()] = _Shown(id(frame), shapes)
-        super().see_compiled(tensors, names, trains, told, first)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """What compiled code has shown of that which its module is about to return.
-
-    Attributes:
-        frame: identity of the frame of the call, which may have raised since.
-        shapes: of these tensors.
-    """
-
-    frame: int
-    shapes: dict[Keys, torch.Size]
-
-    def rest_of(self, output: Any) -> list[tuple[Keys, Tensor]] | None:
-        """The other tensors of what is returned; None if this is another call."""
-        frame, found = hooked_call(), dict(flatten(output, ()))
-        is_same = all(keys in found and found[keys].shape == shape for keys, shape in self.shapes.items())
-        if frame is None or id(frame) != self.frame or not is_same:
-            return None
-        return [(keys, tensor) for keys, tensor in found.items() if keys not in self.shapes]
-
-
-class _TapOfWrappers(UntracedHook):
-    """Stands on a module that compiled wrappers call, for their taps, each at its own boundary: they share a graph."""
-
-    __slots__ = ("__weakref__", "_entry", "_taps", "handle")
-
-    def __init__(self, module: nn.Module) -> None:
-        self.handle = make_handle(self)
-        self._taps: tuple[weakref.ref[_ForwardTap], ...] = ()
-        self._entry = set_after(module, self, number=TAP_OF_WRAPPER)
-
-    @classmethod
-    def on(cls, module: nn.Module) -> _TapOfWrappers:
-        """The one on a module."""
-        found = module._forward_hooks.get(TAP_OF_WRAPPER)
-        return found if isinstance(found, cls) else cls(module)
-
-    def join(self, tap: _ForwardTap) -> None:
-        """Stand for this tap, too."""
-        self._taps = (*self._taps, weakref.ref(tap))
-
-    def leave(self, tap: _ForwardTap) -> None:
-        """Stand for it no more, and for the last one not at all."""
-        self._taps = tuple(find for find in self._taps if find() not in (None, tap))
-        if not self._taps:
-            self._entry.remove()
-
-    @property
-    def is_compiled(self) -> bool:
-        """It is a part of a graph that has run."""
-        return all(tap.is_compiled for tap in self._living())
-
-    @is_compiled.setter
-    def is_compiled(self, is_compiled: bool) -> None:
-        for tap in self._living():  # whoever is called
-            tap.is_compiled = is_compiled
-
-    def see_compiled(
-        self, tensors: Sequence[Tensor], names: Sequence[str], trains: bool, told: Told, first: int
-    ) -> None:
-        """Tell the tap of the wrapper that is called."""
-        self.is_compiled = True
-        called = next((tap for tap in self._living() if tap.is_called), None)
-        if called is not None:
-            called.see_compiled(tensors, names, trains, told, first)
-
-    def _living(self) -> list[_ForwardTap]:
-        return [tap for tap in (find() for find in self._taps) if tap is not None]
-
-    @uncompiled
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        pass
-
-
-def _returns_as_it_is(module: nn.Module) -> bool:
-    """Tell whether what the forward of a module returns reaches the tap on it unchanged."""
-    wrapped = getattr(module, "_orig_mod", module)
-    return all(_keeps_values(hook) for each in (module, wrapped) for hook in each._forward_hooks.values())
-
-
-def _keeps_values(hook: object) -> bool:
-    return isinstance(hook, (*READERS, EndHook)) or getattr(hook, "keeps_values", False) is True
-
 
 _lock = threading.Lock()
-_taps: IdentityDict[nn.Module, _ForwardTap] = IdentityDict()
+_taps: IdentityDict[nn.Module, ForwardTap] = IdentityDict()
 
 
 def watch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
@@ -364,7 +220,7 @@ def watch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
         change_taps()
         tap = _taps.get(module)
         if tap is None:
-            tap = _taps[module] = _ForwardTap(module)
+            tap = _taps[module] = ForwardTap(module)
         tap.watch((*tap.watchers, watcher))
 
 
@@ -444,7 +300,7 @@ def put_readers_last(module: nn.Module) -> None:
 
 
 def _only_reads(hook: object) -> bool:
-    reads = isinstance(hook, (_ForwardTap, EndHook, TracedEntry))
+    reads = isinstance(hook, (ForwardTap, EndHook, TracedEntry))
     return reads or (isinstance(hook, _BeforeForward) and not hook.is_outermost)
 
 

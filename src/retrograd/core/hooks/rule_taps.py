@@ -1,7 +1,7 @@
 """The hooks on modules that rewrite: they change what a module is called with, and what it returns.
 
 They come after the hooks that the user has set so far, and before all that read. While torch.compile traces them, they
-put operations into its graph instead (``compiled_rules.py``), and which those are follows from the
+put operations into its graph instead (``retrograd.compiled.rules``), and which those are follows from the
 :class:`ReachedSites` of the rules alone. A graph is guarded by it. So a hook that is part of a graph stays on its
 module when it is removed, and reaches nothing: the graph is left, and is found again once a hook is asked for that
 reaches the same.
@@ -11,27 +11,54 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from retrograd.core.hooks.compiled_parts import hold_known_graphs
-from retrograd.core.hooks.compiled_rules import (
-    CallUnderRules,
-    RewrittenSlot,
-    make_slot_handle,
-    tell_of_break,
-    trace_forward,
-    trace_rules,
-)
-from retrograd.core.hooks.compiled_taps import is_left_alone
+from retrograd.core.hooks import in_graphs
 from retrograd.core.hooks.engine import break_graph, breaks_graph, is_compiling, uncompiled
+from retrograd.core.hooks.in_graphs import is_left_alone, tell_of_break
 from retrograd.core.hooks.listeners import Entry, Hook, hidden_hooks
 from retrograd.core.hooks.module import EndHook, InputWatcher, put_readers_last, set_after, set_before
 from retrograd.core.hooks.names import ArgumentNames
-from retrograd.core.hooks.nested import flatten, is_among, replace_tensors
+from retrograd.core.hooks.nested import Keys, flatten, is_among, replace_tensors
 from retrograd.core.identities import IdentityDict
+
+
+class RewrittenSlot(Protocol):
+    """What a handle leads to: the rules on the inputs, or on the outputs, of one module."""
+
+    def begin_compiled_call(self, trains: bool, training: bool) -> CallUnderRules | None:
+        """Begin a call that compiled code makes.
+
+        Args:
+            trains: grad is enabled, and a backward pass may follow.
+            training: the module is in training mode.
+
+        Returns:
+            None if no rule acts any more.
+        """
+
+
+class CallUnderRules(Protocol):
+    """A call of a module in compiled code, as its rules see it."""
+
+    def change_value(self, keys: Keys, value: Tensor) -> Tensor:
+        """What the rules make of a value; the very same object if they leave it alone."""
+
+    def change_gradient(
+        self, keys: Keys, gradient: Tensor, value: Tensor | None, inputs: Mapping[Keys, Tensor]
+    ) -> Tensor:
+        """What the rules make of a gradient; the very same object if they leave it alone.
+
+        Args:
+            keys: where in the slot it is.
+            gradient: the gradient.
+            value: the tensor that it is the gradient of, where a rule asks for it.
+            inputs: what the module was called with, where a rule asks for it.
+        """
 
 
 class OutputsRewriter(RewrittenSlot, Protocol):
@@ -104,12 +131,18 @@ class _Rewrites(Hook):
 
     def __init__(self, module: nn.Module) -> None:
         self._find_module = weakref.ref(module)
-        self.handle = make_slot_handle(self)
+        self.handle: Any = None
+        in_graphs.expect_handle(self)
+        in_graphs.hold_while_alive(in_graphs.first_graph, self)
         self.is_compiled = False
         self._is_hidden = False
         self._rewriter: Any = None
         self._names: Any = None
         self.reach = NOWHERE
+
+    def take_handle(self, handle: Tensor) -> None:
+        """Be known by this tensor."""
+        self.handle = handle
 
     def act(self, rewriter: Any, reach: ReachedSites, names: ArgumentNames) -> None:
         """Ask this rewriter from now on."""
@@ -126,8 +159,7 @@ class _Rewrites(Hook):
         """Stay for as long as the module does, unseen by whoever copies it."""
         if not self._is_hidden:
             self._is_hidden = True
-            hidden_hooks.hold()
-            weakref.finalize(self, hidden_hooks.release).atexit = False
+            in_graphs.hold_while_alive(hidden_hooks, self)
 
     def mark_forward(self, begins: bool, trains: bool) -> None:
         """See a forward of the model begin or end inside compiled code."""
@@ -165,7 +197,8 @@ class _Rewrites(Hook):
         if not tensors:
             return value
         inputs = list(flatten(self._names.bind(args, kwargs), ())) if reach.needs_input else []
-        new = trace_rules(self.handle, tensors, module.training, needs_value=reach.needs_value, inputs=inputs)
+        needs = {"needs_value": reach.needs_value, "inputs": inputs}
+        new = in_graphs.wing.trace_rules(self.handle, tensors, module.training, **needs)
         return replace_tensors(value, (slot,), {each[0]: tensor for each, tensor in zip(tensors, new, strict=True)})
 
 
@@ -174,7 +207,7 @@ class _RewriteOutput(_Rewrites):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        weakref.finalize(self, hold_known_graphs()).atexit = False
+        in_graphs.hold_while_alive(in_graphs.known_graphs, self)
 
     @property
     def keeps_values(self) -> bool:
@@ -253,7 +286,7 @@ class _BeginForward(_Rewrites):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_compiling():
             if self.reach.everywhere:
-                trace_forward(self.handle, begins=True)
+                in_graphs.wing.trace_forward(self.handle, begins=True)
         elif self._rewriter is not None:
             self._rewriter.before_forward(module, args, kwargs)
 
@@ -265,7 +298,7 @@ class _EndForward(_Rewrites, EndHook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if is_compiling():
             if self.reach.everywhere:
-                trace_forward(self.handle, begins=False)
+                in_graphs.wing.trace_forward(self.handle, begins=False)
         elif self._rewriter is not None:
             self._rewriter.after_call(module, output)
 

@@ -136,32 +136,6 @@ def first_bytes(tensor: Tensor, most: int = _BYTES) -> bytes | Tensor:
         return tensor.detach().as_strided((size // tensor.element_size(),), (1,)).view(torch.uint8).clone()
 
 
-def count_same_rows(tensor: Tensor, rows: int = 4096, columns: int = 64) -> int:
-    """Count the rows of a matrix on the CPU that are equal to another one of it, bit for bit.
-
-    Of more rows or columns than that the first are looked at; where these are equal and there are more columns, all of
-    those rows. None where they hold what is not finite: NaN is equal to nothing.
-    """
-    matrix = tensor.detach()[:rows].flatten(1)
-    suspects = _group(matrix[:, :columns])
-    if matrix.shape[1] > columns and suspects:
-        suspects = _group(matrix[suspects]) if len(suspects) * matrix.shape[1] <= 1 << 22 else suspects
-    if suspects and not bool(matrix[suspects].isfinite().all()):
-        return 0
-    return len(suspects)
-
-
-def _group(matrix: Tensor) -> list[int]:
-    """Numbers of the rows that are equal to another."""
-    width = matrix.shape[1] * matrix.element_size()
-    content = matrix.contiguous()
-    data = ctypes.string_at(content.data_ptr(), len(matrix) * width)
-    places: dict[bytes, list[int]] = {}
-    for row in range(len(matrix)):
-        places.setdefault(data[row * width : (row + 1) * width], []).append(row)
-    return [row for same in places.values() if len(same) > 1 for row in same]
-
-
 _OWN = 2
 """The tensor that is asked about, and the Python object of its storage."""
 

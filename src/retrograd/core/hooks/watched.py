@@ -13,9 +13,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from retrograd.core.hooks.compiled_rules import tell_of_break
-from retrograd.core.hooks.compiled_taps import trace_tap
+from retrograd.core.hooks import in_graphs
 from retrograd.core.hooks.engine import break_graph, knows_at_once
+from retrograd.core.hooks.in_graphs import tell_of_break
 from retrograd.core.hooks.module import CompiledWatcher, Tap
 from retrograd.core.hooks.nested import Keys, flatten
 from retrograd.core.hooks.rewriters import watched_rewriters
@@ -49,12 +49,16 @@ def watch_by_hand(watcher: CompiledWatcher) -> None:
     """Tell ``watcher`` of tensors that compiled code watches by hand; the first of their keys is the name."""
     with _lock:
         _tap.watch((*_tap.watchers, watcher))
+        in_graphs.first_graph.hold()
 
 
 def unwatch_by_hand(watcher: CompiledWatcher) -> None:
     """Tell it no longer."""
     with _lock:
-        _tap.watch(tuple(other for other in _tap.watchers if other is not watcher))
+        left = tuple(other for other in _tap.watchers if other is not watcher)
+        if len(left) < len(_tap.watchers):
+            in_graphs.first_graph.release()
+        _tap.watch(left)
 
 
 def trace_watched(name: str, value: Any) -> None:
@@ -72,7 +76,7 @@ def trace_watched(name: str, value: Any) -> None:
             break_graph()
     if _tap.is_set:
         _check_name(name)
-        trace_tap(_tap.handle, value, (name,))
+        in_graphs.wing.trace_tap(_tap.handle, value, (name,))
 
 
 @knows_at_once

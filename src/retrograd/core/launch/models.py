@@ -15,13 +15,12 @@ from torch.optim.optimizer import Optimizer
 from retrograd.core.errors import RecordingError
 from retrograd.core.frames import read_locals
 from retrograd.core.hooks.discovery import ModelDiscovery
-from retrograd.core.hooks.distributed import is_rehearsal
 from retrograd.core.hooks.engine import has_transform
 from retrograd.core.hooks.live_objects import list_instances
-from retrograd.core.hooks.module import has_compiled_part
 from retrograd.core.hooks.optimizer import held_by
 from retrograd.core.hooks.parts import (
     children_of,
+    has_compiled_part,
     has_other_weights,
     is_complete,
     modules_of,
@@ -30,6 +29,7 @@ from retrograd.core.hooks.parts import (
 )
 from retrograd.core.identities import IdentityDict, IdentitySet
 from retrograd.core.limits import LIMITS
+from retrograd.core.ranks.stages import is_rehearsal
 
 PATIENCE = 20
 """Steps without a new model after which the program is taken to have shown all it has."""

@@ -21,7 +21,6 @@ from retrograd.core.files import SpareFiles
 from retrograd.core.history.facts import Call
 from retrograd.core.hooks.backward import backward_listeners, join_pass
 from retrograd.core.hooks.discovery import construction_watch
-from retrograd.core.hooks.distributed import is_rehearsal
 from retrograd.core.hooks.engine import without_transforms
 from retrograd.core.hooks.names import name_models, walk_modules
 from retrograd.core.identities import IdentityDict
@@ -40,6 +39,7 @@ from retrograd.core.launch.requests import RunRequest
 from retrograd.core.notices import say, warnings_kept
 from retrograd.core.plugins import find_provided
 from retrograd.core.randomness import random_kept
+from retrograd.core.ranks.stages import is_rehearsal
 from retrograd.core.recording.fact_source import FactHost, FactSource, MakeSource
 from retrograd.core.recording.recorder import Recorder, list_sources
 from retrograd.core.recording.settings import Settings
@@ -130,7 +130,8 @@ class Session:
         except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
         try:
-            if self._has_loss_alone() and is_speaker() and not self._request.quiet:
+            has_loss_alone = self._sink.steps and not self._sink.sites and not self._names
+            if has_loss_alone and is_speaker() and not self._request.quiet:
                 say(_LOSS_ALONE)
             say_end(self._tell_obstacle(), self._tell_done())
         except Exception as error:  # there may be no memory left

@@ -16,10 +16,10 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from retrograd.core.hooks.backward import runs_in_another_thread
-from retrograd.core.hooks.distributed import local_part
 from retrograd.core.hooks.optimizer import held_by, list_optimizers
 from retrograd.core.hooks.parts import gradient_of, parameters_of
 from retrograd.core.identities import IdentityDict, IdentitySet
+from retrograd.core.ranks.placements import local_part
 
 
 class Leader:

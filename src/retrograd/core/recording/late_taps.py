@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from retrograd.core.hooks.compiled import has_been_compiled
-from retrograd.core.hooks.module import is_compiled
 from retrograd.core.hooks.names import NamedModule, beginning_of
+from retrograd.core.hooks.parts import is_compiled
 from retrograd.core.identities import IdentitySet
 from retrograd.core.notices import warn
 

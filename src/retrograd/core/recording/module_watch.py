@@ -12,7 +12,6 @@ from torch import nn
 
 from retrograd.core.hooks.calls import count_calls
 from retrograd.core.hooks.checkpoints import CallsOfParts, is_computed_again, part_computed_again
-from retrograd.core.hooks.distributed import is_rehearsal, may_have_stages, running_stage, running_wrapper
 from retrograd.core.hooks.engine import (
     count_function_modes,
     current_node,
@@ -33,6 +32,8 @@ from retrograd.core.hooks.saved import top_pair
 from retrograd.core.identities import IdentitySet
 from retrograd.core.limits import LIMITS
 from retrograd.core.progress.steps import Steps
+from retrograd.core.ranks.reductions import running_wrapper
+from retrograd.core.ranks.stages import is_rehearsal, may_have_stages, running_stage
 from retrograd.core.recording.clock import RecordedPass
 from retrograd.core.recording.facts import Facts
 from retrograd.core.recording.mode_buffer import CallCount, Mode, ModeBuffer
@@ -248,9 +249,21 @@ class SlotWatch:
             if recorder is not None and tensor.requires_grad:
                 self._watch(recorder, tensor)
 
-    def _see_compiled_call(
+    def see_in_compiled_code(
         self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
-    ) -> list[SeeGradient | None]:
+    ) -> Sequence[SeeGradient | None]:
+        """Record the tensors of a call that compiled code makes; returns what sees the gradient of each.
+
+        It raises nothing. Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used
+        again.
+        """
+        try:
+            return self._record_compiled(tensors, trains)
+        except Exception as error:
+            self._fault(error)
+            return ()
+
+    def _record_compiled(self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool) -> list[SeeGradient | None]:
         if is_in_backward():
             return self._parts.find_next(part_computed_again()) or []
         clock = self.switch
@@ -262,43 +275,13 @@ class SlotWatch:
         if plain is not None and len(tensors) == 1 and not tensors[0][0]:
             told = [plain.record_in_compiled_code(tensors[0][1])]
         else:
-            told = [self._see_compiled(buffer, calls, call, (*self._keys, *keys), tensor) for keys, tensor in tensors]
+            told = []
+            for keys, tensor in tensors:
+                recorder = self._find_recorder(buffer, calls, call, (*self._keys, *keys), tensor)
+                told.append(None if recorder is None else recorder.record_in_compiled_code(tensor))
         if not trains or not grad_enabled() or top_pair() is not None:  # else nothing around it is computed again
             self._parts.add(told)
         return told
-
-    def _see_compiled(
-        self, buffer: ModeBuffer, calls: SlotCalls, call: int, keys: Keys, tensor: torch.Tensor
-    ) -> SeeGradient | None:
-        recorder = self._find_recorder(buffer, calls, call, keys, tensor)
-        return None if recorder is None else recorder.record_in_compiled_code(tensor)
-
-    def see_rest(self, tensors: Sequence[tuple[Keys, torch.Tensor]]) -> None:
-        """Record further tensors of the last call."""
-        clock = self.switch
-        if is_in_backward():
-            if clock.on:
-                self._see_again(tensors)
-            return
-        buffer = clock.buffer or clock.find_buffer(mode_now())
-        calls = self._buffers[buffer.mode]
-        if clock.on and calls.serial == buffer.serial and calls.plain:
-            call = min(calls.count, len(calls.plain)) - 1
-            if not self._see_nested(buffer, calls, call, tensors):
-                self._await_hooks(buffer, calls, call)
-
-    def see_in_compiled_code(
-        self, tensors: Sequence[tuple[Keys, torch.Tensor]], trains: bool
-    ) -> Sequence[SeeGradient | None]:
-        """Record the tensors of a call that compiled code makes; returns what sees the gradient of each.
-
-        Gradients come without a hook on a tensor, and what is kept is copied, for its memory is used again.
-        """
-        try:
-            return self._see_compiled_call(tensors, trains)
-        except Exception as error:
-            self._fault(error)
-            return ()
 
     @property
     def was_called(self) -> bool:
@@ -320,11 +303,24 @@ class OutputWatch(SlotWatch):
         super().__init__(factory, module, path, ("output",))
 
     def after_compiled_call(self, rest: Sequence[tuple[Keys, torch.Tensor]]) -> None:
-        """See what compiled code has not shown of the call that it makes."""
+        """Record what compiled code has not shown of the call that it makes: it has been counted."""
         try:
-            self.see_rest([((*self._keys, *keys), tensor) for keys, tensor in rest])
+            self._record_rest([((*self._keys, *keys), tensor) for keys, tensor in rest])
         except Exception as error:
             self._fault(error)
+
+    def _record_rest(self, tensors: Sequence[tuple[Keys, torch.Tensor]]) -> None:
+        clock = self.switch
+        if is_in_backward():
+            if clock.on:
+                self._see_again(tensors)
+            return
+        buffer = clock.buffer or clock.find_buffer(mode_now())
+        calls = self._buffers[buffer.mode]
+        if clock.on and calls.serial == buffer.serial and calls.plain:
+            call = min(calls.count, len(calls.plain)) - 1
+            if not self._see_nested(buffer, calls, call, tensors):
+                self._await_hooks(buffer, calls, call)
 
 
 class ArgumentWatch(SlotWatch):

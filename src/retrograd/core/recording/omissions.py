@@ -13,8 +13,8 @@ from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from retrograd.core.history.sink import NO_GRADIENT
 from retrograd.core.hooks.compiled import has_been_compiled
-from retrograd.core.hooks.module import is_compiled
 from retrograd.core.hooks.names import NamedModule, beginning_of, parameter_site
+from retrograd.core.hooks.parts import is_compiled
 from retrograd.core.recording.keep import find_keep
 from retrograd.core.recording.settings import Settings
 from retrograd.core.sites.pattern import Candidate, Pattern, describe_pattern

@@ -17,7 +17,6 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.core.history.sink import ENDS_NONE, Moment
-from retrograd.core.hooks.distributed import local_part
 from retrograd.core.hooks.engine import count_function_modes, is_tracing, without_functions
 from retrograd.core.hooks.listeners import never_raise
 from retrograd.core.hooks.names import parameter_site
@@ -25,6 +24,7 @@ from retrograd.core.hooks.optimizer import OptimizerNames, held_by, list_optimiz
 from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
 from retrograd.core.progress.steps import LossScales, Steps
+from retrograd.core.ranks.placements import local_part
 from retrograd.core.recording.clock import Clock, Fault
 from retrograd.core.recording.mode_buffer import ModeBuffer
 from retrograd.core.recording.parameter_watch import ParameterWatch

@@ -13,13 +13,14 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdRef
 
-from retrograd.core.hooks.distributed import Averaging, Exchange, find_sharding, is_averaging, is_summand, local_part
 from retrograd.core.hooks.engine import uncompiled
 from retrograd.core.hooks.gradients import after_accumulation, watch_gradient
 from retrograd.core.hooks.listeners import never_raise
 from retrograd.core.hooks.parts import modules_of
 from retrograd.core.identities import IdentitySet
 from retrograd.core.limits import LIMITS
+from retrograd.core.ranks.placements import is_summand, local_part
+from retrograd.core.ranks.reductions import Averaging, Exchange, find_sharding, is_averaging
 from retrograd.core.recording.clock import RecordedPass
 from retrograd.core.recording.site_recorder import TensorRecorder
 from retrograd.core.sites.site import Site

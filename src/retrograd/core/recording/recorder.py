@@ -13,18 +13,10 @@ from torch import nn
 from retrograd.core.amounts import list_names
 from retrograd.core.history.sink import Moment, Sink
 from retrograd.core.hooks.backward import backward_followers, backward_listeners
-from retrograd.core.hooks.distributed import count_processes, is_rehearsal, is_second_half, is_sharded
 from retrograd.core.hooks.engine import without_transforms
 from retrograd.core.hooks.listeners import SeeGradient, hidden_hooks, never_raise
 from retrograd.core.hooks.module import put_readers_last
-from retrograd.core.hooks.names import (
-    NamedModule,
-    describe_model,
-    list_modules,
-    list_swapped,
-    name_models,
-    walk_modules,
-)
+from retrograd.core.hooks.names import NamedModule, list_modules, list_swapped, name_models, walk_modules
 from retrograd.core.hooks.nested import Keys
 from retrograd.core.hooks.optimizer import optimizer_listeners
 from retrograd.core.hooks.parts import modules_of
@@ -35,6 +27,9 @@ from retrograd.core.identities import IdentitySet
 from retrograd.core.notices import warn
 from retrograd.core.plugins import find_provided
 from retrograd.core.progress.steps import Steps
+from retrograd.core.ranks.placements import is_sharded
+from retrograd.core.ranks.processes import count_processes
+from retrograd.core.ranks.stages import is_rehearsal, is_second_half
 from retrograd.core.recording.clock import Clock, RecordedPass, is_loss
 from retrograd.core.recording.emitter import Emitter
 from retrograd.core.recording.fact_source import MakeSource
@@ -50,6 +45,7 @@ from retrograd.core.recording.parameter_watch import Reductions
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory
+from retrograd.core.recording.structure import describe_model
 from retrograd.core.recording.taps import Taps
 from retrograd.core.sites.site import WATCH, Site
 
@@ -240,8 +236,13 @@ class Recorder:
         """Record what compiled code watches by hand; the first of the keys is its name."""
         if not self.is_of_this_thread():
             return ()
-        watch = self._taps.find_watched(tensors[0][0][0])
-        return watch.see_in_compiled_code([(keys[1:], tensor) for keys, tensor in tensors], trains)
+        name = tensors[0][0][0]
+        try:
+            watch = self._taps.find_watched(name)
+            return watch.see_in_compiled_code([(keys[1:], tensor) for keys, tensor in tensors], trains)
+        except Exception as error:
+            self.fault(Site(WATCH + name), error)
+            return ()
 
     def is_of_this_thread(self) -> bool:
         """True if the recorded models run in the thread that asks, or if there are none and it has no other."""

@@ -20,18 +20,18 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from retrograd.core.history.sink import Event, EventKind, Moment, RowBatch, Sink
-from retrograd.core.hooks.distributed import (
+from retrograd.core.limits import LIMITS
+from retrograd.core.notices import warn_of_fault
+from retrograd.core.ranks.placements import (
     Placement,
     PlainPlacements,
     find_tensor_parallel_ranks,
-    has_other_processes,
     is_sharded,
     place_copies,
     place_own,
     place_spread,
 )
-from retrograd.core.limits import LIMITS
-from retrograd.core.notices import warn_of_fault
+from retrograd.core.ranks.processes import has_other_processes
 from retrograd.core.recording.clock import Clock
 from retrograd.core.recording.keep import Kept, KeptSource, sources_of
 from retrograd.core.recording.mode_buffer import ModeBuffers

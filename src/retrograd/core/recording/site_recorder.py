@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from retrograd.core.hooks.distributed import is_sharded, local_part
 from retrograd.core.hooks.engine import is_transformed, uncompiled
 from retrograd.core.hooks.gradients import GradientWatch
 from retrograd.core.hooks.listeners import SeeGradient
+from retrograd.core.ranks.placements import is_sharded, local_part
 from retrograd.core.recording.clock import RecordedPass
 from retrograd.core.recording.keep import Keep, KeptSource, TensorKeeper, find_keep
 from retrograd.core.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers

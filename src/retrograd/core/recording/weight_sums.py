@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from retrograd.core.hooks.distributed import local_part
+from retrograd.core.ranks.placements import local_part
 from retrograd.core.statistics.row import ROW
 from retrograd.core.statistics.slab import UnreadableTensorError, copy_elements, make_slab
 

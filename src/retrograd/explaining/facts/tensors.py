@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import time
 import weakref
@@ -22,7 +23,7 @@ from retrograd.core.hooks.engine import grad_enabled
 from retrograd.core.hooks.names import ArgumentNames, walk_buffers, walk_parameters
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.parts import gradient_of
-from retrograd.core.hooks.storages import count_same_rows, first_bytes
+from retrograd.core.hooks.storages import first_bytes
 from retrograd.core.identities import IdentityDict
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT, Site
@@ -397,3 +398,29 @@ def _digest(rows: bytes, place: int, head: bytes | None) -> str:
         return ""
     begin = place * ROW.itemsize
     return f"{zlib.crc32(rows[begin + _BEGIN : begin + _END], zlib.crc32(head)):08x}"
+
+
+def count_same_rows(tensor: Tensor, rows: int = 4096, columns: int = 64) -> int:
+    """Count the rows of a matrix on the CPU that are equal to another one of it, bit for bit.
+
+    Of more rows or columns than that the first are looked at; where these are equal and there are more columns, all of
+    those rows. None where they hold what is not finite: NaN is equal to nothing.
+    """
+    matrix = tensor.detach()[:rows].flatten(1)
+    suspects = _group(matrix[:, :columns])
+    if matrix.shape[1] > columns and suspects:
+        suspects = _group(matrix[suspects]) if len(suspects) * matrix.shape[1] <= 1 << 22 else suspects
+    if suspects and not bool(matrix[suspects].isfinite().all()):
+        return 0
+    return len(suspects)
+
+
+def _group(matrix: Tensor) -> list[int]:
+    """Numbers of the rows that are equal to another."""
+    width = matrix.shape[1] * matrix.element_size()
+    content = matrix.contiguous()
+    data = ctypes.string_at(content.data_ptr(), len(matrix) * width)
+    places: dict[bytes, list[int]] = {}
+    for row in range(len(matrix)):
+        places.setdefault(data[row * width : (row + 1) * width], []).append(row)
+    return [row for same in places.values() if len(same) > 1 for row in same]

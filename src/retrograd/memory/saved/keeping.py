@@ -13,8 +13,9 @@ from torch import nn
 from retrograd.core.errors import SavedPolicyError
 from retrograd.core.hooks.function_mode import FunctionMode
 from retrograd.core.hooks.listeners import hidden_hooks
-from retrograd.core.hooks.module import CallTap, hook_every_call, is_compiled
+from retrograd.core.hooks.module import CallTap, hook_every_call
 from retrograd.core.hooks.names import NamedModule, walk_modules
+from retrograd.core.hooks.parts import is_compiled
 from retrograd.core.hooks.storages import ParameterStorages
 from retrograd.core.hooks.writes import WriteNotes
 from retrograd.core.sites.pattern import Candidate, Pattern, asks_for_call, compile_pattern, describe_pattern

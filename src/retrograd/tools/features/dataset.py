@@ -18,9 +18,10 @@ from retrograd.core.addresses import local_folder
 from retrograd.core.amounts import count_of
 from retrograd.core.errors import FeatureError
 from retrograd.core.files import remove_unfinished
-from retrograd.core.hooks.distributed import describe_process, local_part, shard_again
 from retrograd.core.notices import warn
 from retrograd.core.randomness import random_kept
+from retrograd.core.ranks.placements import local_part, shard_again
+from retrograd.core.ranks.processes import describe_process
 from retrograd.core.runs.lock import Lock
 from retrograd.tools.features.batches import (
     Part,

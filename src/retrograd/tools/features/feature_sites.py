@@ -23,8 +23,8 @@ from typing import Any, Literal
 from torch import nn
 
 from retrograd.core.errors import FeatureError, NoSuchSiteError, SiteSyntaxError
-from retrograd.core.hooks.module import is_compiled
 from retrograd.core.hooks.names import NamedModule, compiled_regions, walk_modules
+from retrograd.core.hooks.parts import is_compiled
 from retrograd.core.sites.pattern import MAGIC, Candidate, KindPattern, parse_kinds, translate_glob
 from retrograd.core.sites.selection import Selection
 from retrograd.core.sites.site import ROOT, WATCH, Site, parse_site, says_call

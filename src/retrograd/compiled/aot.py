@@ -1,4 +1,4 @@
-"""Operations of ours in the graph that AOTAutograd traces, written there without torch's dispatcher.
+"""What rests on names of AOTAutograd's: operations of ours in the graph that it traces, without torch's dispatcher.
 
 A call that is traced goes through a layer that removes writes, one that notes it in the graph and one that runs it
 without values, each by way of the dispatcher; of our operations all that these find is known. What is written here is
@@ -9,8 +9,6 @@ is to be called.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,39 +16,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from retrograd.compiled.operations import proxy_mode, shortcuts
 from retrograd.core.hooks.compiled import ask_once
-from retrograd.core.hooks.engine import mode_that_traces
+from retrograd.core.hooks.private_names import OPTIONAL
 
 _TRACING, _WRAPPING, _MODES = (
     "torch.fx.experimental.proxy_tensor",
     "torch._subclasses.functional_tensor",
     "torch.utils._mode_utils",
 )
-_has_names = ask_once(
-    {
-        _TRACING: attrgetter(
-            "get_proxy_slot", "track_tensor_tree", "disable_proxy_modes_tracing", "PythonKeyTracer.create_proxy"
-        ),
-        _WRAPPING: attrgetter(
-            "disable_functional_mode", "FunctionalTensor.from_functional", "FunctionalTensor.to_functional"
-        ),
-        _MODES: attrgetter("no_dispatch"),
-    }
-)
-
-
-def proxy_mode() -> Any:
-    """What traces the graph that this code is a part of; None if nothing does."""
-    room: Any = sys.modules.get(_TRACING)  # not loaded by us: that takes long
-    if room is None:
-        return None
-    return getattr(room, "get_proxy_mode", mode_that_traces)()  # torch's question knows of export above autograd too
-
-
-def traced_nodes() -> Sequence[torch.fx.Node]:
-    """The nodes of the graph that is traced."""
-    mode = proxy_mode()
-    return () if mode is None else mode.tracer.graph.nodes
+_has_names = ask_once(OPTIONAL["written calls"].names)
 
 
 def node_of(tensor: Tensor) -> torch.fx.Node | None:
@@ -111,3 +86,6 @@ def result_of(proxy: Any, like: Tensor, dtype: torch.dtype) -> Tensor:
             tracing.track_tensor_tree(fake, proxy, constant=None, tracer=proxy.tracer)
     result: Tensor = FunctionalTensor.to_functional(fake)
     return result
+
+
+shortcuts.node_of, shortcuts.write_call, shortcuts.result_of = node_of, write_call, result_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import sys
 from collections import ChainMap
 from collections.abc import Sequence
@@ -20,19 +19,12 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.core.errors import RetrogradWarning
-from retrograd.core.hooks import compiled, compiled_taps, inductor, traced_calls
-from retrograd.core.hooks.compiled_taps import (
-    NOBODY,
-    Numbered,
-    Told,
-    make_handle,
-    make_ticket,
-    see,
-    see_first,
-    see_gradient,
-)
+from retrograd.compiled import handles, inductor, operations, taps
+from retrograd.compiled.handles import NOBODY, Numbered, Told, make_handle, make_ticket
+from retrograd.compiled.operations import shortcuts
+from retrograd.compiled.taps import see, see_first, see_gradient
 from retrograd.core.hooks.module import unwatch_forward, watch_forward
+from tests.compiled.lacking import Lacking
 
 NEEDS_COMPILER = pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
 
@@ -100,53 +92,6 @@ def test_calls_wait_for_what_ends_a_kernel_and_for_those_who_need_them() -> None
     assert found == [
         "a", "b", "c", "see a", "ticket", "see b", "mm", "see mm", "other", "writes mm", "see other",
     ]  # fmt: skip
-
-
-class Lacking:
-    """A module of torch's, or a class in it, without one of its names."""
-
-    def __init__(self, thing: Any, path: str) -> None:
-        self.thing, (self.name, _, self.rest) = thing, path.partition(".")
-
-    def __getattr__(self, name: str) -> Any:
-        if name != self.name:
-            return getattr(self.thing, name)
-        if not self.rest:
-            raise AttributeError(f"no {name}")
-        return Lacking(getattr(self.thing, name), self.rest)
-
-
-@pytest.mark.parametrize(
-    ("room", "name"),
-    [
-        ("lowering", "V"),
-        ("lowering", "register_lowering"),
-        ("lowering", "ir.ExternKernelAlloc.codegen"),
-        ("lowering", "ir.ExternKernelAlloc.realize_input"),
-        ("lowering", "ir.FallbackKernel"),
-        ("lowering", "ir.FixedLayout"),
-        ("lowering", "ir.IRNode.codegen_reference"),
-        ("lowering", "ir.NoneLayout"),
-        ("lowering", "ir.TensorBox.create"),
-        ("lowering", "ir.as_storage_and_layout"),
-        ("lowering", "ir.dependencies.StarDep"),
-        ("ir", "MultiOutput"),
-        ("scheduler", "Scheduler.compute_last_usage"),
-    ],
-)
-def test_an_inductor_that_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch, room: str, name: str) -> None:
-    lowering: Any = importlib.import_module("torch._inductor.lowering")
-    scheduler = importlib.import_module("torch._inductor.scheduler").Scheduler
-    monkeypatch.setattr(lowering, "lowerings", {})
-    monkeypatch.setattr(inductor, "_unknown", [])
-    inductor._plain_calls.cache_clear()
-    path, order = f"torch._inductor.{room}", scheduler.compute_last_usage
-    monkeypatch.setitem(sys.modules, path, Lacking(sys.modules[path], name))  # type: ignore[arg-type]
-    with pytest.warns(RetrogradWarning, match=f"another Inductor .*{name.rpartition('.')[2]}"):
-        inductor.teach_inductor()
-    inductor.teach_inductor()
-    assert not lowering.lowerings
-    assert scheduler.compute_last_usage is order
 
 
 def test_what_a_tensor_stands_for_is_found_by_a_copy_of_it_too() -> None:
@@ -272,7 +217,7 @@ def test_whoever_packs_saved_tensors_may_keep_copies_alone(backend: str) -> None
     for second, first, x in zip(watcher.gradients[::2], watcher.gradients[1::2], inputs, strict=True):
         slope = 1 - model.first(x).tanh() ** 2
         torch.testing.assert_close([second, first], [expected[0], expected[1] * slope])
-    assert not compiled_taps._packed, "held after the last watcher has gone"
+    assert not handles._packed, "held after the last watcher has gone"
 
 
 @pytest.mark.slow
@@ -281,14 +226,14 @@ def test_while_nobody_is_awake_only_the_first_tap_is_asked(monkeypatch: pytest.M
     called: list[str] = []
 
     def count(name: str) -> None:
-        function = getattr(compiled_taps, name)
+        function = getattr(taps, name)
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
             called.append(name)
             return function(*args)
 
-        monkeypatch.setattr(compiled_taps, name, call)
+        monkeypatch.setattr(taps, name, call)
 
     for name in ("see_first", "see", "see_gradient"):
         count(name)
@@ -342,14 +287,14 @@ def trace_graphs() -> list[list[Any]]:
 
 def note_written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each call from now on, whether it was written into the graph."""
-    write, found = compiled_taps.write_call, list[bool]()
+    write, found = shortcuts.write_call, list[bool]()
 
     def note(*args: Any) -> Any:
         made = write(*args)
         found.append(made is not None)
         return made
 
-    monkeypatch.setattr(compiled_taps, "write_call", note)
+    monkeypatch.setattr(shortcuts, "write_call", note)
     return found
 
 
@@ -358,47 +303,14 @@ def test_what_is_written_into_a_graph_is_what_torch_notes_of_a_call(monkeypatch:
     written = trace_graphs()
     assert are_written == [True] * 4
     assert len(written) == 2
-    monkeypatch.setattr(compiled_taps, "write_call", lambda *args: None)
+    monkeypatch.setattr(shortcuts, "write_call", lambda *args: None)
     assert written == trace_graphs()
 
 
-def hide(monkeypatch: pytest.MonkeyPatch, room: str, name: str) -> None:
-    """Take a name from a module of torch's where we ask for it; torch keeps it."""
-    modules = ChainMap({room: Lacking(importlib.import_module(room), name)}, sys.modules)  # type: ignore[dict-item, arg-type]
-    for asking in (compiled, traced_calls):
-        monkeypatch.setattr(asking, "sys", SimpleNamespace(**{**vars(sys), "modules": modules}))
-    traced_calls._has_names.cache_clear()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("room", "name"),
-    [
-        ("torch.fx.experimental.proxy_tensor", "PythonKeyTracer"),
-        ("torch.fx.experimental.proxy_tensor", "PythonKeyTracer.create_proxy"),
-        ("torch.fx.experimental.proxy_tensor", "disable_proxy_modes_tracing"),
-        ("torch.fx.experimental.proxy_tensor", "get_proxy_slot"),
-        ("torch.fx.experimental.proxy_tensor", "track_tensor_tree"),
-        ("torch._subclasses.functional_tensor", "FunctionalTensor.from_functional"),
-        ("torch._subclasses.functional_tensor", "FunctionalTensor.to_functional"),
-        ("torch._subclasses.functional_tensor", "disable_functional_mode"),
-        ("torch.utils._mode_utils", "no_dispatch"),
-    ],
-)
-def test_where_a_name_is_missing_torch_notes_the_calls(monkeypatch: pytest.MonkeyPatch, room: str, name: str) -> None:
-    written = trace_graphs()
-    hide(monkeypatch, room, name)
-    are_written = note_written(monkeypatch)
-    try:
-        with pytest.warns(RetrogradWarning, match=f"another {room} than retrograd knows .*{name.rpartition('.')[2]}"):
-            assert trace_graphs() == written
-    finally:
-        traced_calls._has_names.cache_clear()  # type: ignore[attr-defined]
-    assert are_written == [False] * 4
-
-
 def test_what_traces_is_known_without_torchs_own_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = trace_graphs()
-    hide(monkeypatch, "torch.fx.experimental.proxy_tensor", "get_proxy_mode")
+    written, room = trace_graphs(), "torch.fx.experimental.proxy_tensor"
+    modules = ChainMap({room: Lacking(sys.modules[room], "get_proxy_mode")}, sys.modules)  # type: ignore[dict-item, arg-type]
+    monkeypatch.setattr(operations, "sys", SimpleNamespace(**{**vars(sys), "modules": modules}))
     are_written = note_written(monkeypatch)
     assert trace_graphs() == written
     assert are_written == [True] * 4

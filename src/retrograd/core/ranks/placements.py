@@ -1,56 +1,25 @@
-"""A program in several processes: which process this is, its part of a tensor, and how gradients are reduced.
+"""What the processes of a program hold of a tensor.
 
-What the processes hold of one tensor is the same, a part each, a summand each, or each something of its own. It is read
+That is the same, a part each, a summand each, or each something of its own. It is read
 from what is there: meshes and placements of ``DTensor``s, the groups of wrappers, and for a plain tensor under tensor
 parallelism the nodes behind it, down to where it left a ``DTensor``.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
-from retrograd.core.hooks.module import CallTap
-from retrograd.core.hooks.names import fsdp_groups, fsdp_parameters
+from retrograd.core.hooks.names import fsdp_groups
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.nodes import is_leaf
 from retrograd.core.hooks.parts import modules_of
-from retrograd.core.identities import IdentitySet
-from retrograd.core.norms import join_norms, summing_type
-
-
-def count_processes() -> int:
-    """In how many processes that have found each other the program runs."""
-    return torch.distributed.get_world_size() if is_connected() else 1
-
-
-def has_other_processes() -> bool:
-    """Tell whether the program runs in several processes that have found each other."""
-    return count_processes() > 1
-
-
-def own_rank() -> int:
-    """The number of this process; before they have found each other, what the launcher says; 0 for a single one."""
-    return torch.distributed.get_rank() if is_connected() else int(os.environ.get("RANK", "0"))
-
-
-def describe_process() -> str | None:
-    """Name this process among several, ``"0 of 2"``; None where it is the only one."""
-    return f"{own_rank()} of {torch.distributed.get_world_size()}" if has_other_processes() else None
-
-
-def is_connected() -> bool:
-    """Tell whether the processes of the program, which may be one alone, have found each other."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+from retrograd.core.ranks.processes import own_rank
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -317,221 +286,3 @@ def _ranks_beside(mesh: Any, data: frozenset[int]) -> set[int]:
         neighbours = set(mesh.mesh[along].tolist())
         line.append(place if neighbours <= data else slice(None))
     return set(torch.as_tensor(mesh.mesh[tuple(line)]).flatten().tolist())
-
-
-#
-# DDP leaves in ``.grad`` the mean over all processes once a pass is over, or, under ``no_sync()``, what this process
-# has found alone. FSDP2 puts this process's part of the mean there, and without reduction nothing.
-
-
-class Exchange:
-    """A reduction of the gradients of some parameters over all processes.
-
-    Attributes:
-        ranks: the processes that get the very same gradients; empty where each gets a part.
-    """
-
-    ranks: tuple[int, ...] = ()
-
-    def __init__(self, parameters: Collection[Tensor]) -> None:
-        self._parameters = WeakIdKeyDictionary(dict.fromkeys(parameters))
-
-    def reduces(self, parameter: Tensor) -> bool:
-        """Tell whether the gradient of this parameter is among them."""
-        return parameter in self._parameters
-
-    def has_begun(self) -> bool:
-        """Tell whether the reduction of gradients that came in a pass has begun; asked after such a pass."""
-        return True
-
-    def has_ended(self) -> bool:
-        """Tell whether all gradients have been reduced."""
-        return True
-
-    def find_wholes(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """Each parameter of which a process holds a part, and the whole one that graphs end at, where there is one."""
-        return ()
-
-    def close(self) -> None:
-        """Begin anew: the reduced gradients have been seen."""
-
-    def remove(self) -> None:
-        """Take all hooks away."""
-
-
-class Sharding(Exchange):
-    """FSDP2: a gradient that is there is reduced. What a process finds itself comes at the whole parameter.
-
-    Args:
-        modules: those at which parameters are sharded; they are not held.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        modules = list(modules)
-        super().__init__([each.parameter for module in modules for each in fsdp_parameters(module)])
-        self._modules = IdentitySet(modules)
-
-    def find_wholes(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for module in list(self._modules):
-            for each in fsdp_parameters(module):
-                if each.whole is not None:
-                    yield each.parameter, each.whole
-
-
-class Averaging(Exchange):
-    """A ``DistributedDataParallel``. It reduces in the pass after a forward with grad, outside of ``no_sync()``."""
-
-    def __init__(self, wrapper: Any) -> None:
-        ignored = wrapper.parameters_to_ignore
-        super().__init__([each for name, each in wrapper.module.named_parameters() if name not in ignored])
-        self.ranks = tuple(torch.distributed.get_process_group_ranks(wrapper.process_group))
-        self._wrapper = weakref.ref(wrapper)
-        self._is_due = False
-        self._tap = CallTap(wrapper, self, outermost=True)
-
-    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The wrapper is called."""
-        if torch.is_grad_enabled() and module.require_backward_grad_sync and not is_rehearsal():
-            self._is_due = True
-
-    def after_call(self, module: nn.Module, output: Any) -> None:
-        """Do nothing at the end of a call."""
-
-    def has_begun(self) -> bool:
-        return self._is_due or _is_reduced_by_stage(self._wrapper())
-
-    def has_ended(self) -> bool:
-        wrapper: Any = self._wrapper()
-        if wrapper is None:
-            return False
-        try:
-            wrapper._check_reducer_finalized()
-        except RuntimeError:  # some parameters are still to have their gradients, in another pass
-            return False
-        return True
-
-    def close(self) -> None:
-        self._is_due = False
-
-    def remove(self) -> None:
-        self._tap.remove()
-
-
-def find_sharding(model: nn.Module) -> Sharding | None:
-    """Find out whether FSDP2 reduces gradients of a model."""
-    modules = [module for module in modules_of(model) if fsdp_groups(module)]
-    return Sharding(modules) if modules else None
-
-
-def is_averaging(module: nn.Module) -> bool:
-    """Tell whether it is a ``DistributedDataParallel`` of several processes; one alone has nothing to reduce."""
-    return type(module).__name__ == "DistributedDataParallel" and module.process_group.size() > 1  # type: ignore[operator]
-
-
-def running_wrapper() -> nn.Module | None:
-    """The ``DistributedDataParallel`` whose forward runs now."""
-    parallel: Any = sys.modules.get("torch.nn.parallel.distributed")
-    return parallel.DistributedDataParallel._active_ddp_module if parallel is not None else None
-
-
-_STAGES = "torch.distributed.pipelining.stage"
-
-_FORWARD = ("forward_one_chunk",)
-"""The method of torch's stages that runs a part of the model on one micro-batch."""
-
-_BACKWARD = ("backward_maybe_with_nosync",)
-"""The method that runs a backward pass of a stage."""
-
-_REHEARSAL = ("_forward_metadata_inference", "_backward_metadata_inference", "_shape_inference")
-"""Functions that run a stage before the first step, on memory that nobody has written to, to learn the shapes."""
-
-
-def may_have_stages() -> bool:
-    """Tell whether the program may run stages of a pipeline at all."""
-    return _STAGES in sys.modules
-
-
-def running_stage() -> int | None:
-    """The index, in the whole pipeline, of the stage whose forward runs in this thread; None where none does."""
-    stage = _find_stage(_FORWARD)
-    return None if stage is None else int(stage.stage_index)
-
-
-def _is_reduced_by_stage(wrapper: Any) -> bool:
-    """Tell whether a stage runs the last pass of a step, in which it has this wrapper reduce though no forward did."""
-    found = _find_frame(_BACKWARD) if wrapper is not None else None
-    return found is not None and found.f_locals["self"].submod is wrapper and bool(found.f_locals.get("last_backward"))
-
-
-def is_second_half() -> bool:
-    """Tell whether a stage in this thread runs the half of a backward pass that is for the parameters alone.
-
-    It begins at gradients that the half before it has computed, so that hooks on tensors see these once more.
-    """
-    found = _find_frame(_BACKWARD)
-    return found is not None and found.f_locals.get("backward_type") == "weight"
-
-
-def is_rehearsal() -> bool:
-    """Tell whether a stage in this thread runs its part of the model for the shapes alone."""
-    return _find_stage(_REHEARSAL) is not None
-
-
-def _find_stage(methods: Collection[str]) -> Any:
-    """The stage of which one of these methods runs in this thread."""
-    frame = _find_frame(methods)
-    return None if frame is None else frame.f_locals["self"]
-
-
-def _find_frame(methods: Collection[str]) -> FrameType | None:
-    """The call of one of these methods of a stage that runs in this thread."""
-    pipelining: Any = sys.modules.get(_STAGES)
-    frame = None if pipelining is None else sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self") if frame.f_code.co_name in methods else None
-        if isinstance(owner, pipelining._PipelineStageBase):
-            return frame
-        frame = frame.f_back
-    return None
-
-
-def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """√Σ|x|² over all elements of all tensors, in float32 or better: a scalar on the device of the first.
-
-    Of sharded tensors it is the norm over the elements of all processes, and the same number on each: one collective
-    for all that are sharded in the same way.
-
-    Args:
-        tensors: at least one; on any devices, sparse ones among them.
-    """
-    device = tensors[0].device
-    whole = [
-        tensor.coalesce()._values() if tensor.is_sparse else tensor for tensor in tensors if not is_sharded(tensor)
-    ]
-    norms = [norm.to(device, torch.float64) for norm in _find_norms(whole)]
-    sharded: dict[Any, list[Any]] = {}
-    for tensor in tensors:
-        if is_sharded(tensor):
-            way = (tensor.device_mesh, tensor.placements, tensor.dtype)  # type: ignore[attr-defined]
-            sharded.setdefault(way, []).append(tensor)
-    for same in sharded.values():
-        joined: Any = torch.linalg.vector_norm(torch.stack(_find_norms(same)), dtype=torch.float64)
-        norms.append(joined.full_tensor().to(device))
-    return join_norms(norms)
-
-
-def scale_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
-    """Multiply all tensors by a scalar, in place; of sharded ones each process multiplies its part."""
-    parts = [local_part(tensor) for tensor in tensors]
-    for device in dict.fromkeys(part.device for part in parts):
-        same = [part for part in parts if part.device == device]
-        torch._foreach_mul_(same, factor.to(device, non_blocking=True))
-
-
-def _find_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    norms: list[Tensor] = []
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        same = [tensor for tensor in tensors if tensor.dtype is dtype]
-        wide = summing_type(dtype)
-        norms += torch._foreach_norm(same, 2.0, dtype=wide if wide is not dtype else None)
-    return norms

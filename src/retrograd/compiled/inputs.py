@@ -17,22 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.node import has_side_effect
 
+from retrograd.compiled.operations import define, implement, is_rehearsed
+from retrograd.compiled.taps import hand_gradient, put_sight
+from retrograd.compiled.wrappers import BETWEEN
 from retrograd.core.hooks.compiled import compiled_call_listeners
-from retrograd.core.hooks.compiled_taps import (
-    BETWEEN,
-    define,
-    hand_gradient,
-    is_left_alone,
-    is_rehearsed,
-    library,
-    put_sight,
-    version_of,
-)
 from retrograd.core.hooks.engine import at_end_of_backward, is_transformed, next_sequence_number, uncompiled
 from retrograd.core.hooks.gradients import InputGradient, edge_of, hook_input_gradients
-from retrograd.core.hooks.listeners import Patch, Undo
+from retrograd.core.hooks.in_graphs import is_left_alone
+from retrograd.core.hooks.listeners import Undo
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.reach import DeepGraphGuard
 
@@ -62,9 +55,8 @@ def put_exit(create: Callable[..., Any], handle: Any, output: Any, trains: bool)
     create("call_function", _LEAVE, ([output], handle), {})
 
 
-_VERSION = version_of(__spec__)
-_ENTER = define("enter", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()", _VERSION)
-_LEAVE = define("leave", "(Tensor[] outputs, Tensor handle) -> ()", _VERSION)
+_ENTER = define("enter", "(Tensor[] tensors, Tensor handle, str[] names, bool trains) -> ()")
+_LEAVE = define("leave", "(Tensor[] outputs, Tensor handle) -> ()")
 
 
 class _TracedGradient(InputGradient):
@@ -115,13 +107,10 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def _listen() -> list[Undo]:
+def forget_failed_calls() -> Undo:
+    """Have nothing left of calls that raise while they are traced, from now on."""
     compiled_call_listeners.add(_here)
-    return [partial(compiled_call_listeners.remove, _here)]
-
-
-entered_calls = Patch(_listen)
-"""While somebody holds it, nothing is left of calls that raise while they are traced."""
+    return partial(compiled_call_listeners.remove, _here)
 
 
 @uncompiled
@@ -152,6 +141,5 @@ def _leave(outputs: Sequence[Tensor], handle: Tensor) -> None:
             return
 
 
-for _operation, _run in ((_ENTER, _enter), (_LEAVE, _leave)):
-    library.impl(_operation._schema.name.partition("::")[2], _run, "CompositeImplicitAutograd")
-    has_side_effect(_operation)
+implement(_ENTER, _enter)
+implement(_LEAVE, _leave)

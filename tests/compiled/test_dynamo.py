@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import retrograd as rg
+from retrograd.compiled import dynamo
 from retrograd.core.errors import RetrogradWarning
-from retrograd.core.hooks import compiled_modules, compiled_roots
 from retrograd.core.hooks.compiled import when_loaded
 from retrograd.core.hooks.listeners import replace
 
@@ -44,13 +43,13 @@ class Net(nn.Module):
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The classes of the modules that were traced in short."""
     names: list[str] = []
-    trace = compiled_modules._trace_call
+    trace = dynamo._trace_call
 
     def note(room: Any, variable: Any, *args: Any) -> Any:
         names.append(type(variable.value).__name__)
         return trace(room, variable, *args)
 
-    monkeypatch.setattr(compiled_modules, "_trace_call", note)
+    monkeypatch.setattr(dynamo, "_trace_call", note)
     torch._dynamo.reset()
     return names
 
@@ -125,25 +124,6 @@ def test_hooks_that_were_put_first_are_told_apart(traced: list[str]) -> None:
         torch.compile(lambda x: net(x).sum(), backend="aot_eager")(torch.ones(2, 3)).backward()
     assert traced
     assert len(recording.history["self:output.grad"].rms) == 1
-
-
-@pytest.mark.parametrize(
-    ("room", "names", "value"),
-    [
-        ("torch._dynamo.variables.nn_module", (compiled_modules, "_ask_for_names"), attrgetter("not_there")),
-        ("torch._dynamo.exc", (compiled_roots, "_NAMES"), {"torch._dynamo.exc": attrgetter("not_there")}),
-    ],
-)
-def test_where_a_name_is_missing_this_is_told_and_calls_are_traced_by_torch(
-    room: str, names: tuple[Any, str], value: Any, traced: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(*names, value)
-    torch.manual_seed(0)
-    net = Net()
-    with pytest.warns(RetrogradWarning, match=f"has another {room} than retrograd knows"):
-        found = run(net, torch.compile(net, backend="aot_eager", fullgraph=True))
-    assert found == pytest.approx(run(net, net))
-    assert bool(traced) == (names[0] is compiled_roots)
 
 
 @pytest.mark.parametrize("name", ["torch._dynamo.guards", "retrograd_loaded_later"])

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdRef
 
-from retrograd.core.hooks.distributed import local_part
 from retrograd.core.hooks.names import fsdp_groups
 from retrograd.core.hooks.storages import is_held_elsewhere
+from retrograd.core.ranks.placements import local_part
 
 
 def _nothing() -> None:

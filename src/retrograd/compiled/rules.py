@@ -6,7 +6,7 @@ numbers the call; ``change_value`` takes a tensor, and gives what its rules have
 the trace, become ``change_gradient`` in the graph of the backward. So rules are not traced: they run as in eager code,
 whatever they do, remember or print, and the graph is the same whichever they are.
 
-Handles and tickets are those of ``compiled_taps.py``. A ticket stands for one call of a module, or for the graph that
+Handles and tickets are those of ``handles.py``. A ticket stands for one call of a module, or for the graph that
 rules have made of a value, through which the gradient goes back.
 
 A compiler may write into memory that is free, and it knows nothing of what rules hold. So a rule is given memory that
@@ -15,114 +15,44 @@ nobody else writes into, and what it returns is copied where somebody else has i
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.node import has_side_effect
 
-from retrograd.core.errors import CannotRewriteError, GraphBreakError
-from retrograd.core.hooks.compiled_taps import (
-    BETWEEN,
-    Numbered,
-    comes_together_at,
+from retrograd.compiled.handles import Numbered, owner_of
+from retrograd.compiled.operations import (
+    call_plainly,
     count_traced,
     define,
-    find_places,
-    library,
-    mark_rewritten,
+    implement,
     new_ticket,
     save_last_traced,
-    version_of,
+    shortcuts,
 )
-from retrograd.core.hooks.engine import knows_at_once, may_break_graph, uncompiled
+from retrograd.compiled.taps import comes_together_at, find_places, mark_rewritten
+from retrograd.compiled.wrappers import BETWEEN
+from retrograd.core.errors import CannotRewriteError
+from retrograd.core.hooks.engine import uncompiled
 from retrograd.core.hooks.gradients import branch
 from retrograd.core.hooks.gradients import change_gradient as hook_gradient
-from retrograd.core.hooks.inductor import call_plainly, teach_inductor
 from retrograd.core.hooks.isolation import isolated_autograd
 from retrograd.core.hooks.nested import Keys
 from retrograd.core.hooks.nodes import is_leaf, root_edges, variable_of
 from retrograd.core.hooks.reach import find_nodes
+from retrograd.core.hooks.rule_taps import CallUnderRules
 from retrograd.core.hooks.saved import top_pair
 from retrograd.core.hooks.storages import is_held_elsewhere
-from retrograd.core.notices import warn
 
-
-class RewrittenSlot(Protocol):
-    """What a handle leads to: the rules on the inputs, or on the outputs, of one module."""
-
-    def begin_compiled_call(self, trains: bool, training: bool) -> CallUnderRules | None:
-        """Begin a call that compiled code makes.
-
-        Args:
-            trains: grad is enabled, and a backward pass may follow.
-            training: the module is in training mode.
-
-        Returns:
-            None if no rule acts any more.
-        """
-
-
-class ForwardMark(Protocol):
-    """What the handle of a model leads to."""
-
-    def mark_forward(self, begins: bool, trains: bool) -> None:
-        """A forward begins, or ends."""
-
-
-class CallUnderRules(Protocol):
-    """A call of a module in compiled code, as its rules see it."""
-
-    def change_value(self, keys: Keys, value: Tensor) -> Tensor:
-        """What the rules make of a value; the very same object if they leave it alone."""
-
-    def change_gradient(
-        self, keys: Keys, gradient: Tensor, value: Tensor | None, inputs: Mapping[Keys, Tensor]
-    ) -> Tensor:
-        """What the rules make of a gradient; the very same object if they leave it alone.
-
-        Args:
-            keys: where in the slot it is.
-            gradient: the gradient.
-            value: the tensor that it is the gradient of, where a rule asks for it.
-            inputs: what the module was called with, where a rule asks for it.
-        """
-
-
-_slots: Numbered[Callable[[], Any]] = Numbered(torch.int64)
 _calls: Numbered[CallUnderRules | None] = Numbered(torch.uint32)
 _graphs: Numbered[tuple[Tensor, ...] | None] = Numbered(torch.uint32)
 _NO_CALL = _calls.add(None)
 _UNCHANGED = _graphs.add(None)  # the first: LEFT_ALONE
 _CUT = _graphs.add(())
 """For a value that no gradient goes back to."""
-
-
-def make_slot_handle(slot: RewrittenSlot | ForwardMark) -> Tensor:
-    """The handle of a slot, or of a model, which is not held."""
-    return _slots.add(weakref.ref(slot))
-
-
-@knows_at_once
-def tell_of_break(sites: str) -> None:
-    """While a graph is traced, say that it breaks where rules act at these sites.
-
-    Raises:
-        GraphBreakError: if it must be whole.
-    """
-    if may_break_graph():
-        warn(f"A graph of torch.compile breaks where rules act at {sites}: the code there runs uncompiled.")
-        return
-    raise GraphBreakError(
-        f"Rules act at {sites}, which takes a graph break, and the graph must be whole.",
-        repair="compile without fullgraph=True, or set the rules on outputs, inputs and gradients.",
-        reason="compiled code reads a parameter before it calls the module, a transform has no values, and what is "
-        "watched by hand is rewritten outside of the graph.",
-    )
 
 
 def trace_forward(handle: Tensor, *, begins: bool) -> None:
@@ -168,8 +98,7 @@ def trace_rules(
 @uncompiled
 def mark_forward(handle: Tensor, place: int, begins: bool, trains: bool) -> None:
     """Tell a model that its forward begins, or ends. ``place`` is as in :func:`begin_call`."""
-    find = _slots.find(handle)
-    mark = find() if find is not None else None
+    mark = owner_of(handle)
     if mark is not None:
         mark.mark_forward(begins, trains)
 
@@ -185,8 +114,7 @@ def begin_call(tensors: Sequence[Tensor], handle: Tensor, place: int, trains: bo
         trains: grad is enabled.
         training: the module is in training mode.
     """
-    find = _slots.find(handle)
-    slot = find() if find is not None else None
+    slot = owner_of(handle)
     call = slot.begin_compiled_call(trains, training) if slot is not None else None
     return _NO_CALL if call is None else _calls.add(call)
 
@@ -254,18 +182,12 @@ def change_gradient(
     return _as_result(changed, gradient)
 
 
-_AUTOGRAD = [
-    torch._C.DispatchKeySet(key)
-    for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView)
-]
-
-
 @contextmanager
 def _as_in_eager_code(trains: bool) -> Iterator[None]:
     """Within it autograd works; compiled code runs without. What is saved does not go to a checkpoint around it."""
     left_out = torch._C._dispatch_tls_local_exclude_set()
-    for keys in _AUTOGRAD:
-        left_out = left_out - keys
+    for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+        left_out = left_out - torch._C.DispatchKeySet(key)
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out):
         if trains and top_pair() is not None:
             with isolated_autograd():
@@ -304,29 +226,23 @@ def _copy_like(changed: Tensor, like: Tensor) -> Tensor:
 
 # ---- the operations -------------------------------------------------------------------------------------------------
 
-_VERSION = version_of(__spec__)
 _RULES = define(
     "rules",
     "(Tensor[] tensors, Tensor handle, str[] names, bool[] values, bool[] gradients, bool[] branches, "
     "bool needs_value, Tensor[] inputs, str[] input_names, bool trains, bool training) -> Tensor[]",
-    _VERSION,
 )
-_FORWARD = define("forward", "(Tensor handle, bool begins, bool trains) -> ()", _VERSION)
-_MARK = define("mark_forward", "(Tensor handle, int place, bool begins, bool trains) -> ()", _VERSION)
-_BEGIN = define(
-    "begin_call", "(Tensor[] tensors, Tensor handle, int place, bool trains, bool training) -> Tensor", _VERSION
-)
+_FORWARD = define("forward", "(Tensor handle, bool begins, bool trains) -> ()")
+_MARK = define("mark_forward", "(Tensor handle, int place, bool begins, bool trains) -> ()")
+_BEGIN = define("begin_call", "(Tensor[] tensors, Tensor handle, int place, bool trains, bool training) -> Tensor")
 _VALUE = define(
     "change_value",
     "(Tensor value, Tensor ticket, str name, bool needs_grad, bool trains) -> (Tensor, Tensor)",
-    _VERSION,
 )
-_BACK = define("change_value_backward", "(Tensor gradient, Tensor graph) -> Tensor", _VERSION)
+_BACK = define("change_value_backward", "(Tensor gradient, Tensor graph) -> Tensor")
 _GRADIENT = define(
     "change_gradient",
     "(Tensor gradient, Tensor ticket, str name, Tensor? value, Tensor[] inputs, str[] input_names, "
     "Tensor[] graphs, bool is_before) -> Tensor",
-    _VERSION,
 )
 
 
@@ -394,7 +310,7 @@ def _rules(
     """What ``retrograd::rules`` is made of, wherever a graph with it is traced or run."""
     ticket = _BEGIN(tensors, handle, count_traced(_BEGIN), trains, training)
     save_last_traced(_BEGIN)
-    teach_inductor()
+    shortcuts.teach()
     results = []
     for place, tensor in enumerate(tensors):
         new = tensor
@@ -438,18 +354,19 @@ def _fake_value(value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(value), new_ticket()
 
 
-for _operation, _function in ((_RULES, _rules), (_FORWARD, _forward)):
-    library.impl(_operation._schema.name.partition("::")[2], _function, "CompositeImplicitAutograd")
-    has_side_effect(_operation)
-_Made = Callable[..., Any]
-_made: tuple[tuple[Any, _Made, _Made], ...] = (
-    (_MARK, mark_forward, lambda *_: None),
-    (_BEGIN, begin_call, new_ticket),
-    (_VALUE, change_value, _fake_value),
-    (_BACK, change_value_backward, lambda gradient, *_: torch.empty_like(gradient)),
-    (_GRADIENT, change_gradient, lambda gradient, *_: torch.empty_like(gradient)),
-)
-for _operation, _run, _fake in _made:
-    library.impl(_operation._schema.name.partition("::")[2], _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(_operation._schema.name, _fake, lib=library)
-    call_plainly(_operation, _run, numbers_calls=_operation in (_MARK, _BEGIN))
+implement(_RULES, _rules)
+implement(_FORWARD, _forward)
+implement(_MARK, mark_forward, lambda *_: None)
+implement(_BEGIN, begin_call, new_ticket)
+implement(_VALUE, change_value, _fake_value)
+implement(_BACK, change_value_backward, lambda gradient, *_: torch.empty_like(gradient))
+implement(_GRADIENT, change_gradient, lambda gradient, *_: torch.empty_like(gradient))
+
+call_plainly(_MARK, mark_forward, numbers_calls=True)
+call_plainly(_BEGIN, begin_call, numbers_calls=True)
+for _operation, _run in (
+    (_VALUE, change_value),
+    (_BACK, change_value_backward),
+    (_GRADIENT, change_gradient),
+):
+    call_plainly(_operation, _run)

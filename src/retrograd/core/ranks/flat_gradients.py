@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrograd.core.hooks.distributed import is_flattened, total_norm
 from retrograd.core.hooks.live_objects import list_instances
 from retrograd.core.norms import join_norms
+from retrograd.core.ranks.norms import total_norm
+from retrograd.core.ranks.placements import is_flattened
 
 
 class FlatGradients:

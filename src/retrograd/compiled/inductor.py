@@ -1,4 +1,4 @@
-"""Calls of functions of ours in what inductor writes, without torch's dispatcher and where they cost least.
+"""What rests on names of Inductor's: calls of our functions in what it writes, where they cost least.
 
 Inductor puts loops that follow each other into one function of C++, and whatever is called between them ends it. A net
 with a call behind each of its layers had half as many functions again, each of which takes a compiler a second, and
@@ -16,83 +16,24 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.fx.node import has_side_effect
 
+from retrograd.compiled.operations import UNKNOWN, Form, forms, shortcuts
+from retrograd.core.hooks.compiled import ask_once
+from retrograd.core.hooks.private_names import OPTIONAL
 from retrograd.core.notices import warn
 
-_NAMES = attrgetter(
-    "V",
-    "ir.FallbackKernel.create",
-    "ir.FallbackKernel.has_side_effects",
-    "ir.FixedLayout",
-    "ir.IRNode.codegen_reference",
-    "ir.IRNode.get_device",
-    "ir.NoneLayout",
-    "ir.TensorBox.create",
-    "ir.as_storage_and_layout",
-    "ir.dependencies.StarDep",
-    "ir.is_storage_and_layout",
-    *(
-        f"ir.ExternKernelAlloc.{name}"
-        for name in ("codegen", "codegen_args", "get_name", "get_read_writes", "realize_input")
-    ),
-)
-"""What a call is made of, and those of its methods that torch calls, or that it calls itself."""
-
-UNKNOWN: Any = object()
-"""What an operation returns is to be asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How an operation is written; see :func:`call_plainly`."""
-
-    function: Callable[..., Any]
-    numbers_calls: bool
-    returns: torch.dtype | None
-    handles: int | None
-    others: int | None
-    ticket: int | None
-
-
-_forms: dict[Any, _Form] = {}
+_has_names = ask_once(OPTIONAL["plain calls"].names)
 _unknown: list[str] = []
 """What an inductor of another torch lacks: it is taught nothing."""
-
-
-def call_plainly(
-    operation: Any,
-    function: Callable[..., Any],
-    *,
-    numbers_calls: bool = False,
-    returns: torch.dtype | None = UNKNOWN,
-    handles: int | None = None,
-    others: int | None = None,
-    ticket: int | None = None,
-) -> None:
-    """Have inductor write a call of a function of ours for an operation.
-
-    Args:
-        operation: the operation.
-        function: with the same arguments.
-        numbers_calls: it counts calls, so it must not be put before or behind others that do.
-        returns: nothing (None), or one tensor of a single element on the CPU, of this dtype.
-        handles: which argument is a list of handles.
-        others: which argument is a list of the handles of all calls in the graph, which only inductor knows.
-        ticket: which argument is a ticket. Nothing is called where that is ``NOBODY`` of the function's module.
-    """
-    has_side_effect(operation)
-    _forms[operation] = _Form(function, numbers_calls, returns, handles, others, ticket)
 
 
 def teach_inductor() -> None:
     """Have inductor write plain calls. It is loaded by now, or is not used for this graph."""
     lowering: Any = sys.modules.get("torch._inductor.lowering")
-    if lowering is None or _unknown:
+    if lowering is None or _unknown or not _has_names():
         return
     try:
         _teach(lowering)
@@ -109,7 +50,7 @@ def _warn_of_other(error: Exception) -> None:
 
 
 def _teach(lowering: Any) -> None:
-    new = [operation for operation in _forms if operation not in lowering.lowerings]
+    new = [operation for operation in forms if operation not in lowering.lowerings]
     if not new:
         return
     register, each_leaf = lowering.register_lowering, torch.utils._pytree.tree_map_only
@@ -118,7 +59,7 @@ def _teach(lowering: Any) -> None:
     def lower(operation: Any) -> Callable[..., Any]:
         def make(*args: Any) -> Any:
             box = lowering.ir.TensorBox.create
-            made = short.make(operation, args) if _forms[operation].returns is not UNKNOWN else None
+            made = short.make(operation, args) if forms[operation].returns is not UNKNOWN else None
             if made is None:
                 made = plain.create(operation, *args)
             return each_leaf(lowering.ir.IRNode, box, made)
@@ -132,7 +73,6 @@ def _teach(lowering: Any) -> None:
 @functools.cache
 def _plain_calls(lowering: Any) -> tuple[Any, Any]:
     """The classes of these calls, which wait from now on: for any operation, and for those whose result is known."""
-    _NAMES(lowering)  # most are used later, when torch cannot go back to its own form
     signature(lowering.ir.ExternKernelAlloc).parameters["op_overload"]
     kind = _make_call(lowering)
     found = _make_plain_call(lowering, kind), _make_short_call(lowering, kind)
@@ -149,14 +89,14 @@ def _make_call(lowering: Any) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             graph, self.before = graph_of.graph, None
-            if _forms[self.op_overload].numbers_calls:
+            if forms[self.op_overload].numbers_calls:
                 self.before, graph.retrograd_last = getattr(graph, "retrograd_last", None), self
 
         def codegen(self, wrapper: Any) -> None:
             if _is_all_cpp(graph_of.graph) or not hasattr(wrapper, "add_import_once"):
                 super().codegen(wrapper)
                 return
-            form, arguments = _forms[self.op_overload], self.codegen_args()
+            form, arguments = forms[self.op_overload], self.codegen_args()
             if form.others is not None:
                 arguments[form.others] = f"[{', '.join(_find_handles(graph_of.graph, Call))}]"
             result = self.get_name() if self.op_overload._schema.returns else None
@@ -179,11 +119,11 @@ def _make_call(lowering: Any) -> Any:
 def _find_handles(graph: Any, kind: Any) -> list[str]:
     """The handles that are given to the graph, as they are written."""
     calls: list[Any] = [each for each in getattr(graph, "operations", ()) if isinstance(each, kind)]
-    handles = [name for each in calls for name in each.name_tensors(_forms[each.op_overload].handles)]
+    handles = [name for each in calls for name in each.name_tensors(forms[each.op_overload].handles)]
     return [handle for handle in dict.fromkeys(handles) if handle in getattr(graph, "graph_inputs", ())]
 
 
-def _write_call(wrapper: Any, form: _Form, arguments: Sequence[str], result: str | None) -> str:
+def _write_call(wrapper: Any, form: Form, arguments: Sequence[str], result: str | None) -> str:
     """The line that makes a call.
 
     Args:
@@ -239,7 +179,7 @@ def _make_short_call(lowering: Any, kind: Any) -> Any:
                 return _Place(len(inputs) - 1)
 
             arguments = _change_each(args, node, take)
-            result, devices = _forms[operation].returns, {each.get_device() for each in inputs}
+            result, devices = forms[operation].returns, {each.get_device() for each in inputs}
             if _is_all_cpp(graph_of.graph) or (result is not None and devices != {on_cpu}):
                 return None  # torch would leave the device for the time of a call that belongs to the CPU
             if result is None:
@@ -327,7 +267,7 @@ def _trust_tickets(nodes: Sequence[Any], kind: type, wrapper: Any) -> None:
     for node in nodes:
         call: Any = node.node if isinstance(node.node, kind) else None
         if call is not None:
-            form = _forms[call.op_overload]
+            form = forms[call.op_overload]
             for name in (*call.name_tensors(form.handles), *call.name_tensors(form.ticket)):
                 expected.pop(name, None)
 
@@ -361,3 +301,6 @@ def _needs(node: Any, calls: Sequence[Any]) -> bool:
     """Tell whether a node must come after one of these: it reads what that gives, or writes into what that reads."""
     before = {dependency.name for dependency in node.unmet_dependencies}
     return any(not before.isdisjoint(call.get_buffer_names()) for call in calls)
+
+
+shortcuts.teach = teach_inductor

@@ -1,0 +1,1 @@
+"""Taps and rules inside graphs of torch.compile."""

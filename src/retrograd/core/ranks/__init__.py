@@ -1,0 +1,1 @@
+"""A program in several processes: what each holds of a tensor, and how gradients are reduced."""

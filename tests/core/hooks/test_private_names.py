@@ -1,0 +1,98 @@
+"""The table of torch's private names is what the source uses, no more and no less."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+from retrograd.core.hooks.private_names import NEEDED, OPTIONAL
+
+SOURCE = Path(__file__).parents[3] / "src" / "retrograd"
+TABLE = SOURCE / "hooks" / "private_names.py"
+TREES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py")) if path != TABLE}
+NOT_TORCHS = {
+    "_getframe", "_current_frames",  # Python's
+    "_asdict", "_fields",  # of named tuples
+    "_HANDLER", "_batches_that_stepped",  # of our own compiled code, and of Lightning
+    "torch._C",  # as a whole
+}  # fmt: skip
+MODULE = re.compile(r"torch(\.\w+)*\._\w+(\.\w+)*")
+
+
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def defined() -> set[str]:
+    """Every name that our own source gives to something."""
+    found: set[str] = set()
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            match node:
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    found.add(name)
+                case ast.Attribute(value=ast.Name("self" | "cls"), attr=name, ctx=ast.Store()):
+                    found.add(name)
+                case ast.Name(id=name, ctx=ast.Store()):
+                    found.add(name)
+                case ast.Assign(targets=[ast.Name("__slots__")], value=value):
+                    found |= {each.value for each in ast.walk(value) if isinstance(each, ast.Constant)}
+    return found
+
+
+def dotted(node: ast.expr) -> str:
+    """``torch.a.b`` as text; empty where it begins with anything else than torch."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join(["torch", *reversed(parts)]) if isinstance(node, ast.Name) and node.id == "torch" else ""
+
+
+def names_in(tree: ast.AST, ours: set[str]) -> Iterator[str]:
+    """The private names of torch's in a file: dotted ones as far as they are written, and attributes of objects."""
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute() if text := dotted(node):
+                if id(node) not in inner and is_private(text):
+                    yield text
+            case ast.Attribute(attr=name) if is_private(name) and name not in ours | NOT_TORCHS:
+                yield f".{name}"
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] == "torch":
+                yield from (text for each in node.names if is_private(text := f"{module}.{each.name}"))
+            case ast.Constant(value=str(text)) if MODULE.fullmatch(text):
+                yield text
+
+
+def test_the_table_has_what_is_used_and_nothing_else() -> None:
+    ours = defined()
+    used = {name for tree in TREES.values() for name in names_in(tree, ours)}
+    needed = [name for each in NEEDED for name in each.names]
+    optional = {name for each in OPTIONAL.values() for name in each.names}
+    known = {each for name in optional for each in (name.partition(":")[0], name.replace(":", "."))}
+    known |= {f".{name.rpartition('.')[2]}" for name in optional}
+    print(f"{len(needed)} names that are needed, {len(optional)} that may be missing")
+    assert sorted(used - set(needed) - known - NOT_TORCHS) == [], "used, and not in the table"
+    assert sorted(set(needed) - used) == [], "in the table, and not used"
+    assert len(needed) == len(set(needed))
+
+
+def test_each_group_that_may_be_missing_is_asked_for() -> None:
+    asked = {
+        key
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "OPTIONAL"
+        for key in [ast.literal_eval(node.slice)]
+    }
+    assert asked == set(OPTIONAL)
+
+
+def test_the_page_is_made_of_it() -> None:
+    docs = SOURCE.parents[1] / "docs"
+    made = runpy.run_path(str(docs / "make_private_names.py"))
+    assert (docs / "private_names.md").read_text() == made["build_page"]()
