@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from retrograd.facts.exact_watch import OverwriteWatch
 from retrograd.facts.facts import SOURCES
 from retrograd.facts.watches import WATCHES
-from retrograd.findings.detectors.broken_graphs import OverwrittenTensor
 from retrograd.findings.record import Record
 from retrograd.history.facts import Overwrite, read_facts
 from retrograd.history.history import History
@@ -174,7 +173,7 @@ def test_what_torch_refuses(case: Case) -> None:
     assert not fact.silent
     assert (fact.saved_line, fact.written_line) == (line_of(case, "saves"), line_of(case, "writes"))
     assert f"version {fact.found_version}; expected version {fact.saved_version}" in str(plain_error.value)
-    (finding,) = ask(OverwrittenTensor, record)
+    (finding,) = ask("overwritten", record)
     assert (finding.severity, finding.line) == ("critical", fact.written_line)
 
 
@@ -209,6 +208,6 @@ def test_what_torch_does_not_see(case: Case) -> None:
     assert fact.silent
     assert (fact.saved_line, fact.written_line) == (line_of(case, "saves"), line_of(case, "writes"))
     assert all(map(torch.equal, kept, take_steps(Net(case), 3)))
-    (finding,) = ask(OverwrittenTensor, record)
+    (finding,) = ask("overwritten", record)
     assert finding.line == line_of(case, "writes")
     assert "torch does not notice" in finding.message

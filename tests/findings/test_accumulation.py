@@ -1,5 +1,3 @@
-from retrograd.findings.detectors.accumulation import MisplacedZeroGrad, MissingZeroGrad
-from retrograd.findings.detectors.call_order import StepTooSeldom
 from tests.findings.by_hand import ask
 from tests.findings.programs import make_calls, make_chain, make_optimizer, make_program
 
@@ -8,7 +6,7 @@ PLAIN = ("zero_grad", "forward", "backward", "step")
 
 def test_gradients_that_are_never_cleared() -> None:
     calls = make_calls([("forward", "backward", "step")] * 10, backward={"held": "some"})
-    [found] = ask(MissingZeroGrad, make_program([make_optimizer(), *calls]))
+    [found] = ask("missing-zero-grad", make_program([make_optimizer(), *calls]))
     # of the whole run: what the first pass leaves is never cleared
     assert (found.severity, found.step, found.last_step, found.line) == ("critical", 0, 9, "train.py:12")
     assert "never cleared: 9 of 9 updates of SGD#1" in found.message
@@ -16,7 +14,7 @@ def test_gradients_that_are_never_cleared() -> None:
 
 def test_gradients_that_are_cleared_once_an_epoch() -> None:
     steps = [PLAIN if step % 5 == 0 else ("forward", "backward", "step") for step in range(20)]
-    [found] = ask(MissingZeroGrad, make_program(make_calls(steps, backward={"held": "some"})))
+    [found] = ask("missing-zero-grad", make_program(make_calls(steps, backward={"held": "some"})))
     assert "mostly not cleared: 16 of 19" in found.message
 
 
@@ -26,12 +24,12 @@ def test_gradients_that_are_cleared_in_other_ways() -> None:
     behind = make_calls([("forward", "backward", "step", "zero_grad")] * 10)
     of_model = make_calls([("model.zero_grad", "forward", "backward", "step")] * 10, backward={"held": "some"})
     for calls in (make_calls([PLAIN] * 10), by_hand, to_zero, behind, of_model):
-        assert not ask(MissingZeroGrad, make_program([make_optimizer(), *calls]))
+        assert not ask("missing-zero-grad", make_program([make_optimizer(), *calls]))
 
 
 def test_accumulation_clears_once_an_update() -> None:
     steps = [("forward", "backward", "forward", "backward", "step", "zero_grad")] * 6
-    assert not ask(MissingZeroGrad, make_program(make_calls(steps, backward={"held": "some"})))
+    assert not ask("missing-zero-grad", make_program(make_calls(steps, backward={"held": "some"})))
 
 
 def _gan(*, clears_both: bool):  # type: ignore[no-untyped-def]
@@ -48,20 +46,20 @@ def _gan(*, clears_both: bool):  # type: ignore[no-untyped-def]
 
 
 def test_one_of_two_optimizers_is_never_cleared() -> None:
-    [found] = ask(MissingZeroGrad, _gan(clears_both=False))
+    [found] = ask("missing-zero-grad", _gan(clears_both=False))
     assert found.site == "Adam#2"
-    assert not ask(MissingZeroGrad, _gan(clears_both=True))
+    assert not ask("missing-zero-grad", _gan(clears_both=True))
 
 
 def test_two_updates_tell_nothing() -> None:
     assert not ask(
-        MissingZeroGrad, make_program(make_calls([("forward", "backward", "step")] * 3, backward={"held": "some"}))
+        "missing-zero-grad", make_program(make_calls([("forward", "backward", "step")] * 3, backward={"held": "some"}))
     )
 
 
 def test_gradients_that_are_cleared_before_they_are_used() -> None:
     calls = make_calls([("forward", "backward", "zero_grad", "step")] * 4)
-    [found] = ask(MisplacedZeroGrad, make_program([make_optimizer(), *calls]))
+    [found] = ask("zero-grad-misplaced", make_program([make_optimizer(), *calls]))
     assert (found.severity, found.step, found.line) == ("critical", 0, "train.py:10")
     assert "before 4 of 4 updates" in found.message
 
@@ -69,22 +67,22 @@ def test_gradients_that_are_cleared_before_they_are_used() -> None:
 def test_gradients_that_are_cleared_between_micro_batches() -> None:
     calls = make_calls([(*("zero_grad", "forward", "backward") * 4, "step")] * 3)
     divided = make_chain(("mean", (-1,), ((8,),), ()), ("div", (0,), ((),), (), "4"), outputs=[])
-    [found] = ask(MisplacedZeroGrad, make_program([divided, *calls]))
+    [found] = ask("zero-grad-misplaced", make_program([divided, *calls]))
     assert found.line == "train.py:10"
     assert "of 4 backward passes before an update the gradients of 3 are cleared" in found.message
-    assert not ask(StepTooSeldom, make_program([divided, *calls]))
+    assert not ask("step-too-seldom", make_program([divided, *calls]))
     plain = make_chain(("mean", (-1,), ((8,),), ()), outputs=[])
-    assert not ask(MisplacedZeroGrad, make_program([plain, *calls]))
+    assert not ask("zero-grad-misplaced", make_program([plain, *calls]))
 
 
 def test_other_parameters_may_be_cleared_there() -> None:
     other = make_calls([("zero_grad", "forward", "backward", "zero_grad", "step")] * 4, zero_grad={"about": "Adam#2"})
-    assert not ask(MisplacedZeroGrad, make_program([make_optimizer(), *other]))
+    assert not ask("zero-grad-misplaced", make_program([make_optimizer(), *other]))
     part = make_calls([("forward", "backward", "model.zero_grad", "step")] * 4, **{"model.zero_grad": {"about": "1"}})
-    assert not ask(MisplacedZeroGrad, make_program([make_optimizer(names=["0:weight", "1:weight"]), *part]))
-    assert not ask(MisplacedZeroGrad, make_program(make_calls([PLAIN] * 4)))
+    assert not ask("zero-grad-misplaced", make_program([make_optimizer(names=["0:weight", "1:weight"]), *part]))
+    assert not ask("zero-grad-misplaced", make_program(make_calls([PLAIN] * 4)))
 
 
 def test_an_optimizer_with_a_closure_is_left_alone() -> None:
     calls = make_calls([("forward", "backward", "zero_grad", "step")] * 4, step={"about": "LBFGS#1"})
-    assert not ask(MisplacedZeroGrad, make_program(calls))
+    assert not ask("zero-grad-misplaced", make_program(calls))

@@ -8,14 +8,10 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.findings import explain
-from retrograd.findings.detectors.batch_norm import BatchNorm
-from retrograd.findings.detectors.gradient_flow import HooksScale
-from retrograd.findings.detectors.missing_gradients import NotOptimized
-from retrograd.findings.detectors.ranks import RanksDisagree
 from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Buffer, Input, Modes, OptimizerMade, Parameter
 from retrograd.history.sink import Moment
-from tests.findings.by_hand import Elements, ask, make_record, spread
+from tests.findings.by_hand import Elements, ask, check, make_record, spread
 
 FLAT = [0.7] * 20
 NORMED = {"self": "Sequential", "0": "Linear", "1": "BatchNorm1d", "2": "Linear"}
@@ -38,26 +34,26 @@ def make_norm(means: list[float], values: int = 64, evaluating: tuple[str, ...] 
 
 
 def test_statistics_that_are_never_updated() -> None:
-    [found] = ask(BatchNorm, make_norm([0.0] * 6))
+    [found] = ask("batch-norm", make_norm([0.0] * 6))
     assert (found.site, found.line) == ("1", "train.py:2")
     assert "the same at step 0 and at step 16" in found.message
 
 
 def test_statistics_of_the_last_batch() -> None:
-    [found] = ask(BatchNorm, make_norm([float(np.sin(step - 1)) for step in LOOKS]))
+    [found] = ask("batch-norm", make_norm([float(np.sin(step - 1)) for step in LOOKS]))
     assert "those of the last batch alone" in found.message
 
 
 def test_statistics_of_a_few_values() -> None:
-    [found] = ask(BatchNorm, make_norm([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], values=8))
+    [found] = ask("batch-norm", make_norm([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], values=8))
     assert "from 2 values of each channel" in found.message
 
 
 def test_norms_as_they_should_be() -> None:
-    assert not ask(BatchNorm, make_norm([0.0, *(0.1 * float(np.sin(step)) for step in LOOKS[:-1])]))
-    assert not ask(BatchNorm, make_norm([0.0] * 6, evaluating=("1",)))
-    assert not ask(BatchNorm, make_norm([0.0] * 6, evaluating=("self",)))
-    assert len(ask(BatchNorm, make_norm([0.0] * 6, evaluating=("0",)))) == 1
+    assert not ask("batch-norm", make_norm([0.0, *(0.1 * float(np.sin(step)) for step in LOOKS[:-1])]))
+    assert not ask("batch-norm", make_norm([0.0] * 6, evaluating=("1",)))
+    assert not ask("batch-norm", make_norm([0.0] * 6, evaluating=("self",)))
+    assert len(ask("batch-norm", make_norm([0.0] * 6, evaluating=("0",)))) == 1
 
 
 def test_a_norm_that_evaluates_is_not_judged_by_when_it_trained_or_by_another_model() -> None:
@@ -69,10 +65,10 @@ def test_a_norm_that_evaluates_is_not_judged_by_when_it_trained_or_by_another_mo
     trial = Modes(name="self", training=("self",), moment=Moment(0))
     evaluates = Modes(name="self", evaluating=("self",), moment=Moment(0))
     later = Modes(name="self", evaluating=("self",), moment=Moment(5))
-    assert not ask(BatchNorm, make(trial, evaluates))
-    assert ask(BatchNorm, make(trial, later))
-    assert ask(BatchNorm, make(evaluates, Modes(name="self", training=("self",), moment=Moment(5))))
-    assert not ask(BatchNorm, make(*[Modes(name="1", evaluating=("1",)), Modes(name="head", training=("head",))]))
+    assert not ask("batch-norm", make(trial, evaluates))
+    assert ask("batch-norm", make(trial, later))
+    assert ask("batch-norm", make(evaluates, Modes(name="self", training=("self",), moment=Moment(5))))
+    assert not ask("batch-norm", make(*[Modes(name="1", evaluating=("1",)), Modes(name="head", training=("head",))]))
 
 
 def _finetune(*, trains: bool, follows: bool = False) -> Record:
@@ -94,12 +90,12 @@ def _finetune(*, trains: bool, follows: bool = False) -> Record:
 
 
 def test_statistics_that_move_under_frozen_weights() -> None:
-    [found] = ask(BatchNorm, _finetune(trains=True))
+    [found] = ask("batch-norm", _finetune(trains=True))
     assert found.site == "backbone.1"
     assert "move in training, though all weights of backbone are frozen" in found.message
     assert "differ" not in found.refute  # that they do is what was found
-    assert not ask(BatchNorm, _finetune(trains=False))
-    assert not ask(BatchNorm, _finetune(trains=True, follows=True))
+    assert not ask("batch-norm", _finetune(trains=False))
+    assert not ask("batch-norm", _finetune(trains=True, follows=True))
 
 
 def make_ranks(first: list[str], second: list[str]) -> Record:
@@ -118,26 +114,26 @@ def make_ranks(first: list[str], second: list[str]) -> Record:
 
 
 def test_ranks_that_are_given_the_same() -> None:
-    [found] = ask(RanksDisagree, make_ranks(["a", "b", "c"], ["a", "b", "c"]))
+    [found] = ask("ranks-disagree", make_ranks(["a", "b", "c"], ["a", "b", "c"]))
     assert (found.severity, found.rank) == ("warning", 1)
     assert "at all of 3 steps" in found.message
 
 
 def test_ranks_that_are_given_their_own() -> None:
-    assert not ask(RanksDisagree, make_ranks(["a", "b", "c"], ["d", "e", "f"]))
-    assert not ask(RanksDisagree, make_ranks(["a", "b", "c"], ["a", "b", "f"]))
-    assert not ask(RanksDisagree, make_ranks(["a", "a", "a"], ["a", "a", "a"]))  # no data
+    assert not ask("ranks-disagree", make_ranks(["a", "b", "c"], ["d", "e", "f"]))
+    assert not ask("ranks-disagree", make_ranks(["a", "b", "c"], ["a", "b", "f"]))
+    assert not ask("ranks-disagree", make_ranks(["a", "a", "a"], ["a", "a", "a"]))  # no data
     with pytest.raises(CannotTell, match="a single rank"):
-        list(RanksDisagree().check(make_ranks(["a", "b", "c"], [])))
+        check("ranks-disagree", make_ranks(["a", "b", "c"], []))
 
 
 def test_ranks_that_share_a_model_share_its_batches() -> None:
     alike = make_ranks(["a", "b", "c"], ["a", "b", "c"])
     alike.manifest["split"] = {"ranks": [0, 1], "stages": {}}
     with pytest.raises(CannotTell, match="share each forward"):
-        list(RanksDisagree().check(alike))
+        check("ranks-disagree", alike)
     alike.facts.extend([replace(each, rank=2) for each in alike.of(Input) if each.rank == 1])  # another replica
-    assert [each.rank for each in ask(RanksDisagree, alike)] == [2]
+    assert [each.rank for each in ask("ranks-disagree", alike)] == [2]
 
 
 def make_hooked(factor: float, noise: float = 0.0, weight: float = 1.0) -> Record:
@@ -158,25 +154,25 @@ def make_hooked(factor: float, noise: float = 0.0, weight: float = 1.0) -> Recor
 
 
 def test_a_gradient_that_is_multiplied() -> None:
-    [found] = ask(HooksScale, make_hooked(50.0))
+    [found] = ask("hooks-scale", make_hooked(50.0))
     assert (found.site, found.line) == ("0:output", "train.py:1")
     assert "by 50:" in found.message
-    assert "by 0:" in ask(HooksScale, make_hooked(0.0))[0].message
-    [found] = ask(HooksScale, make_hooked(1.0, weight=1e-6))
+    assert "by 0:" in ask("hooks-scale", make_hooked(0.0))[0].message
+    [found] = ask("hooks-scale", make_hooked(1.0, weight=1e-6))
     assert found.site == "0:weight"
 
 
 def test_gradients_as_they_are() -> None:
-    assert not ask(HooksScale, make_hooked(1.0))
-    assert not ask(HooksScale, make_hooked(1.03))  # rounding of bfloat16
-    assert not ask(HooksScale, make_hooked(2.0, noise=0.3))  # accumulated, not multiplied
+    assert not ask("hooks-scale", make_hooked(1.0))
+    assert not ask("hooks-scale", make_hooked(1.03))  # rounding of bfloat16
+    assert not ask("hooks-scale", make_hooked(2.0, noise=0.3))  # accumulated, not multiplied
 
 
 def test_gradients_that_ranks_average_are_not_judged() -> None:
     merged = make_hooked(0.5)
     merged.manifest["processes"] = 2  # their rows were merged while they trained, so all are rank 0's
     with pytest.raises(CannotTell):
-        list(HooksScale().check(merged))
+        check("hooks-scale", merged)
 
 
 @pytest.mark.parametrize("with_backward", [False, True])
@@ -199,7 +195,7 @@ def test_a_gradient_penalty_multiplies_nothing(with_backward: bool) -> None:
             loss.backward()
             optimizer.step()
     with pytest.raises(CannotTell, match="chosen inputs"):
-        list(HooksScale().check(explain.make_record(recording)))
+        check("hooks-scale", explain.make_record(recording))
 
 
 def make_replicas(digests: dict[str, tuple[str, str]], later: dict[str, tuple[str, str]]) -> Record:
@@ -218,9 +214,9 @@ def make_replicas(digests: dict[str, tuple[str, str]], later: dict[str, tuple[st
 
 def test_ranks_that_train_models_of_their_own() -> None:
     alike, apart = {"0:weight": ("a", "a"), "0:bias": ("b", "b")}, {"0:weight": ("c", "d"), "0:bias": ("e", "f")}
-    [found] = ask(RanksDisagree, make_replicas(alike, apart))
+    [found] = ask("ranks-disagree", make_replicas(alike, apart))
     assert (found.severity, found.step, found.site) == ("critical", 8, "0:weight")
-    [found] = ask(RanksDisagree, make_replicas(apart, apart))
+    [found] = ask("ranks-disagree", make_replicas(apart, apart))
     assert (found.severity, found.step) == ("warning", 0)
 
 
@@ -228,21 +224,21 @@ def test_processes_that_know_nothing_of_each_other() -> None:
     apart = make_replicas({"0:weight": ("a", "b")}, {"0:weight": ("c", "d")})
     apart.manifest["processes"] = 1
     with pytest.raises(CannotTell, match="found each other"):
-        list(RanksDisagree().check(apart))
+        check("ranks-disagree", apart)
 
 
 def test_ranks_that_hold_the_same() -> None:
     alike = {"0:weight": ("a", "a"), "0:bias": ("b", "b")}
-    assert not ask(RanksDisagree, make_replicas(alike, alike))
-    assert not ask(RanksDisagree, make_replicas(alike, {"0:weight": ("c", "d"), "0:bias": ("b", "b")}))  # an expert
+    assert not ask("ranks-disagree", make_replicas(alike, alike))
+    assert not ask("ranks-disagree", make_replicas(alike, {"0:weight": ("c", "d"), "0:bias": ("b", "b")}))  # an expert
 
 
 def test_an_optimizer_of_each_stage_holds_its_own_parameters() -> None:
     made = OptimizerMade(name="SGD#1", groups=({"parameters": ["0:weight"], "unknown": 0},), moment=Moment(0))
     sites = {f"{name}:weight.grad": spread(1.0) for name in "01"}
     record = make_record(range(6), lambda step: sites, FLAT[:6], facts=[made])
-    assert ask(NotOptimized, record)
+    assert ask("not-optimized", record)
     staged = make_record(range(6), lambda step: sites, FLAT[:6], facts=[made])
     staged.facts.append(replace(made, groups=({"parameters": ["1:weight"], "unknown": 0},), rank=1))
-    assert not ask(NotOptimized, staged)
+    assert not ask("not-optimized", staged)
     assert staged.optimizers["SGD#1"].parameters == ["0:weight", "1:weight"]

@@ -3,9 +3,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from retrograd.findings.detectors.gradient_flow import Exploding, Vanishing
 from retrograd.findings.record import CannotTell, Record
-from tests.findings.by_hand import ask, make_record, spread
+from tests.findings.by_hand import ask, check, make_record, spread
 
 FLAT = [0.7] * 20
 FALLING = [0.7 * 0.9**step for step in range(20)]
@@ -22,14 +21,14 @@ def make_deep(norms: Sequence[float], losses: Sequence[float] = FLAT) -> Record:
 
 
 def test_a_gradient_that_falls_at_each_layer() -> None:
-    [found] = ask(Vanishing, make_deep([1e-8, 1e-6, 1e-4, 1e-2, 1.0]))
+    [found] = ask("vanishing", make_deep([1e-8, 1e-6, 1e-4, 1e-2, 1.0]))
     assert (found.severity, found.site, found.line) == ("warning", "0:output", "train.py:1")
     assert "falls to 0.01 of itself at each of 5 layers" in found.message
-    assert not ask(Exploding, make_deep([1e-8, 1e-6, 1e-4, 1e-2, 1.0]))
+    assert not ask("exploding", make_deep([1e-8, 1e-6, 1e-4, 1e-2, 1.0]))
 
 
 def test_a_gradient_that_grows_at_each_layer() -> None:
-    [found] = ask(Exploding, make_deep([1e6, 1e4, 1e2, 1.0]))
+    [found] = ask("exploding", make_deep([1e6, 1e4, 1e2, 1.0]))
     assert (found.severity, found.site) == ("critical", "0:output")
     assert "grows 100 times at each of 4 layers" in found.message
 
@@ -45,8 +44,8 @@ def test_a_gradient_that_grows_at_each_layer() -> None:
     ],
 )
 def test_gradients_that_do_not_vanish(norms: Sequence[float], losses: Sequence[float]) -> None:
-    assert not ask(Vanishing, make_deep(norms, losses))
-    assert not ask(Exploding, make_deep(norms[::-1], losses))
+    assert not ask("vanishing", make_deep(norms, losses))
+    assert not ask("exploding", make_deep(norms[::-1], losses))
 
 
 def test_calls_of_one_module() -> None:
@@ -54,14 +53,14 @@ def test_calls_of_one_module() -> None:
     backward = {f"cell#{call}:output.grad": spread(10.0 ** (call - 8)) for call in range(8, 0, -1)}
     sites = forward | backward | {"cell:weight.grad": spread(1.0)}
     record = make_record(range(20), lambda step: sites, FLAT, modules={"self": "M", "cell": "RNNCell"})
-    [found] = ask(Vanishing, record)
+    [found] = ask("vanishing", record)
     assert found.site == "cell#1:output.grad"
     assert "8 calls of cell" in found.message
 
 
 def test_two_layers_are_no_depth() -> None:
     with pytest.raises(CannotTell, match="fewer than 4 layers"):
-        list(Vanishing().check(make_deep([1e-9, 1.0])))
+        check("vanishing", make_deep([1e-9, 1.0]))
 
 
 def test_gradients_behind_a_nan_do_not_count() -> None:
@@ -73,4 +72,4 @@ def test_gradients_behind_a_nan_do_not_count() -> None:
 
     modules = {"self": "Sequential"} | {str(k): "Linear" for k in range(4)}
     record = make_record(range(9), sites, [5.0] + [np.nan] * 8, modules=modules)
-    assert len(ask(Exploding, record)) == 1
+    assert len(ask("exploding", record)) == 1

@@ -1,8 +1,5 @@
 from collections.abc import Sequence
 
-from retrograd.findings.detectors.architecture import SharedByAccident, WeightsUntied
-from retrograd.findings.detectors.failed import Failed
-from retrograd.findings.detectors.graphs import GraphGrows, GraphLeaks
 from retrograd.findings.record import Record
 from retrograd.history.fact import Fact
 from retrograd.history.facts import GraphSize, Input, Parameter
@@ -30,33 +27,33 @@ def _carry(module: str, *given: Fact) -> Record:
 
 
 def test_what_a_growing_graph_carries_over() -> None:
-    [found] = ask(GraphGrows, _carry("rnn"))
+    [found] = ask("graph-grows", _carry("rnn"))
     assert found.message.endswith("without detach: `lstm` (train.py:30) takes float32[1, 4, 8] that was made before "
                                   "this forward")  # fmt: skip
     assert found.line == "train.py:30"
     state = Input(name="self:input.state", dtype="float32", shape=(1, 4, 8), moment=Moment(1))
-    assert [each.line for each in ask(GraphGrows, _carry("rnn", state))] == ["train.py:11"]
+    assert [each.line for each in ask("graph-grows", _carry("rnn", state))] == ["train.py:11"]
     cell = ("rnn_tanh_cell", (-1, -2, -1), ((4, 3), (4, 8), (8, 3)), (4, 8), "", "cell")
     returned = make_chain(cell, ("mean", (0,), ((4, 8),), ()), outputs=[0], step=1)
     grown = _sizes([9.0 + 5 * step for step in LOOKS], also=[returned])
-    assert [each.line for each in ask(GraphGrows, grown)] == ["train.py:11"]
+    assert [each.line for each in ask("graph-grows", grown)] == ["train.py:11"]
 
 
 def test_a_graph_that_grows_with_the_step() -> None:
-    [found] = ask(GraphGrows, _sizes([9.0 + 5 * step for step in LOOKS]))
+    [found] = ask("graph-grows", _sizes([9.0 + 5 * step for step in LOOKS]))
     assert (found.severity, found.line) == ("critical", "train.py:12")
     assert "grows by 5 nodes a step: backward ran through 9 nodes at step 0 and 169 at step 32" in found.message
 
 
 def test_graphs_of_different_sizes() -> None:
-    assert not ask(GraphGrows, _sizes([9.0] * 7))
-    assert not ask(GraphGrows, _sizes([9.0, 40.0, 12.0, 33.0, 21.0, 50.0, 30.0]))
-    assert not ask(GraphGrows, _sizes([10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0]))
-    assert not ask(GraphGrows, _sizes([5.0, 6.0, 20.0, 21.0, 22.0, 23.0, 24.0]))
+    assert not ask("graph-grows", _sizes([9.0] * 7))
+    assert not ask("graph-grows", _sizes([9.0, 40.0, 12.0, 33.0, 21.0, 50.0, 30.0]))
+    assert not ask("graph-grows", _sizes([10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0]))
+    assert not ask("graph-grows", _sizes([5.0, 6.0, 20.0, 21.0, 22.0, 23.0, 24.0]))
 
 
 def test_graphs_that_are_kept() -> None:
-    [found] = ask(GraphLeaks, _sizes([9.0] * 7, LOOKS))
+    [found] = ask("graph-leaks", _sizes([9.0] * 7, LOOKS))
     assert (found.severity, found.step) == ("warning", 1)
     assert "32 graphs of earlier steps are still held at step 32" in found.message
     assert found.line == "train.py:12"
@@ -64,21 +61,21 @@ def test_graphs_that_are_kept() -> None:
 
 def test_the_loss_whose_graphs_are_kept() -> None:
     loss = make_chain(("linear", (-1,), ((4, 3),), (4, 1), "", "0"), ("mean", (0,), ((4, 1),), ()), outputs=[0])
-    [found] = ask(GraphLeaks, _sizes([9.0] * 7, LOOKS, [loss]))
+    [found] = ask("graph-leaks", _sizes([9.0] * 7, LOOKS, [loss]))
     assert (found.line, found.message.endswith("; the loss is made in train.py:31")) == ("train.py:31", True)
     inner = make_chain(("mean", (-1,), ((4, 1),), (), "", "0"), outputs=[0])
-    assert [each.line for each in ask(GraphLeaks, _sizes([9.0] * 7, LOOKS, [inner]))] == ["train.py:12"]
+    assert [each.line for each in ask("graph-leaks", _sizes([9.0] * 7, LOOKS, [inner]))] == ["train.py:12"]
 
 
 def test_graphs_that_are_kept_for_an_epoch() -> None:
-    [found] = ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 8, 16, 2]))
+    [found] = ask("graph-leaks", _sizes([9.0] * 7, [0, 1, 2, 4, 8, 16, 2]))
     assert (found.step, found.last_step) == (1, 16)
     assert (
         "16 graphs of earlier steps are still held at step 16, so memory grows with every step until" in found.message
     )
-    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 4, 4, 2]))
-    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 8, 8, 8]))  # a fixed number
-    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 0, 2, 4, 8, 16, 2]))
+    assert not ask("graph-leaks", _sizes([9.0] * 7, [0, 1, 2, 4, 4, 4, 2]))
+    assert not ask("graph-leaks", _sizes([9.0] * 7, [0, 1, 2, 4, 8, 8, 8]))  # a fixed number
+    assert not ask("graph-leaks", _sizes([9.0] * 7, [0, 0, 2, 4, 8, 16, 2]))
 
 
 def _passes(*nodes: float, lines: int = 1) -> Record:
@@ -89,19 +86,19 @@ def _passes(*nodes: float, lines: int = 1) -> Record:
 
 
 def test_a_graph_that_grows_within_a_step() -> None:
-    [found] = ask(GraphGrows, _passes(20, 28, 36, 44, 52, 60, 68))
+    [found] = ask("graph-grows", _passes(20, 28, 36, 44, 52, 60, 68))
     assert (
         "grows by 8 nodes a pass: backward ran through 20 nodes in pass 0 of step 0 and 68 in pass 6" in found.message
     )
-    assert not ask(GraphGrows, _passes(20, 28, 36, 44, 52, 60, 68, lines=2))  # several losses
-    assert not ask(GraphGrows, _passes(20, 20, 20, 20, 20))
-    assert not ask(GraphGrows, _passes(20, 70))
+    assert not ask("graph-grows", _passes(20, 28, 36, 44, 52, 60, 68, lines=2))  # several losses
+    assert not ask("graph-grows", _passes(20, 20, 20, 20, 20))
+    assert not ask("graph-grows", _passes(20, 70))
 
 
 def test_a_few_graphs_that_are_kept() -> None:
-    assert not ask(GraphLeaks, _sizes([9.0] * 7))
-    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 5, 5, 5]))
-    assert not ask(GraphLeaks, _sizes([9.0] * 7, [0, 1, 2, 4, 8, 9, 10]))
+    assert not ask("graph-leaks", _sizes([9.0] * 7))
+    assert not ask("graph-leaks", _sizes([9.0] * 7, [0, 1, 2, 4, 5, 5, 5]))
+    assert not ask("graph-leaks", _sizes([9.0] * 7, [0, 1, 2, 4, 8, 9, 10]))
 
 
 def _tied(first: Sequence[str], second: Sequence[str], kind: str = "Embedding", tied: tuple[str, ...] = ()) -> Record:
@@ -114,14 +111,14 @@ def _tied(first: Sequence[str], second: Sequence[str], kind: str = "Embedding", 
 
 
 def test_copies_that_were_meant_to_be_tied() -> None:
-    [found] = ask(WeightsUntied, _tied(["a", "b"], ["a", "c"]))
+    [found] = ask("weights-untied", _tied(["a", "b"], ["a", "c"]))
     assert (found.site, found.step, found.line) == ("head:weight", 1, "train.py:2")
 
 
 def test_weights_that_are_tied_or_never_were() -> None:
-    assert not ask(WeightsUntied, _tied(["a", "b"], ["a", "b"]))
-    assert not ask(WeightsUntied, _tied(["a", "b"], ["x", "y"]))
-    assert not ask(WeightsUntied, _tied(["a", "b"], ["a", "c"], kind="Linear"))
+    assert not ask("weights-untied", _tied(["a", "b"], ["a", "b"]))
+    assert not ask("weights-untied", _tied(["a", "b"], ["x", "y"]))
+    assert not ask("weights-untied", _tied(["a", "b"], ["a", "c"], kind="Linear"))
 
 
 def _places(*paths: str, calls: int, kind: str = "Sequential") -> Record:
@@ -131,21 +128,21 @@ def _places(*paths: str, calls: int, kind: str = "Sequential") -> Record:
 
 
 def test_one_module_at_several_places() -> None:
-    [found] = ask(SharedByAccident, _places("0", "3", calls=3))
+    [found] = ask("shared-weights", _places("0", "3", calls=3))
     assert (found.severity, found.site, found.line) == ("warning", "0", "train.py:0")
     assert "The module 0 stands at 3 places of a Sequential" in found.message
 
 
 def test_one_module_alone_in_a_list() -> None:
-    [found] = ask(SharedByAccident, _places("0", calls=3, kind="ModuleList"))
+    [found] = ask("shared-weights", _places("0", calls=3, kind="ModuleList"))
     assert "stands at 3 places of a ModuleList" in found.message
-    assert not ask(SharedByAccident, _places("0", calls=1, kind="ModuleList"))
+    assert not ask("shared-weights", _places("0", calls=1, kind="ModuleList"))
 
 
 def test_modules_that_are_called_several_times_on_purpose() -> None:
-    assert not ask(SharedByAccident, _places("0", "1", "2", calls=3))
-    assert not ask(SharedByAccident, _places("0", "3", calls=1))  # others were taken out
-    assert not ask(SharedByAccident, _places("0", "3", calls=3, kind="Net"))
+    assert not ask("shared-weights", _places("0", "1", "2", calls=3))
+    assert not ask("shared-weights", _places("0", "3", calls=1))  # others were taken out
+    assert not ask("shared-weights", _places("0", "3", calls=3, kind="Net"))
 
 
 def _died(
@@ -161,7 +158,7 @@ def _died(
 
 def test_a_run_that_died() -> None:
     message = "mat1 and mat2 shapes cannot be multiplied (64x144 and 256x6)"
-    [found] = ask(Failed, _died(message, {"fc2": "Linear"}, module="fc2"))
+    [found] = ask("failed", _died(message, {"fc2": "Linear"}, module="fc2"))
     assert (found.severity, found.site, found.line) == ("critical", "fc2", "/home/me/net.py:9")
     assert "in fc2: a layer that takes 256 features is given 144" in found.message
     assert message in found.message
@@ -179,29 +176,29 @@ def test_shapes_that_are_no_layer_s() -> None:
         _died(message, {"self": "Net"}, module="self"),
         _died(message, linear, looks=[weight], module="fc2"),  # its own product would be with a matrix of 6 × 8
     ):
-        [found] = ask(Failed, record)
+        [found] = ask("failed", record)
         assert "a matrix of 16 × 3 is multiplied with one of 6 × 3" in found.message
         assert "in_features" not in found.repair
     assert (
         ", in the backward of PickFirst: "
-        in ask(Failed, _died(message, in_backward=True, node="PickFirstBackward"))[0].message
+        in ask("failed", _died(message, in_backward=True, node="PickFirstBackward"))[0].message
     )
     channels = "Given groups=1, expected input[2, 3, 8, 8] to have 4 channels, but got 3 channels instead"
-    assert "in_channels" in ask(Failed, _died(channels))[0].repair
-    assert "in_channels" not in ask(Failed, _died(channels, in_backward=True, node="UpBackward"))[0].repair
+    assert "in_channels" in ask("failed", _died(channels))[0].repair
+    assert "in_channels" not in ask("failed", _died(channels, in_backward=True, node="UpBackward"))[0].repair
     message = "Function PickBackward returned an invalid gradient at index 1 - got [6, 16] but "
     message += "expected shape compatible with [16, 6]"
-    [found] = ask(Failed, _died(message, in_backward=True, node="PickBackward"))
+    [found] = ask("failed", _died(message, in_backward=True, node="PickBackward"))
     assert "for input 1, of shape [16, 6], a gradient of shape [6, 16] is returned" in found.message
 
 
 def test_a_run_that_died_of_something_of_its_own() -> None:
-    [found] = ask(Failed, _died("no such file", kind="FileNotFoundError"))
+    [found] = ask("failed", _died("no such file", kind="FileNotFoundError"))
     assert found.message == "The run died: FileNotFoundError: no such file"
-    [found] = ask(Failed, _died("Target 5 is out of bounds.", kind="IndexError", in_backward=True))
+    [found] = ask("failed", _died("Target 5 is out of bounds.", kind="IndexError", in_backward=True))
     assert "in backward: target 5 is not a class of the model" in found.message
 
 
 def test_runs_that_did_not_die() -> None:
-    assert not ask(Failed, make_program([]))
-    assert not ask(Failed, _died("", kind="KeyboardInterrupt"))
+    assert not ask("failed", make_program([]))
+    assert not ask("failed", _died("", kind="KeyboardInterrupt"))

@@ -6,11 +6,10 @@ import torch
 from torch import nn
 
 import retrograd as rg
-from retrograd.findings.detectors.initialisation import BadInit, SymmetricInit
 from retrograd.findings.record import CannotTell, Record
 from retrograd.history.facts import Input, Operations, Parameter
 from retrograd.history.sink import Moment
-from tests.findings.by_hand import Elements, ask, make_record, spread
+from tests.findings.by_hand import Elements, ask, check, make_record, spread
 
 FLAT = [0.7] * 20
 
@@ -40,16 +39,16 @@ DEEP = {"self": "Sequential", "0": "Linear", "1": "ReLU", "2": "Linear", "3": "R
 
 
 def test_outputs_that_grow_from_layer_to_layer() -> None:
-    [found] = ask(BadInit, make_net({"0": 10.0, "1": 7.0, "2": 70.0, "3": 50.0, "4": 500.0}, DEEP))
+    [found] = ask("bad-init", make_net({"0": 10.0, "1": 7.0, "2": 70.0, "3": 50.0, "4": 500.0}, DEEP))
     assert (found.severity, found.site, found.step, found.line) == ("critical", "0", 0, "train.py:1")
     assert "3 layers" in found.message
 
 
 def test_a_head_that_loses_much() -> None:
     sizes = {"0": 0.6, "1": 0.4, "2": 0.5, "3": 0.3, "4": 60.0}
-    [found] = ask(BadInit, make_net(sizes, DEEP, loss=50.0, classes=10))
+    [found] = ask("bad-init", make_net(sizes, DEEP, loss=50.0, classes=10))
     assert found.site == "4"
-    assert not ask(BadInit, make_net(sizes, DEEP, loss=2.4, classes=10))
+    assert not ask("bad-init", make_net(sizes, DEEP, loss=2.4, classes=10))
 
 
 @pytest.mark.parametrize(("bias", "is_found"), [(0.0, True), (29.0, True), (60.0, False)])
@@ -57,29 +56,29 @@ def test_a_large_bias_is_no_large_weight(bias: float, *, is_found: bool) -> None
     """Of an output of 60 the weights make 31 at least where the bias is 29; nothing need be theirs where it is 60."""
     look = Parameter(name="4:bias", value=bias, shape=(10,), dtype="float32", moment=Moment(0))
     sizes = {"0": 0.6, "1": 0.4, "2": 0.5, "3": 0.3, "4": 60.0}
-    assert bool(ask(BadInit, make_net(sizes, DEEP, loss=50.0, classes=10, also=[look]))) == is_found
+    assert bool(ask("bad-init", make_net(sizes, DEEP, loss=50.0, classes=10, also=[look]))) == is_found
 
 
 def test_a_tanh_behind_large_weights() -> None:
     tanh = DEEP | {"3": "Tanh"}
-    [found] = ask(BadInit, make_net({"0": 0.6, "1": 0.4, "2": 30.0, "3": 1.0, "4": 0.5}, tanh))
+    [found] = ask("bad-init", make_net({"0": 0.6, "1": 0.4, "2": 30.0, "3": 1.0, "4": 0.5}, tanh))
     assert found.site == "2"
-    assert not ask(BadInit, make_net({"0": 0.6, "1": 0.4, "2": 3.0, "3": 1.0, "4": 0.5}, tanh))
+    assert not ask("bad-init", make_net({"0": 0.6, "1": 0.4, "2": 3.0, "3": 1.0, "4": 0.5}, tanh))
 
 
 def test_usual_weights_at_the_start() -> None:
-    assert not ask(BadInit, make_net({"0": 0.6, "1": 0.4, "2": 0.3, "3": 0.2, "4": 0.1}, DEEP))
-    assert not ask(BadInit, make_net({"0": 1.4, "1": 1.0, "2": 1.4, "3": 1.0, "4": 1.4}, DEEP))  # He's
+    assert not ask("bad-init", make_net({"0": 0.6, "1": 0.4, "2": 0.3, "3": 0.2, "4": 0.1}, DEEP))
+    assert not ask("bad-init", make_net({"0": 1.4, "1": 1.0, "2": 1.4, "3": 1.0, "4": 1.4}, DEEP))  # He's
 
 
 def test_a_norm_that_makes_large_is_none() -> None:
     normed = {"self": "Sequential", "0": "Linear", "1": "LayerNorm", "2": "Linear"}
-    assert not ask(BadInit, make_net({"0": 0.01, "1": 20.0, "2": 12.0}, normed))
+    assert not ask("bad-init", make_net({"0": 0.01, "1": 20.0, "2": 12.0}, normed))
 
 
 def test_a_run_that_was_resumed_has_no_first_step() -> None:
     with pytest.raises(CannotTell, match="first step"):
-        list(BadInit().check(make_net({"0": 10.0, "1": 7.0, "2": 70.0, "3": 50.0, "4": 500.0}, DEEP, first=7)))
+        check("bad-init", make_net({"0": 10.0, "1": 7.0, "2": 70.0, "3": 50.0, "4": 500.0}, DEEP, first=7))
 
 
 def make_weights(norms: dict[str, float], facts: list[Parameter] | None = None, reached: float = 1.0) -> Record:
@@ -98,14 +97,14 @@ def make_weights(norms: dict[str, float], facts: list[Parameter] | None = None, 
 
 
 def test_layers_of_zeros_one_behind_the_other() -> None:
-    [found] = ask(SymmetricInit, make_weights({"0": 1.0, "2": 0.0, "4": 0.0}))
+    [found] = ask("symmetric-init", make_weights({"0": 1.0, "2": 0.0, "4": 0.0}))
     assert (found.site, found.line) == ("2:weight", "train.py:2")
     assert "are zero, and stay so" in found.message
 
 
 def test_a_single_layer_of_zeros_is_meant() -> None:
-    assert not ask(SymmetricInit, make_weights({"0": 1.0, "2": 1.0, "4": 0.0}))
-    assert not ask(SymmetricInit, make_weights({"a": 0.0, "mid": 1.0, "b": 0.0}))
+    assert not ask("symmetric-init", make_weights({"0": 1.0, "2": 1.0, "4": 0.0}))
+    assert not ask("symmetric-init", make_weights({"a": 0.0, "mid": 1.0, "b": 0.0}))
 
 
 def look(step: int, same: int) -> Parameter:
@@ -114,18 +113,18 @@ def look(step: int, same: int) -> Parameter:
 
 def test_rows_that_stay_the_same() -> None:
     net = {"0": 1.0, "2": 1.0}
-    [found] = ask(SymmetricInit, make_weights(net, [look(0, 16), look(1, 16), look(8, 16)]))
+    [found] = ask("symmetric-init", make_weights(net, [look(0, 16), look(1, 16), look(8, 16)]))
     assert (found.site, found.severity) == ("2:weight", "critical")
     assert "All 16 rows" in found.message
     assert "at step 8" in found.message
-    assert not ask(SymmetricInit, make_weights(net, [look(0, 16), look(1, 0), look(8, 0)]))  # a head of zeros
-    assert not ask(SymmetricInit, make_weights(net, [look(0, 2), look(1, 2), look(8, 2)]))  # padding rows
+    assert not ask("symmetric-init", make_weights(net, [look(0, 16), look(1, 0), look(8, 0)]))  # a head of zeros
+    assert not ask("symmetric-init", make_weights(net, [look(0, 2), look(1, 2), look(8, 2)]))  # padding rows
 
 
 def test_rows_that_get_no_gradient_do_not_learn_as_one() -> None:
     looks = [look(0, 16), look(1, 16), look(8, 16)]
-    assert not ask(SymmetricInit, make_weights({"0": 1.0, "2": 1.0}, looks, reached=0.0))
-    assert not ask(SymmetricInit, make_weights({"0": 1.0, "2": 0.0, "4": 0.0}, reached=0.0))
+    assert not ask("symmetric-init", make_weights({"0": 1.0, "2": 1.0}, looks, reached=0.0))
+    assert not ask("symmetric-init", make_weights({"0": 1.0, "2": 0.0, "4": 0.0}, reached=0.0))
 
 
 class Gated(nn.Module):

@@ -2,16 +2,6 @@ import math
 
 import pytest
 
-from retrograd.findings.detector import Detector
-from retrograd.findings.detectors.loss_chain import (
-    ActivationOnLogits,
-    BceOnLogits,
-    DropoutMisplaced,
-    NllOnProbabilities,
-    SigmoidBeforeLogitsLoss,
-    SoftmaxBeforeCrossEntropy,
-)
-from retrograd.findings.detectors.loss_sense import BoundedOutput
 from retrograd.findings.record import Record
 from retrograd.history.facts import Operations
 from tests.findings.by_hand import ask
@@ -32,7 +22,7 @@ def record(*between: str, loss: str = "cross_entropy", arguments: str = "dim=1")
 
 
 def test_softmax_twice() -> None:
-    [found] = ask(SoftmaxBeforeCrossEntropy, record("softmax"))
+    [found] = ask("softmax-before-cross-entropy", record("softmax"))
     assert (found.severity, found.site, found.line) == ("critical", "3", "train.py:31")
     least = -math.log(math.e / (math.e + 4))  # all of the probability on the right one of 5
     assert f"cannot fall below {least:.3g}" in found.message
@@ -41,40 +31,43 @@ def test_softmax_twice() -> None:
 @pytest.mark.parametrize(
     ("detector", "between", "loss", "severity"),
     [
-        (SoftmaxBeforeCrossEntropy, ("softmax", "view"), "cross_entropy", "critical"),
-        (SoftmaxBeforeCrossEntropy, ("sigmoid",), "cross_entropy", "warning"),
-        (ActivationOnLogits, ("relu",), "cross_entropy", "warning"),
-        (ActivationOnLogits, ("tanh", "view"), "cross_entropy", "warning"),
-        (BoundedOutput, ("relu",), "cross_entropy", "warning"),
-        (SoftmaxBeforeCrossEntropy, ("log_softmax",), "cross_entropy", "note"),
-        (BoundedOutput, ("tanh",), "cross_entropy", "warning"),
-        (SigmoidBeforeLogitsLoss, ("sigmoid", "sigmoid"), "binary_cross_entropy", "critical"),
-        (NllOnProbabilities, ("softmax",), "kl_div", "critical"),
-        (SigmoidBeforeLogitsLoss, ("sigmoid", "squeeze"), "binary_cross_entropy_with_logits", "critical"),
-        (BoundedOutput, ("relu",), "binary_cross_entropy_with_logits", "warning"),
-        (NllOnProbabilities, ("softmax",), "nll_loss", "critical"),
-        (NllOnProbabilities, (), "nll_loss", "critical"),
-        (BceOnLogits, (), "binary_cross_entropy", "critical"),
-        (BceOnLogits, ("clamp",), "binary_cross_entropy", "critical"),
-        (NllOnProbabilities, ("matmul", "add"), "nll_loss", "critical"),
-        (BceOnLogits, ("tanh",), "binary_cross_entropy", "critical"),
+        ("softmax-before-cross-entropy", ("softmax", "view"), "cross_entropy", "critical"),
+        ("softmax-before-cross-entropy", ("sigmoid",), "cross_entropy", "warning"),
+        ("activation-on-logits", ("relu",), "cross_entropy", "warning"),
+        ("activation-on-logits", ("tanh", "view"), "cross_entropy", "warning"),
+        ("softmax-before-cross-entropy", ("log_softmax",), "cross_entropy", "note"),
+        ("sigmoid-before-bce-with-logits", ("sigmoid", "sigmoid"), "binary_cross_entropy", "critical"),
+        ("nll-on-probabilities", ("softmax",), "kl_div", "critical"),
+        ("sigmoid-before-bce-with-logits", ("sigmoid", "squeeze"), "binary_cross_entropy_with_logits", "critical"),
+        ("relu-on-output", ("relu",), "binary_cross_entropy_with_logits", "warning"),
+        ("nll-on-probabilities", ("softmax",), "nll_loss", "critical"),
+        ("nll-on-probabilities", (), "nll_loss", "critical"),
+        ("bce-on-logits", (), "binary_cross_entropy", "critical"),
+        ("bce-on-logits", ("clamp",), "binary_cross_entropy", "critical"),
+        ("nll-on-probabilities", ("matmul", "add"), "nll_loss", "critical"),
+        ("bce-on-logits", ("tanh",), "binary_cross_entropy", "critical"),
     ],
 )
-def test_what_a_loss_must_not_be_given(
-    detector: type[Detector], between: tuple[str, ...], loss: str, severity: str
-) -> None:
+def test_what_a_loss_must_not_be_given(detector: str, between: tuple[str, ...], loss: str, severity: str) -> None:
     assert [each.severity for each in ask(detector, record(*between, loss=loss))] == [severity]
 
 
 def test_where_something_is_missing_it_is_the_line_of_the_loss() -> None:
-    assert [each.line for each in ask(NllOnProbabilities, record(loss="nll_loss"))] == ["train.py:31"]
-    assert [each.line for each in ask(NllOnProbabilities, record("softmax", loss="nll_loss"))] == ["train.py:31"]
+    assert [each.line for each in ask("nll-on-probabilities", record(loss="nll_loss"))] == ["train.py:31"]
+    assert [each.line for each in ask("nll-on-probabilities", record("softmax", loss="nll_loss"))] == ["train.py:31"]
     added = record("matmul", "add", loss="nll_loss")
-    assert [each.line for each in ask(NllOnProbabilities, added)] == ["train.py:33"]
+    assert [each.line for each in ask("nll-on-probabilities", added)] == ["train.py:33"]
 
 
 @pytest.mark.parametrize(
-    "detector", [SoftmaxBeforeCrossEntropy, SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, BoundedOutput]
+    "detector",
+    [
+        "softmax-before-cross-entropy",
+        "sigmoid-before-bce-with-logits",
+        "nll-on-probabilities",
+        "bce-on-logits",
+        "relu-on-output",
+    ],
 )
 @pytest.mark.parametrize(
     ("between", "loss"),
@@ -91,22 +84,22 @@ def test_where_something_is_missing_it_is_the_line_of_the_loss() -> None:
         (("softmax",), "mse_loss"),
     ],
 )
-def test_what_losses_are_made_for(detector: type[Detector], between: tuple[str, ...], loss: str) -> None:
+def test_what_losses_are_made_for(detector: str, between: tuple[str, ...], loss: str) -> None:
     assert not ask(detector, record(*between, loss=loss))
 
 
 def test_dropout_of_outputs() -> None:
-    [found] = ask(DropoutMisplaced, record("dropout", arguments="p=0.3, training=True"))
+    [found] = ask("dropout-misplaced", record("dropout", arguments="p=0.3, training=True"))
     assert (found.severity, found.line) == ("warning", "train.py:31")
     assert "(p = 0.3) is the last thing before cross_entropy, so 30%" in found.message
 
 
 def test_dropout_of_nearly_everything() -> None:
-    [found] = ask(DropoutMisplaced, record("dropout", "linear", arguments="p=0.95, training=True"))
+    [found] = ask("dropout-misplaced", record("dropout", "linear", arguments="p=0.95, training=True"))
     assert "drops 95%" in found.message
 
 
 def test_dropout_where_it_belongs() -> None:
-    assert not ask(DropoutMisplaced, record("dropout", "linear", arguments="p=0.5, training=True"))
-    assert not ask(DropoutMisplaced, record("dropout", arguments="p=0.0, training=True"))
-    assert not ask(DropoutMisplaced, record("dropout", arguments="p=0.5, training=False"))
+    assert not ask("dropout-misplaced", record("dropout", "linear", arguments="p=0.5, training=True"))
+    assert not ask("dropout-misplaced", record("dropout", arguments="p=0.0, training=True"))
+    assert not ask("dropout-misplaced", record("dropout", arguments="p=0.5, training=False"))

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from retrograd.findings.detectors.broken_graphs import FreedGraph, NoGraph, OverwrittenTensor
-from retrograd.findings.detectors.missing_gradients import MissingGradient, NotOptimized
 from retrograd.findings.explain import explain
 from retrograd.findings.finding import Finding
 from retrograd.findings.record import Record
@@ -27,7 +25,7 @@ from tests import warm
 from tests.findings.by_hand import ask
 
 Between = Callable[[Any, Tensor], Tensor]
-ASKED = (MissingGradient, NotOptimized, NoGraph, FreedGraph, OverwrittenTensor)
+ASKED = ("missing-gradient", "not-optimized", "no-graph", "freed-graph", "overwritten")
 
 
 class Net(nn.Module):

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 import retrograd as rg
-from retrograd.findings.detectors.optimizers import BeforeChange, MadeAnew
 from retrograd.findings.explain import make_record as make_record_of
 from retrograd.findings.finding import Finding
 from retrograd.findings.record import CannotTell, Record
-from tests.findings.by_hand import ask, make_record, spread
+from tests.findings.by_hand import ask, check, make_record, spread
 from tests.findings.programs import make_calls, make_optimizer, make_program
 
 
@@ -20,7 +19,7 @@ def test_an_optimizer_for_each_update() -> None:
     calls = [
         each for k in range(1, 6) for each in make_calls([()] * k + [("backward", "step")], step={"about": f"Adam#{k}"})
     ]
-    [found] = ask(MadeAnew, make_program([*made, *calls]))
+    [found] = ask("optimizer-made-anew", make_program([*made, *calls]))
     assert (found.severity, found.line) == ("warning", "train.py:5")
     assert "Adam is made anew 5 times for the same parameters, at every update" in found.message
 
@@ -37,7 +36,7 @@ def test_more_optimizers_than_are_noted_one_by_one(every: int) -> None:
                 optimizer.zero_grad()
                 net(torch.randn(8, 4)).square().mean().backward()
                 optimizer.step()
-    [found] = ask(MadeAnew, make_record_of(recording))
+    [found] = ask("optimizer-made-anew", make_record_of(recording))
     often = "at every update" if every == 1 else "every 3 updates"
     assert f"Adam is made anew at least 50 times for the same parameters, {often}" in found.message
 
@@ -59,8 +58,8 @@ def _train_folds(set_back: str, updates: int, *, width: int = 12, is_closed: boo
                 optimizer.zero_grad()
                 (net(x) - x.sum(1, True).sin()).square().mean().backward()
                 optimizer.step()
-        found = ask(MadeAnew, make_record_of(recording))
-    return ask(MadeAnew, make_record_of(recording)) if is_closed else found
+        found = ask("optimizer-made-anew", make_record_of(recording))
+    return ask("optimizer-made-anew", make_record_of(recording)) if is_closed else found
 
 
 @pytest.mark.parametrize("updates", [5, 20])
@@ -82,7 +81,7 @@ def test_an_optimizer_made_anew_where_the_weights_are_known_at_some_updates_alon
                 net(torch.randn(8, 4)).square().mean().backward()
                 optimizer.step()
     with pytest.raises(CannotTell, match="the weights were not recorded"):
-        list(MadeAnew().check(make_record_of(recording)))
+        check("optimizer-made-anew", make_record_of(recording))
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
@@ -95,22 +94,22 @@ def test_an_optimizer_made_anew_has_as_many_updates_while_it_is_recorded(updates
 
 def test_an_optimizer_that_remembers_nothing() -> None:
     plain = [make_optimizer(f"SGD#{k}", momentum=0.0) for k in range(1, 6)]
-    assert [each.severity for each in ask(MadeAnew, make_program(plain))] == ["note"]
+    assert [each.severity for each in ask("optimizer-made-anew", make_program(plain))] == ["note"]
     heavy = [make_optimizer(f"SGD#{k}", momentum=0.9) for k in range(1, 6)]
-    assert [each.severity for each in ask(MadeAnew, make_program(heavy))] == ["warning"]
+    assert [each.severity for each in ask("optimizer-made-anew", make_program(heavy))] == ["warning"]
 
 
 def test_optimizers_of_other_parameters() -> None:
     models = [make_optimizer(f"Adam#{k}", names=[f"model{k}.0:weight"]) for k in range(1, 6)]
-    assert not ask(MadeAnew, make_program(models))
+    assert not ask("optimizer-made-anew", make_program(models))
     stages = [make_optimizer("Adam#1"), make_optimizer("Adam#2")]
-    assert not ask(MadeAnew, make_program(stages))
+    assert not ask("optimizer-made-anew", make_program(stages))
 
 
 def test_an_optimizer_of_parameters_that_were_replaced() -> None:
     sites = {"0:weight.grad": spread(1.0), "2:weight.grad": spread(1.0), "0:weight.update": spread(0.1)}
     record = make_record(range(4), lambda step: sites, facts=[make_optimizer(names=["0:weight"], unknown=1)])
-    [found] = ask(BeforeChange, record)
+    [found] = ask("optimizer-before-change", record)
     assert (found.severity, found.site, found.line) == ("critical", "2:weight", "train.py:5")
     assert "updates 1 tensor that no recorded model has, while 2:weight has gradients" in found.message
 
@@ -120,7 +119,7 @@ def test_parameters_of_which_nothing_is_wrong() -> None:
     every = make_optimizer(names=["0:weight", "2:weight"], unknown=3)
     frozen = make_optimizer(names=["0:weight"])
     for optimizer in (every, frozen):
-        assert not ask(BeforeChange, make_record(range(4), lambda step: sites, facts=[optimizer]))
+        assert not ask("optimizer-before-change", make_record(range(4), lambda step: sites, facts=[optimizer]))
 
 
 def _make_halves(later: float, gradient: float = 1.0, **group: Any) -> Record:
@@ -137,15 +136,15 @@ def _make_halves(later: float, gradient: float = 1.0, **group: Any) -> Record:
 
 
 def test_a_layer_that_is_replaced_while_training_goes_on() -> None:
-    [found] = ask(BeforeChange, _make_halves(0.0))
+    [found] = ask("optimizer-before-change", _make_halves(0.0))
     assert (found.severity, found.site, found.step, found.line) == ("critical", "2:weight", 10, "train.py:5")
     assert "2:weight has gradients and has not been updated any more since step 10" in found.message
 
 
 def test_a_layer_that_is_rightly_not_updated_any_more() -> None:
-    assert not ask(BeforeChange, _make_halves(0.1))
-    assert not ask(BeforeChange, _make_halves(0.0, gradient=0.0))
-    assert not ask(BeforeChange, _make_halves(0.0, lr=[0.1, 0.0]))
+    assert not ask("optimizer-before-change", _make_halves(0.1))
+    assert not ask("optimizer-before-change", _make_halves(0.0, gradient=0.0))
+    assert not ask("optimizer-before-change", _make_halves(0.0, lr=[0.1, 0.0]))
 
 
 def test_a_layer_that_is_frozen_while_training_goes_on() -> None:
@@ -158,4 +157,4 @@ def test_a_layer_that_is_frozen_while_training_goes_on() -> None:
             optimizer.zero_grad()
             net(torch.randn(6, 4)).square().mean().backward()
             optimizer.step()
-    assert not ask(BeforeChange, Record(recording.history))
+    assert not ask("optimizer-before-change", Record(recording.history))

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from retrograd.findings.detector import Detector
 from retrograd.findings.detectors import DETECTORS
+from retrograd.findings.entry import Entry
 
-_PAGE = """<!-- Made by docs/make_findings.py; change the detectors' words, not this page. -->
+_PAGE = """<!-- Made by docs/make_findings.py; change the tables beside the detectors, not this page. -->
 
 # What is found
 
@@ -38,12 +39,12 @@ def describe_findings() -> str:
     return _PAGE.format(contents=_list_contents(DETECTORS), sections="".join(map(_describe, DETECTORS)))
 
 
-def _list_contents(detectors: Iterable[type[Detector]]) -> str:
+def _list_contents(detectors: Iterable[Detector]) -> str:
     return "".join(f"- [{each.slug}](#{each.slug}): {_escape(each.words.says)}\n" for each in detectors)
 
 
-def _describe(detector: type[Detector]) -> str:
-    words = detector.words
+def _describe(detector: Detector) -> str:
+    words, refute = detector.words, detector.row.refute if isinstance(detector, Entry) else ""
     slugs = {each.slug for each in DETECTORS}
     named = [f"[{each}](#{each})" for each in detector.explains if each in slugs]
     explained = ", ".join([*named, *(["all notes"] if "*" in detector.explains else [])])
@@ -51,9 +52,9 @@ def _describe(detector: type[Detector]) -> str:
         ("threshold", _escape(words.threshold)),
         ("source", _escape(words.source)),
         ("guard", _escape(words.guard)),
+        ("a false alarm if", _escape(refute)),
         ("repair", _escape(words.repair)),
         ("explains", explained),
-        ("asked", "" if detector.is_default else "only where it is named"),
     ]
     return _SECTION.format(
         slug=detector.slug,

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from retrograd.amounts import count_of
-from retrograd.findings.detectors.missing_gradients import MissingGradient
 from retrograd.findings.finding import SHOWN, Finding, Findings, list_grounds, list_place, tell_repair
 from retrograd.history.facts import OptimizerMade, read_facts
 from retrograd.history.history import History
@@ -47,7 +46,7 @@ def _describe(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace]) ->
 
 def _find_evidence(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace]) -> Mapping[str, Any] | None:
     """The site whose curves show it, None where the losses do, and of which steps; None where nothing does."""
-    rows = ungraded if finding.detector == MissingGradient.slug else ()
+    rows = ungraded if finding.detector == "missing-gradient" else ()
     site = next((f"{each.name}.grad" for each in rows if each.path == finding.site), None)
     site = site or _find_site(finding.site, scope)
     is_in_loss = (finding.step is not None or not finding.site) and len(scope.history.loss.steps) > 0
