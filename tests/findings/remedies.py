@@ -891,7 +891,7 @@ FAULTS = (
     ),
     Fault(
         "vanishing",
-        "Use ReLU or a kin in place of sigmoid",
+        "Use ReLU or a similar function in place of sigmoid",
         ((DEEP_LAYERS, DEEP_LAYERS.replace("ReLU", "Sigmoid")),),
         base=DEEP,
     ),

@@ -15,7 +15,7 @@ _PAGE = """<!-- Made by docs/make_findings.py; change the tables beside the dete
 The detectors that [`retrograd explain`](explaining.md) asks, in the order in which they are asked: what each says,
 when, and what keeps it from false alarms. *Explains* are the findings that are put under this one where both are true.
 
-Numbers that are *our own choice*, or *ours*, are round ones, and were measured on [the corpus of findings
+Thresholds that are *our own choice*, or *ours*, are round numbers, and were measured on [the corpus of findings
 ](../benchmarks/README.md#whether-findings-are-right-findings): with them none of its 49 healthy trainings alarms.
 
 {contents}

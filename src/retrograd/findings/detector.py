@@ -20,7 +20,7 @@ class Words:
     Attributes:
         says: what it says, in one sentence.
         example: a message that it gave.
-        threshold: what is held against what.
+        threshold: what is compared with what.
         source: where the threshold is from.
         guard: what keeps it from false alarms.
         repair: what to do.

@@ -79,7 +79,7 @@ def _tell_same(entry: Entry, record: Record, layer: Layer, looks: list[Buffer], 
         layer,
         f"The running statistics of {layer.path} ({layer.type}) are {'as good as ' if is_small else ''}the same at "
         f"step {looks[0].step} and at step {looks[-1].step}{why}, and eval mode will use them.",
-        Evidence("looks", len(looks), f"≥ 3, all with one digest, or momentum × steps < {HARDLY:g}"),
+        Evidence("sampled steps", len(looks), f"≥ 3, all with one digest, or momentum × steps < {HARDLY:g}"),
         "its momentum is larger" if is_small else "its buffers differ between two steps of training",
         "give it a larger momentum, as torch's 0.1."
         if is_small
@@ -109,7 +109,7 @@ def _tell_last(entry: Entry, record: Record, layer: Layer, momentum: float) -> F
         layer,
         f"The running statistics of {layer.path} ({layer.type}) are those of the last batch alone: a momentum of "
         f"{momentum:.2g} forgets all others.",
-        Evidence("momentum, by two looks and the batch between", momentum, f"> {LAST:g}"),
+        Evidence("momentum, by two sampled steps and the batch between", momentum, f"> {LAST:g}"),
         f"its momentum is below {LAST:g}",
         "give it a smaller momentum, as torch's 0.1: it is the part of the new batch.",
     )

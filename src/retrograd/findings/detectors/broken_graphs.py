@@ -150,12 +150,12 @@ def _tell_repair(record: Record, part: FreedPart | None) -> str:
     what = f"`{part.name}`" if part.name else "it"
     starved = [name for name in part.starves if name in record.once(ParameterGradients).held]
     if not part.leaves_something:
-        return f"compute {what} anew in each step: nothing is trained if it is detached."
+        return f"compute {what} again in each step: nothing is trained if it is detached."
     if starved:
         verb = "get" if len(starved) > 1 else "gets"
-        return f"compute {what} anew in each step: {list_names(starved)} {verb} no gradient from it if it is detached."
+        return f"compute {what} again in each step: {list_names(starved)} {verb} no gradient from it if it is detached."
     if part.is_made_once:
-        return f"compute {what} anew in each step; detach() it only if what it is made of is not to be trained."
+        return f"compute {what} again in each step; detach() it only if what it is made of is not to be trained."
     return ""
 
 

@@ -138,7 +138,7 @@ def step_before_backward(record: Record, entry: Entry) -> Iterator[Finding]:
             yield _describe_step_before_backward(entry, optimizer, early, len(updates))
         elif record.status == "finished" and len(record.optimizers) == 1 and _is_ahead(record.calls, updates):
             yield entry.finding(
-                f"{optimizer} steps at the begin of each round, from the gradient of the round before: the first "
+                f"{optimizer} steps at the start of each round, from the gradient of the round before: the first "
                 "update has none, and the last gradient is never used",
                 site=optimizer,
                 step=updates[0].step,

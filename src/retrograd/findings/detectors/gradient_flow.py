@@ -147,7 +147,7 @@ def vanishing(record: Record, entry: Entry) -> Iterator[Finding]:
         )
 
     is_flat = any(layer.type == "Sigmoid" for layer in record.once(Layers).listed)  # whose slope is 1/4 at most
-    first = "ReLU or a kin in place of sigmoid" if is_flat else "weights of variance 2/fan_in"
+    first = "ReLU or a similar function in place of sigmoid" if is_flat else "weights of variance 2/fan_in"
     return _find_course(record, entry, 1, describe, f"Use {first}, a norm after each layer, or a residual path.")
 
 

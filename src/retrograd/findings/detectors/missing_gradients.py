@@ -74,7 +74,7 @@ def _describe_missing_gradient(
     twin = _find_twin(record, gradients, root) if kind == "never called" else ""
     reason = f": {root} is never called, and {twin}, whose parameters have the same names, is in no optimizer"
     return entry.finding(
-        f"{list_names(names)} {verb}, in {steps} steps in which {list_names(list(trained), 1)} "
+        f"{list_names(names)} {verb} in {steps} steps, while {list_names(list(trained), 1)} "
         f"{'does' if len(trained) == 1 else 'do'}{reason if twin else _tell_reason(kind, lost, path)}",
         severity="note" if is_note else "warning",
         site=path,

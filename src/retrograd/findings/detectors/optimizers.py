@@ -36,7 +36,7 @@ def made_anew(record: Record, entry: Entry) -> Iterator[Finding]:
         often = _count_updates([counted.get(each.name, 0) for each in same])
         is_set_back = _is_set_back(record, same)
         if is_set_back is None and often > 1:
-            raise CannotTell("the weights were not recorded at the updates around those at which it was made anew")
+            raise CannotTell("the weights were not recorded at the updates around those at which it was created again")
         if not is_set_back:
             yield _describe(entry, same, often)
 
@@ -48,7 +48,7 @@ def _describe(entry: Entry, same: Sequence[OptimizerMade], often: int) -> Findin
     has_state = kind != "SGD" or any(group.get("momentum") for group in same[0].groups)
     lost = "so its momentum and averages never last" if has_state else "which is harmless, for it remembers nothing"
     return entry.finding(
-        f"{kind} is made anew {least}{len(same)} times for the same parameters{every}, {lost}",
+        f"{kind} is created again {least}{len(same)} times for the same parameters{every}, {lost}",
         severity="warning" if has_state else "note",
         site=same[0].name,
         step=same[1].step,

@@ -183,7 +183,7 @@ def _judge(scales: dict[int, float], skipped: set[int]) -> tuple[str, str]:
             "raise growth_interval of the GradScaler: after so many updates it raises the scale (2000 by default).",
         )
     return (
-        f"gradients overflow at a scale of {lowest:g} too",
+        f"gradients overflow even at a scale of {lowest:g}",
         "find the value that overflows, and compute it in float32 or bfloat16: no scale helps.",
     )
 

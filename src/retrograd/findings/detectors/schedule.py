@@ -154,7 +154,7 @@ def describe_collapse(
     how = ", which is stepped once per update" if _is_per_update(schedule, updates) else ""
     return entry.finding(
         f"The learning rate of {optimizer} has fallen from {rates.max():.3g} to {rates[since]:.3g} after {since} of "
-        f"{len(rates)} updates{by}{how}: hardly anything is learned after it",
+        f"{len(rates)} updates{by}{how}: hardly anything is learned after that",
         site=optimizer,
         step=updates[since].step,
         last_step=updates[-1].step,

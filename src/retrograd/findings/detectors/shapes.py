@@ -18,7 +18,7 @@ _PAIRWISE = frozenset({"sub", "rsub", "add", "mul", "mse_loss", "l1_loss", "smoo
 @family.detector("broadcast-loss")
 @first_operation
 def broadcast_loss(record: Record, chain: Chain, number: int, entry: Entry) -> Finding | None:
-    """Every output is held against every target."""
+    """Every output is compared with every target."""
     if not _broadcasts(chain, number):
         return None
     operation = chain.listed[number]
@@ -27,7 +27,7 @@ def broadcast_loss(record: Record, chain: Chain, number: int, entry: Entry) -> F
     long, short = ("output", "target") if is_output_long else ("target", "output")
     shape = list(chain.made(number)) if chain.name(number) not in LOSSES else [max(_plain(chain, number))] * 2
     return entry.finding(
-        f"{first} and {second} broadcast to {shape} in {chain.name(number)}, so each output is held against the "
+        f"{first} and {second} broadcast to {shape} in {chain.name(number)}, so each output is compared with the "
         "targets of all samples",
         site=operation.module,
         step=chain.step,

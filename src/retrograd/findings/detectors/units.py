@@ -19,10 +19,10 @@ from retrograd.history.matrix import Matrix
 family = Family(__name__)
 
 DEAD = 0.5
-"""Share of a layer's units from which on it is spoken of, where the loss does not fall."""
+"""Share of a layer's units from which on it is reported, where the loss does not fall."""
 
 MOST = 0.9
-"""Share of a layer's units from which on it is spoken of, where the loss falls."""
+"""Share of a layer's units from which on it is reported, where the loss falls."""
 
 LOOKS = 4
 """Looks, or steps, over which a unit must have been zero."""
@@ -37,7 +37,7 @@ ONE_HOT = 0.95
 """Σp² / Σp of a softmax from which on it picks one."""
 
 ALWAYS = 0.9
-"""Σp² / Σp from which on it is spoken of where the loss falls too, if it has been so at all looks."""
+"""Σp² / Σp from which on it is reported where the loss falls too, if it has been so in all sampled steps."""
 
 SHARP = 0.7
 """Σp² / Σp at the first steps, where it should be near to 1/n."""
@@ -51,7 +51,7 @@ class Dead:
         layer: which.
         dead, units: how many of how many.
         since: the first step since which they have been.
-        seen: at how many looks, or steps.
+        seen: in how many steps that was observed.
         state: how they have been: zero, or below zero before a ReLU that is not a module.
     """
 
@@ -83,10 +83,10 @@ def _tell_dead_units(entry: Entry, record: Record, found: list[Dead], bound: flo
     more = f", and so have those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
     whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
     began_so = worst.since <= record.steps[0]
-    start = "since the first step: they began so" if began_so else f"since step {worst.since}"
+    start = "since the first step: they were initialised that way" if began_so else f"since step {worst.since}"
     change = "Initialise the biases before it at 0" if began_so else "Lower the learning rate"
     return entry.finding(
-        f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for all samples {start}{more}.",
+        f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for every sample {start}{more}.",
         severity="critical" if worst.share == 1 else "warning",
         site=worst.layer.path,
         step=worst.since,
@@ -94,7 +94,7 @@ def _tell_dead_units(entry: Entry, record: Record, found: list[Dead], bound: flo
         line=worst.layer.line,
         evidence=[
             ("share of its units that are dead", worst.share, f"> {bound:g}"),
-            ("looks, or steps, at which they were", worst.seen, f"≥ {LOOKS}"),
+            ("steps in which this was observed", worst.seen, f"≥ {LOOKS}"),
         ],
         checked=[
             f"the layer is a {worst.layer.type}"
@@ -265,7 +265,7 @@ def _tell_attention_collapse(entry: Entry, record: Record, each: Sure, bound: fl
         last_step=record.last_step,
         line=each.line,
         evidence=[("Σp²/Σp", sure, f"≥ {bound:g}")],
-        checked=["it is not the last layer", tell_loss(record, "it was so at all looks")],
+        checked=["it is not the last layer", tell_loss(record, "it was so in all sampled steps")],
     )
 
 
@@ -318,12 +318,12 @@ def embedding_unused(record: Record, entry: Entry) -> Iterator[Finding]:
         last, path = listed[-1], name.rpartition(":")[0]
         if last.used == 1 and last.value >= 4 and len(listed) >= LOOKS and sum(e.samples for e in listed) >= SAMPLES:
             yield entry.finding(
-                f"Of the {last.value:.0f} rows of {path} one alone was looked up at all of {len(listed)} looks in "
-                f"{len(record.steps)} steps.",
+                f"Only one of the {last.value:.0f} rows of {path} was looked up in all of {len(listed)} sampled steps, "
+                f"of {len(record.steps)}.",
                 site=path,
                 step=listed[0].step,
                 last_step=last.step,
                 line=record.line_of(path),
                 evidence=[("rows looked up", last.used, "1")],
-                checked=[f"at {len(listed)} looks"],
+                checked=[f"in {len(listed)} sampled steps"],
             )
