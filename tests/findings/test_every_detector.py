@@ -48,7 +48,13 @@ ONE_THING = {"no permute or transpose made what it is given"}
 
 def list_checked() -> list[str]:
     """Texts in what detectors print as *checked*."""
-    tables = [text for each in DETECTORS if isinstance(each, Entry) for text in each.row.checked]
+    tables = [
+        text
+        for each in DETECTORS
+        if isinstance(each, Entry)
+        for grounds in each.row.grounds.values()
+        for text in grounds.checked
+    ]
     files = Path(retrograd.findings.detectors.__file__).parent.glob("*.py")
     nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
     values = (node.value for node in nodes if isinstance(node, ast.keyword) and node.arg in ("precondition", "checked"))

@@ -44,7 +44,7 @@ def _list_contents(detectors: Iterable[Detector]) -> str:
 
 
 def _describe(detector: Detector) -> str:
-    words, refute = detector.words, detector.row.refute if isinstance(detector, Entry) else ""
+    words, refute = detector.words, _list_refutes(detector) if isinstance(detector, Entry) else ""
     slugs = {each.slug for each in DETECTORS}
     named = [f"[{each}](#{each})" for each in detector.explains if each in slugs]
     explained = ", ".join([*named, *(["all notes"] if "*" in detector.explains else [])])
@@ -62,6 +62,10 @@ def _describe(detector: Detector) -> str:
         example=_escape(words.example),
         lines="\n".join(f"| {name} | {text} |" for name, text in lines if text),
     )
+
+
+def _list_refutes(entry: Entry) -> str:
+    return "; or ".join(each.refute for each in entry.row.grounds.values() if each.refute)
 
 
 def _escape(text: str) -> str:

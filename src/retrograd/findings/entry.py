@@ -21,22 +21,34 @@ Measured = Evidence | tuple[str, float | int | str] | tuple[str, float | int | s
 
 
 @dataclass(frozen=True, slots=True)
+class Grounds:
+    """What a table holds of one kind of finding.
+
+    Attributes:
+        checked: as ``precondition`` of :class:`Finding`.
+        refute, repair: as those of :class:`Finding`; its detector's repair where that is empty.
+    """
+
+    checked: tuple[str, ...] = ()
+    refute: str = ""
+    repair: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """What a table holds of a detector.
 
     Attributes:
         severity: of its findings, where the predicate does not decide.
         words: for the page of documentation; its repair is that of findings which have none of their own.
-        checked: as ``precondition`` of :class:`Finding`, where it is the same for all.
-        refute: as that of :class:`Finding`, where it is the same for all.
         explains: as that of :class:`Detector`.
+        grounds: of its findings, by their kind; empty for the usual one.
     """
 
     severity: Severity
     words: Words
-    checked: tuple[str, ...] = ()
-    refute: str = ""
-    explains: tuple[str, ...] = ()
+    explains: tuple[str, ...]
+    grounds: Mapping[str, Grounds]
 
 
 class Entry(Detector):
@@ -76,6 +88,7 @@ class Entry(Detector):
         self,
         message: str,
         *,
+        case: str = "",
         severity: Severity | None = None,
         evidence: Iterable[Measured] = (),
         checked: Iterable[str] = (),
@@ -85,17 +98,19 @@ class Entry(Detector):
 
         Args:
             message: one sentence.
+            case: which of the kinds of findings of this detector, by its name in the table; empty for the usual one.
             severity: how bad it is.
             evidence: the values that it rests on.
             checked: what was checked so that this is no false alarm.
             fields: ``span`` and ``repair`` as for :meth:`find`, and other fields of :class:`Finding`.
         """
+        grounds = self.row.grounds[case]
         return self.find(
             severity or self.row.severity,
             message,
             evidence=[each if isinstance(each, Evidence) else Evidence(*each) for each in evidence],
-            precondition=tuple(checked) or self.row.checked,
-            **{"refute": self.row.refute, **fields},
+            precondition=tuple(checked) or grounds.checked,
+            **{"refute": grounds.refute, "repair": grounds.repair, **fields},
         )
 
     def finding_at(self, record: Record, chain: Chain, number: int, message: str, **fields: Any) -> Finding:
@@ -149,17 +164,26 @@ class Family:
 
 
 _WORDS = ("says", "example", "threshold", "source", "guard", "repair")
+_USUAL = ("checked", "refute")
 
 
 def _read_row(row: Mapping[str, Any], groups: Mapping[str, list[str]], constants: Mapping[str, object]) -> Row:
     """Read a row; in ``explains`` the name of a group stands for all its members."""
     words = {name: text.format_map(constants) for name, text in row.items() if name in _WORDS}
-    fields: dict[str, Any] = {
-        name: tuple(each) if isinstance(each, list) else each for name, each in row.items() if name not in _WORDS
-    }
-    explained = (groups.get(each, [each]) for each in row.get("explains", ()))
-    fields["explains"] = tuple(slug for each in explained for slug in each)
-    return Row(words=Words(**words), **fields)
+    cases = {name: each for name, each in row.items() if isinstance(each, dict)}
+    usual = {name: each for name, each in row.items() if name in _USUAL}
+    fields = {name: each for name, each in row.items() if name not in (*_WORDS, *_USUAL, *cases)}
+    explained = (groups.get(each, [each]) for each in fields.pop("explains", ()))
+    return Row(
+        words=Words(**words),
+        explains=tuple(slug for each in explained for slug in each),
+        grounds={name: _read_grounds(each) for name, each in {"": usual, **cases}.items()},
+        **fields,
+    )
+
+
+def _read_grounds(given: Mapping[str, Any]) -> Grounds:
+    return Grounds(**{**given, "checked": tuple(given.get("checked", ()))})
 
 
 def first_operation(judge: JudgeOperation) -> Predicate:

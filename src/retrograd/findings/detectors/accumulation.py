@@ -92,12 +92,12 @@ def _describe_cleared(entry: Entry, optimizer: str, cleared: list[Update], among
     return entry.finding(
         f"{optimizer} is given cleared gradients: zero_grad is called between backward and step before "
         f"{len(cleared)} of {among} updates, so nothing is learned",
+        case="cleared",
         site=optimizer,
         span=cleared,
         line=call.line if call else "",
         evidence=[("updates from cleared gradients", len(cleared), f"> {MOSTLY:g} of {among}")],
         checked=[f"what is cleared are the parameters of {optimizer}"],
-        refute="parameters change from update to update by their gradients",
     )
 
 
@@ -107,12 +107,11 @@ def _describe_lost(entry: Entry, optimizer: str, lost: list[Update], among: int,
     return entry.finding(
         f"zero_grad is called between the micro-batches of {optimizer}: of {len(passes)} backward passes before "
         f"an update the gradients of {len(unused)} are cleared, though the loss is divided for their sum",
+        case="lost",
         site=optimizer,
         span=lost,
         line=next((call.line for call in lost[-1].before if clears(call, optimizer, record.optimizers)), ""),
         evidence=[("updates before which gradients are cleared unused", len(lost), f"> {MOSTLY:g} of {among}")],
-        checked=["the loss is divided, and the passes are from one line"],
-        refute="only the last micro-batch is meant to count",
     )
 
 

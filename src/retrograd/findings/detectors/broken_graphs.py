@@ -40,15 +40,11 @@ def _say_leaf(entry: Entry, record: Record, lost: LostGradient) -> Finding:
     return entry.finding(
         "Backward begins at a tensor that has no graph, so no parameter gets a gradient and nothing is trained: "
         f"{lost.sentence}",
+        case="leaf",
         step=call.step,
         last_step=record.last_step,
         line=lost.line,
         evidence=[("backward", call.line), ("parameters with a gradient", 0, "0 of all")],
-        checked=[
-            "what backward began from has no node",
-            "the gradient of each recorded parameter was looked at after backward, and each was None",
-        ],
-        refute="the .grad of some parameter is not None after backward()",
         repair=lost.repair,
     )
 
@@ -58,11 +54,10 @@ def _say_refused(entry: Entry, record: Record) -> Finding:
     reason, repair = _explain(record, lost)
     return entry.finding(
         f"The loss has no graph, so backward cannot run: {reason}",
+        case="refused",
         step=record.last_step or 0,
         line=lost.line if lost is not None else _find_blind_line(record) or record.crash.line,
         evidence=[("exception", record.crash.message[:160])],
-        checked=["torch has refused to run backward"],
-        refute="torch has raised for another tensor than the loss",
         repair=repair,
     )
 
@@ -243,13 +238,11 @@ def _describe_shared(entry: Entry, fact: SharedWrite) -> Finding:
     return entry.finding(
         f"{hook} writes in place into {about}: the gradient of {harmed}{more} is in the same memory, is changed "
         "with it, and is wrong",
+        case="shared",
         site=fact.name,
         step=fact.step,
         line=fact.hook_line or fact.line,
         evidence=[("gradients that are changed with it", fact.value, "> 0")],
-        checked=["their contents were compared before and after it ran, and nobody had used them yet"],
-        refute="the write is meant for those branches, too",
-        repair="return a new tensor (`return g * 0.1` for `g.mul_(0.1)`), and leave what is given as it is.",
     )
 
 
@@ -260,6 +253,7 @@ def _describe_pair(entry: Entry, fact: Unpacked) -> Finding:
         f"{count_of(fact.tensors, 'saved tensor')} `{fact.unpack}` returns values that differ from what "
         f"`{fact.pack}` was given, by {fact.value:.2g} of their size{written}; so the gradients are not those of "
         "the loss",
+        case="pair",
         step=fact.step,
         line=fact.line,
         evidence=[
@@ -267,9 +261,6 @@ def _describe_pair(entry: Entry, fact: Unpacked) -> Finding:
             ("pack", fact.pack_line or "unknown"),
         ],
         checked=[f"what pack was given and what unpack returned was compared at step {fact.step}"],
-        refute="the hooks are meant to return so rough an approximation",
-        repair="return from unpack what pack was given: store the argument of pack itself, or a copy of it, and "
-        "write into neither.",
     )
 
 
@@ -282,6 +273,7 @@ def _describe_seen(entry: Entry, fact: Overwrite, step: int | None) -> Finding:
     silent = "; torch does not notice, and the gradient is wrong" if fact.silent else ""
     return entry.finding(
         f"{what} that {fact.node} saved for backward{place}{saved} is overwritten {writer} before it is used{silent}",
+        case="seen",
         site=fact.name,
         step=step,
         line=fact.written_line or fact.saved_line,
@@ -291,7 +283,6 @@ def _describe_seen(entry: Entry, fact: Overwrite, step: int | None) -> Finding:
             ("saved at", fact.saved_line or "unknown"),
         ],
         checked=["the values are not those that were saved" if fact.silent else "torch has refused to use it"],
-        refute="the write puts the same values back before they are used",
         repair=_repair(fact.writer),
     )
 
@@ -308,6 +299,7 @@ def _describe_error(entry: Entry, record: Record, found: re.Match[str]) -> Findi
     return entry.finding(
         f"A tensor [{shape}] that backward needs{saved} was written to in place{wrote}: it is at version "
         f"{found['now']} and was saved at {found['then']}{hint}",
+        case="error",
         site=saver.module if saver is not None else record.crash.module,
         step=record.last_step,
         line=writer.line if writer is not None else saver.line if saver is not None else record.crash.line,
@@ -316,7 +308,6 @@ def _describe_error(entry: Entry, record: Record, found: re.Match[str]) -> Findi
             ("version when used", int(found["now"]), "≠"),
             ("backward", record.crash.line),
         ],
-        checked=["torch has refused to use it"],
         refute="" if writer is None else "another operation wrote to it, in a hook or in compiled code",
         repair=_repair(_name_step(step) if step is not None else ""),
     )

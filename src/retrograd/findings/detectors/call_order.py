@@ -140,12 +140,11 @@ def step_before_backward(record: Record, entry: Entry) -> Iterator[Finding]:
             yield entry.finding(
                 f"{optimizer} steps at the start of each round, from the gradient of the round before: the first "
                 "update has none, and the last gradient is never used",
+                case="ahead",
                 site=optimizer,
                 step=updates[0].step,
                 line=updates[0].call.line,
                 evidence=[("updates", len(updates), "one fewer than backward passes")],
-                checked=["the line of step is before those of forward and backward, and backward ran last"],
-                refute="the last backward pass serves another purpose",
             )
 
 
@@ -158,8 +157,6 @@ def _describe_step_before_backward(entry: Entry, optimizer: str, early: list[Upd
         span=early,
         line=early[0].call.line,
         evidence=[("updates before their backward pass", len(early), f"≥ {HABIT:.0%} of {among}")],
-        checked=["backward runs in between, and the forwards have grad mode on"],
-        refute="the gradients of the batch before are meant, as in a pipeline",
     )
 
 

@@ -208,12 +208,11 @@ def _tell_output(entry: Entry, record: Record, layer: Layer, factors: FloatArray
         f"Something multiplies the gradient behind {layer.site} by {factor:.3g}: the gradient of "
         f"{layer.path}:bias is "
         f"{factor:.3g} times the sum of the output's gradient, at the median of {len(factors)} steps.",
+        case="output",
         site=str(layer.site),
         span=record,
         line=layer.line,
         evidence=[("sum of the bias's gradient over the output's", factor, f"off 1 by {APART:g}")],
-        checked=["the factor is the same at four steps of five", "the sums do not cancel", "there is one rank"],
-        refute="without hooks the factor is the same",
     )
 
 
@@ -221,12 +220,11 @@ def _tell_weight(entry: Entry, record: Record, layer: Layer, shares: FloatArray)
     return entry.finding(
         f"Something makes the gradient of {layer.path}:weight small: it is {np.median(shares):.2g} of what the "
         "gradient of the bias and the layer's input say, at all steps.",
+        case="weight",
         site=f"{layer.path}:weight",
         span=record,
         line=layer.line,
         evidence=[("norm over ‖∂L/∂b‖·rms(x)·√fan_in", float(np.median(shares)), f"< {LOW:g}")],
-        checked=["it is so at all steps", "the input is not zero"],
-        refute="without hooks it is as small",
     )
 
 

@@ -113,8 +113,6 @@ def graph_leaks(record: Record, entry: Entry) -> Iterator[Finding]:
         last_step=end.step,
         line=made or (call.line if call else ""),
         evidence=[("graphs of earlier steps that are held", end.alive, "≥ 8, and rising")],
-        checked=["their number rises from look to look"],
-        refute="a later backward pass runs through them",
     )
 
 
@@ -129,14 +127,12 @@ def _describe_parts(entry: Entry, record: Record, looks: list[GraphSize]) -> Fin
     return entry.finding(
         f"Graphs are kept in part: of {end.parts} of the {end.looks} earlier graphs that were looked at, {what} is "
         f"still held at step {end.step}, so memory grows with every step",
+        case="parts",
         site=known.module,
         step=first.step,
         last_step=end.step,
         line=known.line or (call.line if call else ""),
         evidence=[("earlier graphs of which a part is held", end.parts, f"≥ {end.looks - 2}, ≥ 8")],
-        checked=["each of them was made for another pass, and no later pass runs through that part"],
-        refute="a later backward pass runs through it",
-        repair="keep x.detach() in place of what is collected (activations, parts of a loss).",
     )
 
 
@@ -147,13 +143,11 @@ def _describe_ring(entry: Entry, looks: list[GraphSize]) -> Finding:
     return entry.finding(
         f"{name}{where} keeps its output as ctx.{attribute}, and the output keeps ctx: neither is freed with the "
         "step, but when Python's garbage collector comes by, which does not know how much memory that is",
+        case="ring",
         step=known.step,
         last_step=looks[-1].step,
         line=known.ring_line,
         evidence=[("attribute of ctx", f"ctx.{attribute}", "has the node itself as its grad_fn")],
-        checked=["the node of the tensor that ctx holds is that of ctx"],
-        refute="the attribute is deleted in backward",
-        repair="save it by ctx.save_for_backward(output), which torch keeps without a ring.",
     )
 
 

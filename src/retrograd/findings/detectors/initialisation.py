@@ -92,13 +92,12 @@ def _tell_weights(entry: Entry, record: Record, gains: dict[str, float], how: st
     return entry.finding(
         f"{name} is too {how} at the start: its root mean square times √fan_in is {gain:.2g}{more}; 0.6 to 1.4 is "
         "usual.",
+        case="weights",
         site=name,
         step=0,
         last_step=0,
         line=record.line_of(name),
         evidence=[("root mean square times √fan_in", gain, bound), ("weights of this kind", len(gains))],
-        checked=["it is so before the first update", "the loss has not fallen by a tenth", "it is not an embedding"],
-        refute="with torch's own initialisation it trains no better",
     )
 
 
@@ -147,12 +146,6 @@ def _tell_bad_init(
             (f"root mean square at {last.site}", float(rms[large[-1]]), f"≥ {WIDE:g}"),
             ("loss before the first update", record.once(Training).initial),
         ],
-        checked=[
-            "it is so before the first update",
-            "the gain is a ratio: large inputs do not make it",
-            "biases are taken off",
-        ],
-        refute="with the weights of these layers divided by their gain it trains no better",
     )
 
 

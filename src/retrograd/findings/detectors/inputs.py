@@ -78,6 +78,7 @@ def _check_target(entry: Entry, record: Record) -> Iterator[Finding]:
     yield entry.finding(
         f"Targets are not scaled: outputs are within ±{output:.3g}, and they are off by {error[0]:.3g} in "
         f"{name_of(loss)}, so that the loss has hardly fallen ({training.initial:.3g} to {training.late:.3g})",
+        case="targets",
         site=loss.module,
         step=int(training.loss.steps[0]),
         last_step=record.last_step,
@@ -87,9 +88,6 @@ def _check_target(entry: Entry, record: Record) -> Iterator[Finding]:
             ("error at the end", error[1], f"> {FAR:g} times the outputs, and {FAR:g}"),
             ("largest output", output),
         ],
-        checked=["the loss is a mean of errors", "it has not fallen by a tenth"],
-        refute="training goes as badly with targets of unit scale",
-        repair="subtract the targets' mean and divide them by their standard deviation, and undo that on outputs.",
     )
 
 
@@ -106,8 +104,6 @@ def _describe(entry: Entry, name: str, listed: Sequence[Input], outcome: str) ->
             ("standard deviation", first.std, f"> {WIDE:g}, or the mean"),
             ("mean", first.value, f"> {WIDE:g} in magnitude, or the standard deviation"),
         ],
-        checked=["no normalisation stands before the first layer", "training does suffer"],
-        refute="training goes as badly with inputs of unit scale",
     )
 
 

@@ -208,8 +208,6 @@ def _tell_not_updated(entry: Entry, record: Record, names: list[str], steps: int
         last_step=record.last_step,
         line=record.line_of(names[0]) or record.optimizer_line,
         evidence=[("updates of zero with a gradient that is not", steps, f"≥ {FEWEST}, all of them")],
-        checked=["other parameters were changed", "the learning rate of its group is not zero"],
-        refute="its values differ between two steps",
         repair="Look at hooks of the optimizer, and at its step: there the gradient, or the update, is taken away.",
     )
 
@@ -241,13 +239,11 @@ def _tell_put_back(entry: Entry, record: Record, names: list[str]) -> Finding:
     return entry.finding(
         f"{list_names(names, 1)} are changed by each update and are the same again at the next step: something "
         "writes old values back.",
+        case="put-back",
         severity="critical",
         site=names[0],
         step=int(record.once(Training).updates.steps[0]),
         last_step=record.last_step,
         line=record.line_of(names[0]),
         evidence=[("parameters that are the same behind updates", len(names), f"bit for bit, at ≥ {PUT_BACK} looks")],
-        checked=["their updates are not zero"],
-        refute="their values differ between two steps",
-        repair="Look for what writes old values back behind the update: a copy, load_state_dict, an average.",
     )

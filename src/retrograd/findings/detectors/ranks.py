@@ -33,8 +33,6 @@ def ranks_disagree(record: Record, entry: Entry) -> Iterator[Finding]:
             step=first.step,
             rank=first.other,
             evidence=[("sites that differ", len(differing), "> 0")],
-            checked=["the recorder knows them to be copies"],
-            refute="the parameters are the same on both",
             repair="See what only one rank does: an update without a reduced gradient, or weights that were loaded.",
         )
         return
@@ -58,6 +56,7 @@ def _compare_weights(entry: Entry, record: Record) -> Iterator[Finding]:
         f"Ranks {ranks[0]} and {ranks[1]} train models that differ: in {len(apart)} of "
         f"{count_of(len(shared), 'parameter')}, "
         f"from step {begin} on{', though they began alike: gradients are not averaged' if drift else ''}.",
+        case="weights",
         severity="critical" if drift else "warning",
         site=name,
         step=begin,
@@ -65,9 +64,6 @@ def _compare_weights(entry: Entry, record: Record) -> Iterator[Finding]:
         rank=ranks[1],
         line=record.line_of(name),
         evidence=[("parameters that differ", len(apart) / len(shared), f"≥ {ALL:g} of those on both ranks")],
-        checked=["names and shapes are the same, and each rank holds the whole of them"],
-        refute="the ranks are meant to train models of their own",
-        repair="Wrap the model in DistributedDataParallel and call it, not its module.",
     )
 
 
@@ -109,13 +105,12 @@ def _compare_inputs(entry: Entry, record: Record) -> Iterator[Finding]:
         yield entry.finding(
             f"Ranks {ranks[0]} and {ranks[1]} have been given the same batches at all of {len(steps)} steps: the "
             "work of one is wasted.",
+            case="inputs",
             severity="warning",
             step=min(steps),
             last_step=max(steps),
             rank=ranks[1],
             evidence=[("steps with the same inputs", len(steps), f"≥ {ALIKE}, all of them")],
-            checked=["the inputs differ from step to step"],
-            refute="the targets of the ranks differ, or the model is split over them",
         )
 
 

@@ -99,12 +99,11 @@ def _find_groups(entry: Entry, optimizer: str, updates: list[Update], record: Re
             yield entry.finding(
                 f"The learning rate of {list_names(names, 1)} is 0 at all {len(updates)} updates of {optimizer}, "
                 "while that of its other groups is not",
+                case="groups",
                 site=names[0],
                 span=updates,
                 line=made.line if made else "",
                 evidence=[("highest learning rate of the group", 0.0, "0")],
-                checked=["other groups of the same optimizer have a learning rate"],
-                refute="these parameters are frozen on purpose",
             )
 
 
@@ -115,13 +114,12 @@ def _describe_zero(
     made = record.optimizers.get(optimizer)
     return entry.finding(
         f"The learning rate of {optimizer} is 0 at all {len(updates)} updates{whose}, so nothing is learned",
+        case="zero",
         severity="critical",
         site=optimizer,
         span=updates,
         line=schedule[0].line if schedule else made.line if made else updates[0].call.line,
         evidence=[("highest learning rate", 0.0, "0")],
-        checked=["the rates are those of all groups, as they were when the update was made"],
-        refute="parameters change from update to update",
     )
 
 
