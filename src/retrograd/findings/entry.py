@@ -27,11 +27,13 @@ class Grounds:
     Attributes:
         checked: as ``precondition`` of :class:`Finding`.
         refute, repair: as those of :class:`Finding`; its detector's repair where that is empty.
+        severity: how bad it is; None for that of its detector.
     """
 
     checked: tuple[str, ...] = ()
     refute: str = ""
     repair: str = ""
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +101,14 @@ class Entry(Detector):
         Args:
             message: one sentence.
             case: which of the kinds of findings of this detector, by its name in the table; empty for the usual one.
-            severity: how bad it is.
+            severity: how bad it is, where that is not always the same.
             evidence: the values that it rests on.
             checked: what was checked so that this is no false alarm.
             fields: ``span`` and ``repair`` as for :meth:`find`, and other fields of :class:`Finding`.
         """
         grounds = self.row.grounds[case]
         return self.find(
-            severity or self.row.severity,
+            severity or grounds.severity or self.row.severity,
             message,
             evidence=[each if isinstance(each, Evidence) else Evidence(*each) for each in evidence],
             precondition=tuple(checked) or grounds.checked,

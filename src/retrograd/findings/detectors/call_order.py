@@ -23,7 +23,7 @@ WITHOUT_OPTIMIZER = 20
 
 @family.detector("optimizer-never-steps")
 def never_steps(record: Record, entry: Entry) -> Iterator[Finding]:
-    """ParameterGradients are found, and never used."""
+    """Gradients are found, and never used."""
     calls = record.calls
     if not calls:
         raise CannotTell("no calls were recorded")
@@ -152,7 +152,6 @@ def _describe_step_before_backward(entry: Entry, optimizer: str, early: list[Upd
     return entry.finding(
         f"{optimizer} steps before backward: {len(early)} of {among} updates come between the forward and the "
         "backward pass of their batch",
-        severity="critical",
         site=optimizer,
         span=early,
         line=early[0].call.line,
@@ -182,7 +181,7 @@ def _is_early(update: Update) -> bool:
 
 @family.detector("step-too-seldom")
 def step_too_seldom(record: Record, entry: Entry) -> Iterator[Finding]:
-    """ParameterGradients are cleared before an update has used them."""
+    """Gradients are cleared before an update has used them."""
     found = record.updates_by_program()
     if len(by_optimizer(record.updates)) > 1:
         raise CannotTell("several optimizers take turns")

@@ -240,7 +240,6 @@ def _tell_put_back(entry: Entry, record: Record, names: list[str]) -> Finding:
         f"{list_names(names, 1)} are changed by each update and are the same again at the next step: something "
         "writes old values back.",
         case="put-back",
-        severity="critical",
         site=names[0],
         step=int(record.once(Training).updates.steps[0]),
         last_step=record.last_step,

@@ -106,7 +106,6 @@ def _compare_inputs(entry: Entry, record: Record) -> Iterator[Finding]:
             f"Ranks {ranks[0]} and {ranks[1]} have been given the same batches at all of {len(steps)} steps: the "
             "work of one is wasted.",
             case="inputs",
-            severity="warning",
             step=min(steps),
             last_step=max(steps),
             rank=ranks[1],

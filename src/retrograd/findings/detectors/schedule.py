@@ -115,7 +115,6 @@ def _describe_zero(
     return entry.finding(
         f"The learning rate of {optimizer} is 0 at all {len(updates)} updates{whose}, so nothing is learned",
         case="zero",
-        severity="critical",
         site=optimizer,
         span=updates,
         line=schedule[0].line if schedule else made.line if made else updates[0].call.line,
