@@ -201,7 +201,7 @@ class Findings(Sequence[Finding]):
         return self._only(each for each in self._found if each.detector == detector)
 
     def reach(self, severity: Severity) -> bool:
-        """Tell whether a finding, or one that it explains, is as severe as this, or worse."""
+        """Check whether a finding, or one that it explains, is as severe as this, or worse."""
         worst = SEVERITIES[: SEVERITIES.index(severity) + 1]
         waiting = list(self._found)
         while waiting:

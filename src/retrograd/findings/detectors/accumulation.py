@@ -204,7 +204,7 @@ def _most_common(losses: list[Event]) -> tuple[float, int]:
 
 
 def _is_doubled(losses: list[Event]) -> bool:
-    """Tell whether passes of one micro-batch begin from the same value that is not zero."""
+    """Check whether passes of one micro-batch begin from the same value that is not zero."""
     seen = Counter((event.moment.micro, event.value) for event in losses if event.value == event.value and event.value)
     return bool(seen) and max(seen.values()) > 1
 
@@ -256,7 +256,7 @@ def _is_of_gradients(site: str) -> bool:
 
 
 def _is_cut_for_it(update: Update, times: int) -> bool:
-    """Tell whether the sum of gradients was clipped to a norm that their mean does not reach."""
+    """Check whether the sum of gradients was clipped to a norm that their mean does not reach."""
     clips = [(call.value, number(call.details.get("max_norm"))) for call in update.named("clip_grad_norm_")]
     return any(most is not None and most < norm <= most * times for norm, most in clips)
 

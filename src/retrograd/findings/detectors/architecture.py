@@ -59,7 +59,7 @@ def find_pairs(chain: Chain) -> list[tuple[int, int]]:
 
 
 def _is_affine(chain: Chain) -> bool:
-    """Tell whether all that the model's outputs are made of is affine."""
+    """Check whether all that the model's outputs are made of is affine."""
     data = _list_data(chain)
     weights = [chain.name(each) for each in chain.of_outputs - data]
     return bool(data) and all(each in _OF_WEIGHTS for each in weights) and all(_is_affine_one(chain, e) for e in data)
@@ -84,7 +84,7 @@ def _is_affine_one(chain: Chain, number: int) -> bool:
 
 
 def _narrows(chain: Chain, before: int, behind: int) -> bool:
-    """Tell whether what lies between two layers is narrower than both what goes in and what comes out."""
+    """Check whether what lies between two layers is narrower than both what goes in and what comes out."""
     place = 1 if chain.name(before).startswith("conv") else -1
     sizes = [(chain.taken(before) or ()), chain.made(before), chain.made(behind)]
     if min(map(len, sizes)) < 2:

@@ -48,16 +48,16 @@ def _judge(entry: Entry, record: Record, layer: Layer, place: int) -> Finding | 
     looks = [each for each in record.buffers if each.name == f"{layer.path}:running_mean"]
     few = _count_values(record, layer)
     if 0 < few < FEW:
-        return _tell_few(entry, record, layer, few)
+        return _describe_few(entry, record, layer, few)
     if len({each.step for each in looks}) < 3:
         return None
     momentum = estimate_momentum(record, looks, place)
     if len({each.digest for each in looks}) == 1 or momentum * len(record.steps) < HARDLY:
         is_trained = _trains(record, layer.path, looks[0].step, looks[-1].step)
-        return _tell_same(entry, record, layer, looks, momentum) if is_trained else None
+        return _describe_same(entry, record, layer, looks, momentum) if is_trained else None
     if looks[0].digest != looks[-1].digest and _is_frozen(record, layer.path):
-        return _tell_frozen(entry, record, layer)
-    return _tell_last(entry, record, layer, momentum) if momentum > LAST else None
+        return _describe_frozen(entry, record, layer)
+    return _describe_last(entry, record, layer, momentum) if momentum > LAST else None
 
 
 def _count_values(record: Record, layer: Layer) -> float:
@@ -70,10 +70,10 @@ def _count_values(record: Record, layer: Layer) -> float:
     return float(np.median(rows["count"] / calls) / channels[0]) if len(channels) else 0.0
 
 
-def _tell_same(entry: Entry, record: Record, layer: Layer, looks: list[Buffer], momentum: float) -> Finding:
+def _describe_same(entry: Entry, record: Record, layer: Layer, looks: list[Buffer], momentum: float) -> Finding:
     is_small = momentum * len(record.steps) < HARDLY
     why = f": a momentum of {momentum:.2g} hardly updates them" if is_small else " though it trains"
-    return _tell(
+    return _describe(
         entry,
         record,
         layer,
@@ -88,9 +88,9 @@ def _tell_same(entry: Entry, record: Record, layer: Layer, looks: list[Buffer], 
     )
 
 
-def _tell_frozen(entry: Entry, record: Record, layer: Layer) -> Finding:
+def _describe_frozen(entry: Entry, record: Record, layer: Layer) -> Finding:
     part = layer.path.partition(".")[0]
-    return _tell(
+    return _describe(
         entry,
         record,
         layer,
@@ -102,8 +102,8 @@ def _tell_frozen(entry: Entry, record: Record, layer: Layer) -> Finding:
     )
 
 
-def _tell_last(entry: Entry, record: Record, layer: Layer, momentum: float) -> Finding:
-    return _tell(
+def _describe_last(entry: Entry, record: Record, layer: Layer, momentum: float) -> Finding:
+    return _describe(
         entry,
         record,
         layer,
@@ -115,8 +115,8 @@ def _tell_last(entry: Entry, record: Record, layer: Layer, momentum: float) -> F
     )
 
 
-def _tell_few(entry: Entry, record: Record, layer: Layer, few: float) -> Finding:
-    return _tell(
+def _describe_few(entry: Entry, record: Record, layer: Layer, few: float) -> Finding:
+    return _describe(
         entry,
         record,
         layer,
@@ -127,7 +127,7 @@ def _tell_few(entry: Entry, record: Record, layer: Layer, few: float) -> Finding
     )
 
 
-def _tell(
+def _describe(
     entry: Entry, record: Record, layer: Layer, text: str, evidence: Evidence, refute: str, repair: str
 ) -> Finding:
     return entry.finding(
@@ -154,7 +154,7 @@ def estimate_momentum(record: Record, looks: list[Buffer], place: int) -> float:
 
 
 def _is_frozen(record: Record, path: str) -> bool:
-    """Tell whether no weight of the outermost part that holds a module is trained, though others of the model are."""
+    """Check whether no weight of the outermost part that holds a module is trained, though others of the model are."""
     part = path.partition(".")[0]
     inside = {name: each for name, each in record.looks.items() if name.startswith((f"{part}.", f"{part}:"))}
     is_still = all(len({each.digest for each in listed}) == 1 < len(listed) for listed in inside.values())
@@ -164,7 +164,7 @@ def _is_frozen(record: Record, path: str) -> bool:
 
 
 def _trains(record: Record, path: str, first: int = 0, last: int | None = None) -> bool:
-    """Tell whether a module was in training mode, at some step before ``last`` and from ``first`` on.
+    """Check whether a module was in training mode, at some step before ``last`` and from ``first`` on.
 
     A mode lasts until its model's next one is noted. One that is taken back in the same step has been for a trial.
     """

@@ -114,8 +114,8 @@ def freed_graph(record: Record, entry: Entry) -> Iterator[Finding]:
     else:
         is_other = part is None and state is not None and not state[1]
         message = f"Backward ({said}) runs into the graph of an earlier {'pass' if is_other else 'step'}, which is "
-        message += f"freed: {_tell_part(part, state)}"
-        repair = _tell_repair(record, part)
+        message += f"freed: {_describe_part(part, state)}"
+        repair = _describe_repair(record, part)
     yield entry.finding(
         message,
         site=record.crash.module,
@@ -126,7 +126,7 @@ def freed_graph(record: Record, entry: Entry) -> Iterator[Finding]:
     )
 
 
-def _tell_part(part: FreedPart | None, state: tuple[str, str] | None) -> str:
+def _describe_part(part: FreedPart | None, state: tuple[str, str] | None) -> str:
     """What was handed over: the operation that takes it, the variable that holds it, or its node at least."""
     if part is None:
         return state[0] if state else "something made in that step is used again without detach()"
@@ -138,7 +138,7 @@ def _tell_part(part: FreedPart | None, state: tuple[str, str] | None) -> str:
     return state[0] if state else f"what {part.node} made in that step is used again"
 
 
-def _tell_repair(record: Record, part: FreedPart | None) -> str:
+def _describe_repair(record: Record, part: FreedPart | None) -> str:
     """Empty for that of the detector: what is carried over is detached, if all that is trained is trained then."""
     if part is None:
         return ""
@@ -357,7 +357,7 @@ def _name_step(call: Call | None) -> str:
 
 
 def is_written(operation: Operation) -> bool:
-    """Tell whether an operation writes into what it is given."""
+    """Check whether an operation writes into what it is given."""
     name = operation.name
     in_place = name.endswith("_") and not name.endswith("__")
     by_name = name in ("setitem", "__setitem__") or re.fullmatch(r"__i[a-z]+__", name)
@@ -380,7 +380,7 @@ def _find_writer(record: Record, found: re.Match[str], shape: str) -> Operation 
 
 
 def _is_made_by(chain: Chain, operation: Operation, maker: str) -> bool:
-    """Tell whether what it wrote to is made by a node of this kind, or it made that node itself."""
+    """Check whether what it wrote to is made by a node of this kind, or it made that node itself."""
     first = operation.operands[0] if operation.operands else -1
     nodes = {operation.node, chain.listed[first].node if first >= 0 else ""}
     return any(node and node.removesuffix("0").removesuffix("Backward") == _kind(maker) for node in nodes)

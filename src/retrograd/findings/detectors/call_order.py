@@ -72,7 +72,7 @@ def _describe_never_steps(
 
 
 def _may_change(record: Record) -> bool:
-    """Tell whether parameters are changed by hand; that counts steps, too, as clearing of gradients does."""
+    """Check whether parameters are changed by hand; that counts steps, too, as clearing of gradients does."""
     return (record.last_step or 0) > 0 if record.is_changed is None else record.is_changed
 
 
@@ -120,7 +120,7 @@ def _describe_backward_never_called(entry: Entry, updates: list[Update], why: st
 
 
 def is_without_gradient(record: Record, optimizer: str) -> bool:
-    """Tell whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
+    """Check whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
     gradients = record.once(ParameterGradients)
     made = record.optimizers.get(optimizer)
     names = set(made.parameters) if made else set()
@@ -160,7 +160,7 @@ def _describe_step_before_backward(entry: Entry, optimizer: str, early: list[Upd
 
 
 def _is_ahead(calls: list[Call], updates: list[Update]) -> bool:
-    """Tell whether the program ends with a backward pass without an update, and its step stands before its forward."""
+    """Check whether the program ends with a backward pass without an update, and its step stands before its forward."""
     passes = [call for call in calls if call.name == "backward"]
     forwards = [call for update in updates for call in update.named("forward") if call.details.get("grad")]
     lines = {call.line for call in (*passes, *forwards)}

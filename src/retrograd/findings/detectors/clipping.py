@@ -66,7 +66,7 @@ def clip_before_backward(record: Record, entry: Entry) -> Iterator[Finding]:
 
 
 def _is_misplaced(update: Update) -> bool:
-    """Tell whether something is clipped, but nothing behind the last backward pass."""
+    """Check whether something is clipped, but nothing behind the last backward pass."""
     behind = update.after_last("backward")
     return bool(update.named(*CLIPS)) and not any(call.name in CLIPS for call in behind)
 
@@ -125,7 +125,7 @@ def clip_other_parameters(record: Record, entry: Entry) -> Iterator[Finding]:
 
 
 def _has_gradients(record: Record) -> bool:
-    """Tell whether gradients of parameters are other than zero at most steps."""
+    """Check whether gradients of parameters are other than zero at most steps."""
     gradients = record.numbers([(site,) for site in record.of_kind("parameter", "grad")], ("abs_max",))
     return any((found.of["abs_max"] > 0).mean() > HABIT for (found,) in gradients if len(found.steps))
 

@@ -137,7 +137,7 @@ def failed(record: Record, entry: Entry) -> Iterator[Finding]:
         meaning, repair = explain_error(crash.message)
     where = f" in {crash.module}" if crash.module else ""
     when = f" at step {record.last_step}" if record.last_step is not None else ""
-    during = _tell_pass(crash) if crash.in_backward else ""
+    during = _describe_pass(crash) if crash.in_backward else ""
     said = f"{crash.kind}: {shorten(crash.message)}"
     yield entry.finding(
         f"The run died{when}{where}{during}: {f'{meaning} ({said})' if meaning else said}",
@@ -149,7 +149,7 @@ def failed(record: Record, entry: Entry) -> Iterator[Finding]:
     )
 
 
-def _tell_pass(crash: Crash) -> str:
+def _describe_pass(crash: Crash) -> str:
     """Name the backward pass, or the backward of a Function that the program has written."""
     function = crash.node.removesuffix("Backward")
     return f", in the backward of {function}" if function != crash.node else ", in backward"
@@ -189,7 +189,7 @@ def explain_shapes(record: Record) -> tuple[str, str]:
 
 
 def _is_of_layer(record: Record, weight: tuple[int, int]) -> bool:
-    """Tell whether the module that has raised has a weight of this shape; by its class where no weight was seen."""
+    """Check whether the module that has raised has a weight of this shape; by its class where no weight was seen."""
     looks = record.looks.get(f"{record.crash.module}:weight")
     return looks[0].shape == weight if looks else record.type_of(record.crash.module) == "Linear"
 

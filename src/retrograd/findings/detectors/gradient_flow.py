@@ -59,7 +59,7 @@ class Stack(NamedTuple):
         return float(10 ** (-self.decades / (len(self.norms) - 1)))
 
     def is_steady(self) -> bool:
-        """Tell whether most neighbours go the way of the whole, and no single one makes it."""
+        """Check whether most neighbours go the way of the whole, and no single one makes it."""
         ways = np.diff(np.log10(self.norms)) * np.sign(self.decades)
         largest = np.max(ways, initial=0.0)
         return bool((ways > 0.05).mean() >= STEADY and largest < 0.6 * abs(self.decades))
@@ -194,15 +194,15 @@ def hooks_scale(record: Record, entry: Entry) -> Iterator[Finding]:
     weighing = [layer for layer in layers if layer.weighs]
     for layer, factors in zip(weighing, compare_sums(record, weighing), strict=True):
         if len(factors) >= LEAST_STEPS and _is_off(factors):
-            yield _tell_output(entry, record, layer, factors)
+            yield _describe_output(entry, record, layer, factors)
             return
         shares = compare_norms(record, layer) if layer is first else np.empty(0)
         if len(shares) >= 10 and shares.max() < LOW:
-            yield _tell_weight(entry, record, layer, shares)
+            yield _describe_weight(entry, record, layer, shares)
             return
 
 
-def _tell_output(entry: Entry, record: Record, layer: Layer, factors: FloatArray) -> Finding:
+def _describe_output(entry: Entry, record: Record, layer: Layer, factors: FloatArray) -> Finding:
     factor = float(np.median(factors))
     return entry.finding(
         f"Something multiplies the gradient behind {layer.site} by {factor:.3g}: the gradient of "
@@ -216,7 +216,7 @@ def _tell_output(entry: Entry, record: Record, layer: Layer, factors: FloatArray
     )
 
 
-def _tell_weight(entry: Entry, record: Record, layer: Layer, shares: FloatArray) -> Finding:
+def _describe_weight(entry: Entry, record: Record, layer: Layer, shares: FloatArray) -> Finding:
     return entry.finding(
         f"Something makes the gradient of {layer.path}:weight small: it is {np.median(shares):.2g} of what the "
         "gradient of the bias and the layer's input say, at all steps.",

@@ -59,7 +59,7 @@ def _find_slope(looks: list[GraphSize], by: str) -> float | None:
     return float(slope) if np.abs(nodes - (begin + slope * times)).max() <= 0.1 * nodes[-1] else None
 
 
-def _tell_when(look: GraphSize, *, is_within: bool) -> str:
+def _describe_when(look: GraphSize, *, is_within: bool) -> str:
     return f"in pass {look.moment.micro} of step {look.step}" if is_within else f"at step {look.step}"
 
 
@@ -77,8 +77,8 @@ def graph_grows(record: Record, entry: Entry) -> Iterator[Finding]:
     state = next((found for chain in later if (found := tell_carried(record, chain))), None)
     yield entry.finding(
         f"The graph grows by {slope:.0f} nodes a {'pass' if within else 'step'}: backward ran through "
-        f"{nodes[0]:.0f} nodes {_tell_when(looks[0], is_within=bool(within))} and {nodes[-1]:.0f} "
-        f"{_tell_when(looks[-1], is_within=bool(within))}, so something is carried over without detach"
+        f"{nodes[0]:.0f} nodes {_describe_when(looks[0], is_within=bool(within))} and {nodes[-1]:.0f} "
+        f"{_describe_when(looks[-1], is_within=bool(within))}, so something is carried over without detach"
         f"{f': {state[0]}' if state else ''}",
         step=looks[1].step,
         last_step=looks[-1].step,
@@ -152,7 +152,7 @@ def _describe_ring(entry: Entry, looks: list[GraphSize]) -> Finding:
 
 
 def _are_parts_kept(looks: list[GraphSize]) -> bool:
-    """Tell whether a part of all graphs is held, but for two, at each of the last looks."""
+    """Check whether a part of all graphs is held, but for two, at each of the last looks."""
     last = looks[-3:]
     return looks[-1].parts >= 8 and all(each.parts >= each.looks - 2 for each in last)
 

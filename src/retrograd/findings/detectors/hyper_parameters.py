@@ -46,7 +46,7 @@ def weight_decay_dominates(record: Record, entry: Entry) -> Iterator[Finding]:
         share = _measure_share(record, group, lines, weights, changes)
         weights = weights[:until]
         if share > HALF and np.min(weights) < SHRUNK * weights[0]:
-            yield _tell_weight_decay_dominates(entry, record, name, group, share, weights)
+            yield _describe_weight_decay_dominates(entry, record, name, group, share, weights)
             return
 
 
@@ -74,7 +74,7 @@ def _measure_share(
     return float(np.median(decay * norms[:size] / (decay * norms[:size] + gradients[:size])))
 
 
-def _tell_weight_decay_dominates(
+def _describe_weight_decay_dominates(
     entry: Entry, record: Record, name: str, group: dict[str, Any], share: float, weights: FloatArray
 ) -> Finding:
     updates = record.once(Training).updates
@@ -112,7 +112,7 @@ def adam_epsilon(record: Record, entry: Entry) -> Iterator[Finding]:
         small = np.isfinite(size) and rate > 0 and epsilon > 10 * size and moved < SHARE * rate
         is_odd = epsilon >= 0.1 and moved < 0.02 * rate  # said where the loss falls, too
         if small and (is_odd or not record.once(Training).fell):
-            yield _tell_adam_epsilon(entry, record, name, epsilon, size, moved / rate)
+            yield _describe_adam_epsilon(entry, record, name, epsilon, size, moved / rate)
             return
 
 
@@ -127,7 +127,9 @@ def _measure(record: Record, names: set[str]) -> tuple[float, float]:
     return median(gradients), median(moved)
 
 
-def _tell_adam_epsilon(entry: Entry, record: Record, name: str, epsilon: float, size: float, share: float) -> Finding:
+def _describe_adam_epsilon(
+    entry: Entry, record: Record, name: str, epsilon: float, size: float, share: float
+) -> Finding:
     return entry.finding(
         f"ε of {name} is {epsilon:g}, and its gradients are {size:.2g}: updates are {share:.2g} of the learning rate.",
         site=name,
@@ -151,7 +153,7 @@ def momentum(record: Record, entry: Entry) -> Iterator[Finding]:
     for name, group in record.once(Training).groups():
         said = _judge(group)
         if said and (said[2].startswith("> √") or not _settles(record)):
-            yield _tell_momentum(entry, record, name, *said)
+            yield _describe_momentum(entry, record, name, *said)
             return
 
 
@@ -169,7 +171,7 @@ def _judge(group: dict[str, Any]) -> tuple[str, float, str] | None:
 
 
 def _settles(record: Record) -> bool:
-    """Tell whether the loss ends near its lowest, with no swing up on the way."""
+    """Check whether the loss ends near its lowest, with no swing up on the way."""
     loss = record.once(Training).loss.values
     if len(loss) < 10 or not np.isfinite(loss).all():
         return False
@@ -177,7 +179,7 @@ def _settles(record: Record) -> bool:
     return record.once(Training).fell and parts[-1] <= 1.1 * min(parts)
 
 
-def _tell_momentum(entry: Entry, record: Record, name: str, what: str, value: float, bound: str) -> Finding:
+def _describe_momentum(entry: Entry, record: Record, name: str, what: str, value: float, bound: str) -> Finding:
     memory = "all gradients, ever more" if value >= 1 else f"the gradients of {1 / (1 - value):.0f} steps"
     lasts = f"it adds up {memory}, and {len(record.steps)} were recorded"
     settles = "are the betas swapped?" if bound.startswith("> √") else "the loss does not settle"

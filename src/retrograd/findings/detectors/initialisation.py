@@ -59,7 +59,7 @@ def bad_init(record: Record, entry: Entry) -> Iterator[Finding]:
     gains = measure_gains(record, layers, np.maximum(rms - _bias_rms(record, layers), 0.0))
     large = [k for k in range(len(layers)) if gains[k] >= GAIN and layers[k].weighs]
     if _grows(layers, rms, large) or (large and _matters(record, layers, rms, large)):
-        yield _tell_bad_init(entry, record, layers, rms, gains, large)
+        yield _describe_bad_init(entry, record, layers, rms, gains, large)
     else:
         yield from _judge_weights(entry, record)
 
@@ -79,14 +79,14 @@ def _judge_weights(entry: Entry, record: Record) -> Iterator[Finding]:
         if gain >= (HUGE_AGAIN if "weight_hh" in name else HUGE) and name.rpartition(":")[0] not in seen
     }
     if len(small) >= 2 and len(small) >= (len(gains) + len(rows)) / 2:
-        yield _tell_weights(entry, record, small, "small", f"≤ {TINY:g}")
+        yield _describe_weights(entry, record, small, "small", f"≤ {TINY:g}")
     elif large:
-        yield _tell_weights(
+        yield _describe_weights(
             entry, record, large, "large", f"≥ {HUGE:g}, {HUGE_AGAIN:g} of what is multiplied again and again"
         )
 
 
-def _tell_weights(entry: Entry, record: Record, gains: dict[str, float], how: str, bound: str) -> Finding:
+def _describe_weights(entry: Entry, record: Record, gains: dict[str, float], how: str, bound: str) -> Finding:
     name, gain = next(iter(gains.items()))
     more = f", and so are {count_more(len(gains) - 1, 'weight')}" if len(gains) > 1 else ""
     return entry.finding(
@@ -118,7 +118,7 @@ def _loses_much(record: Record) -> bool:
     return classes > 0 and record.once(Training).initial > 3 * np.log(max(classes, 2))
 
 
-def _tell_bad_init(
+def _describe_bad_init(
     entry: Entry, record: Record, layers: list[Layer], rms: FloatArray, gains: FloatArray, large: list[int]
 ) -> Finding:
     first, last = layers[large[0]], layers[large[-1]]
@@ -216,7 +216,7 @@ def symmetric_init(record: Record, entry: Entry) -> Iterator[Finding]:
     if same:
         looks, gradient = next(iter(same.values()))
         steps = [each.step for each in looks]
-        yield _tell_symmetric_init(
+        yield _describe_symmetric_init(
             entry,
             record,
             list(same),
@@ -229,7 +229,7 @@ def symmetric_init(record: Record, entry: Entry) -> Iterator[Finding]:
         count = len(record.once(Training).updates.steps)
         how = "are zero, and stay so: neither layer lets a gradient through to the other"
         checked = f"none of {count} updates changed them, and a gradient comes to the last of them"
-        yield _tell_symmetric_init(entry, record, zero, "All weights", how, checked)
+        yield _describe_symmetric_init(entry, record, zero, "All weights", how, checked)
 
 
 def _find_same(record: Record) -> dict[str, tuple[list[Parameter], float]]:
@@ -245,7 +245,7 @@ def _find_same(record: Record) -> dict[str, tuple[list[Parameter], float]]:
 
 
 def _is_updated(record: Record, name: str, first: int, last: int) -> bool:
-    """Tell whether an update changed a parameter between two looks at it; yes where no update of it is known."""
+    """Check whether an update changed a parameter between two looks at it; yes where no update of it is known."""
     if not record.of_kind("parameter", "update"):
         return True
     updates = record.once(Training).updates
@@ -269,7 +269,9 @@ def _find_zero(record: Record) -> list[str]:
     return [f"{path}:weight" for path in dict.fromkeys(chain(*pairs))]
 
 
-def _tell_symmetric_init(entry: Entry, record: Record, names: list[str], what: str, how: str, checked: str) -> Finding:
+def _describe_symmetric_init(
+    entry: Entry, record: Record, names: list[str], what: str, how: str, checked: str
+) -> Finding:
     more = f" and of {count_more(len(names) - 1, 'weight')}" if len(names) > 1 else ""
     return entry.finding(
         f"{what} of {names[0]}{more} {how}.",

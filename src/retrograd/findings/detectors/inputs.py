@@ -124,7 +124,7 @@ def _largest_outputs(record: Record) -> float | None:
 
 
 def _is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:
-    """Tell whether an affine layer takes what the model was given, in another shape at most."""
+    """Check whether an affine layer takes what the model was given, in another shape at most."""
     for chain in chains[:1]:
         for number in range(len(chain)):
             if chain.name(number) in AFFINE and chain.maker(number, 0, VIEWS) < 0:
@@ -161,7 +161,7 @@ def guessing_loss(record: Record) -> float:
 
 
 def _is_called_again(record: Record) -> bool:
-    """Tell whether at most steps a model is called several times with gradients before a backward pass."""
+    """Check whether at most steps a model is called several times with gradients before a backward pass."""
     again = steps = 0
     for _, calls in record.calls_by_step():
         first = next((place for place, call in enumerate(calls) if call.name == "backward"), len(calls))

@@ -59,7 +59,7 @@ def learning_rate_too_high(record: Record, entry: Entry) -> Iterator[Finding]:
         first = _find_huge(record, before)
         checked = [f"several updates were of {HUGE:g} times the norm of the weights or more"]
     if first is not None:
-        yield _tell_learning_rate_too_high(entry, record, *first, before, checked)
+        yield _describe_learning_rate_too_high(entry, record, *first, before, checked)
 
 
 def _find_rise(record: Record, before: float) -> int | None:
@@ -93,7 +93,7 @@ def _find_death(record: Record) -> int | None:
     return min((dead.since for dead in found), default=None)
 
 
-def _tell_learning_rate_too_high(
+def _describe_learning_rate_too_high(
     entry: Entry, record: Record, step: int, ratio: float, before: float, checked: list[str]
 ) -> Finding:
     training = record.once(Training)
@@ -189,9 +189,9 @@ def not_updated(record: Record, entry: Entry) -> Iterator[Finding]:
     stuck = {name: often for name, often in found.items() if not _is_meant(record, name)}
     put_back = _find_put_back(record)
     if put_back:
-        yield _tell_put_back(entry, record, put_back)
+        yield _describe_put_back(entry, record, put_back)
     elif stuck:
-        yield _tell_not_updated(entry, record, list(stuck), min(stuck.values()))
+        yield _describe_not_updated(entry, record, list(stuck), min(stuck.values()))
 
 
 def _is_meant(record: Record, name: str) -> bool:
@@ -199,7 +199,7 @@ def _is_meant(record: Record, name: str) -> bool:
     return any(group.get("lr") == 0 for group in groups)
 
 
-def _tell_not_updated(entry: Entry, record: Record, names: list[str], steps: int) -> Finding:
+def _describe_not_updated(entry: Entry, record: Record, names: list[str], steps: int) -> Finding:
     verb = "have gradients and" if len(names) > 1 else "has a gradient and"
     return entry.finding(
         f"{list_names(names, 1)} {verb} an update at each of {steps} steps, and did not change.",
@@ -235,7 +235,7 @@ def _find_put_back(record: Record) -> list[str]:
     return found
 
 
-def _tell_put_back(entry: Entry, record: Record, names: list[str]) -> Finding:
+def _describe_put_back(entry: Entry, record: Record, names: list[str]) -> Finding:
     return entry.finding(
         f"{list_names(names, 1)} are changed by each update and are the same again at the next step: something "
         "writes old values back.",

@@ -130,7 +130,7 @@ def _need_fixed_aim(chain: Chain) -> None:
 
 
 def _weighs(chain: Chain, number: int) -> bool:
-    """Tell whether a product has several elements, of which one factor depends on the model and the other does not."""
+    """Check whether a product has several elements, of which one factor depends on the model and the other does not."""
     operands = chain.listed[number].operands[:2]
     learned = [each in chain.behind_outputs or each in chain.of_outputs for each in operands]
     if len(operands) < 2 or sum(learned) != 1:

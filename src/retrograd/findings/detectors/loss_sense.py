@@ -212,7 +212,7 @@ def _is_mean_of_squares(chain: Chain, number: int) -> bool:
 
 
 def _is_of_log_probabilities(chain: Chain, number: int) -> bool:
-    """Tell whether an operation is the mean, or the sum, of some log-probabilities."""
+    """Check whether an operation is the mean, or the sum, of some log-probabilities."""
     if chain.name(number) not in ("mean", "sum"):
         return False
     return chain.name(chain.maker(number, 0, _PICKING)) in ("log_softmax", "logsigmoid", "log_prob")

@@ -75,7 +75,7 @@ def _describe_missing_gradient(
     reason = f": {root} is never called, and {twin}, whose parameters have the same names, is in no optimizer"
     return entry.finding(
         f"{list_names(names)} {verb} in {steps} steps, while {list_names(list(trained), 1)} "
-        f"{'does' if len(trained) == 1 else 'do'}{reason if twin else _tell_reason(kind, lost, path)}",
+        f"{'does' if len(trained) == 1 else 'do'}{reason if twin else _describe_reason(kind, lost, path)}",
         severity="note" if is_note else "warning",
         site=path,
         span=record,
@@ -86,7 +86,7 @@ def _describe_missing_gradient(
             ("parameters", len(names)),
             *([("operation", lost.operation)] if lost is not None else []),
         ],
-        repair=f"make the optimizer with the parameters of {twin}." if twin else _tell_repair(kind, lost),
+        repair=f"make the optimizer with the parameters of {twin}." if twin else _describe_repair(kind, lost),
     )
 
 
@@ -141,12 +141,12 @@ def tell_reasons(record: Record, names: Sequence[str]) -> dict[str, str]:
     gradients, told = record.once(ParameterGradients), {}
     for path in dict.fromkeys(map(path_of, names)):
         lost, (kind, _) = find_reason(record, gradients, path, names)
-        reason = _tell_reason(kind, lost, path).removeprefix(": ")
+        reason = _describe_reason(kind, lost, path).removeprefix(": ")
         told.update({name: reason for name in names if reason and path_of(name) == path})
     return told
 
 
-def _tell_repair(kind: str, lost: LostGradient | None) -> str:
+def _describe_repair(kind: str, lost: LostGradient | None) -> str:
     if lost is not None:
         return lost.repair
     if kind == "never called":
@@ -156,7 +156,7 @@ def _tell_repair(kind: str, lost: LostGradient | None) -> str:
     return "use it in forward, or leave it out." if kind in ("never used", "spare") else _UNKNOWN
 
 
-def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:
+def _describe_reason(kind: str, lost: LostGradient | None, path: str) -> str:
     if lost is not None:
         return f": {lost.sentence}"
     if kind == "never called":
@@ -171,7 +171,7 @@ def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:
 
 
 def _is_one_of_several(record: Record, gradients: ParameterGradients, path: str) -> bool:
-    """Tell whether it lies in a list of layers of which others were called, or beside one of nearly the same name."""
+    """Check whether it lies in a list of layers of which others were called, or beside one of nearly the same name."""
     parts = path.split(".")
     for depth in range(len(parts)):
         parent, name = ".".join(parts[:depth]), parts[depth]
@@ -187,7 +187,7 @@ def _is_one_of_several(record: Record, gradients: ParameterGradients, path: str)
 
 
 def _look_alike(name: str, other: str) -> bool:
-    """Tell whether two names are the same but for a number or a last word: ``head_a``, ``head2``."""
+    """Check whether two names are the same but for a number or a last word: ``head_a``, ``head2``."""
     stems = {_stem(each) for each in (name, other)}
     return len(stems) == 1 and _is_branch(name)
 
@@ -252,7 +252,7 @@ def _root_of(record: Record, name: str) -> str:
 
 
 def _come_before(record: Record, alone: Sequence[str], trained: Sequence[str]) -> bool:
-    """Tell whether the forward reaches all modules of these before any that is trained."""
+    """Check whether the forward reaches all modules of these before any that is trained."""
     order = {path: place for place, path in reversed(list(enumerate(site.path for site in record.of_kind("output"))))}
     early = [order.get(path_of(name), -1) for name in alone]
     late = [order.get(path_of(name), -1) for name in trained]

@@ -210,12 +210,12 @@ def _pick_evaluations(stretch: list[Call], model: str, usual: set[str]) -> list[
 
 
 def _is_sampled(calls: list[Call], periods: int, layers: ModalLayers) -> bool:
-    """Tell whether one model with dropout alone is called many times from one line, once: a sample of predictions."""
+    """Check whether one model with dropout alone is called many times from one line, once: a sample of predictions."""
     return periods == 1 and not layers.batch_norms and len(calls) >= SAMPLED and len({call.line for call in calls}) == 1
 
 
 def is_fixed_set(record: Record, model: str) -> bool:
-    """Tell whether what a model is given without grad is always the same, and never what it is trained with."""
+    """Check whether what a model is given without grad is always the same, and never what it is trained with."""
     given: dict[str, set[str]] = {"train": set(), "no_grad": set()}
     count = 0
     for name, listed in record.inputs.items():

@@ -62,7 +62,7 @@ def _describe(entry: Entry, same: Sequence[OptimizerMade], often: int) -> Findin
 
 
 def _is_last(made: OptimizerMade) -> bool:
-    """Tell whether it is the last that was noted of its class: all later ones have its name."""
+    """Check whether it is the last that was noted of its class: all later ones have its name."""
     return made.name.endswith(f"#{MOST_OPTIMIZERS}")
 
 
@@ -76,7 +76,7 @@ def _count_updates(counted: Sequence[int]) -> int:
 
 
 def _is_set_back(record: Record, same: Sequence[OptimizerMade]) -> bool | None:
-    """Tell whether the weights were set to others before these optimizers, as for each fold of a cross-validation.
+    """Check whether the weights were set to others before these optimizers, as for each fold of a cross-validation.
 
     None where no norms of the weights at two updates in a row are known.
     """
@@ -95,7 +95,7 @@ def _is_set_back(record: Record, same: Sequence[OptimizerMade]) -> bool | None:
 
 
 def _has_jumped(updates: UpdateNorms, names: Sequence[str], steps: Sequence[int]) -> bool | None:
-    """Tell by norms whether something other than updates changed the weights before one of these steps.
+    """Check by norms whether something other than updates changed the weights before one of these steps.
 
     Either all weights are what they were at the first of them, or one has moved by more than the update before could.
     """

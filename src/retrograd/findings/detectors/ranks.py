@@ -81,7 +81,7 @@ def _list_shared(record: Record) -> dict[str, list[tuple[int, dict[int, Paramete
 
 
 def _is_whole(record: Record, name: str) -> bool:
-    """Tell whether what was recorded of its gradient has as many elements as it."""
+    """Check whether what was recorded of its gradient has as many elements as it."""
     shape = next(look.shape for look in record.parameters if look.name == name)
     site = f"{name}.grad"
     return site in record.history and bool((record.series(site).rows["count"] == math.prod(shape)).all())

@@ -63,7 +63,7 @@ def loss_between(record: Record, first: int, last: int) -> float:
 
 
 def is_unlearned(record: Record, step: int) -> bool:
-    """Tell whether the loss at a step is still high, held against that of the first steps."""
+    """Check whether the loss at a step is still high, held against that of the first steps."""
     steps, _ = record.loss
     if not len(steps):
         return True
@@ -132,7 +132,7 @@ def find_collapse(rates: FloatArray) -> int:
 
 
 def _is_per_update(schedule: list[Call], updates: list[Update]) -> bool:
-    """Tell whether a scheduler that is meant for epochs goes on with every update."""
+    """Check whether a scheduler that is meant for epochs goes on with every update."""
     return any(call.about in OF_EPOCHS for call in schedule) and len(schedule) >= 0.9 * len(updates)
 
 
@@ -233,7 +233,7 @@ def scheduler_before_step(record: Record, entry: Entry) -> Iterator[Finding]:
 
 
 def _begins_periods(calls: list[Call]) -> bool:
-    """Tell whether a scheduler is stepped ahead of each of at least three equal stretches of updates.
+    """Check whether a scheduler is stepped ahead of each of at least three equal stretches of updates.
 
     Its first step may have come before anything was recorded.
     """
@@ -244,7 +244,7 @@ def _begins_periods(calls: list[Call]) -> bool:
 
 
 def _has_moved(record: Record, first: Call) -> bool:
-    """Tell whether the first update is not made with the learning rate that the schedule begins from."""
+    """Check whether the first update is not made with the learning rate that the schedule begins from."""
     made = record.optimizers.get(first.about)
     begun = [group.get("initial_lr") for group in made.groups] if made else []
     return bool(begun) and None not in begun and begun != as_list(first.details.get("lr"))

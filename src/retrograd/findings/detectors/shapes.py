@@ -53,7 +53,7 @@ def _broadcasts(chain: Chain, number: int) -> bool:
 
 
 def _depends(chain: Chain, number: int) -> list[bool]:
-    """Tell of each of two operands whether the model's output is in it."""
+    """Check of each of two operands whether the model's output is in it."""
     made_by = chain.of_outputs | chain.behind_outputs
     return [operand in made_by for operand in chain.listed[number].operands[:2]]
 
@@ -111,7 +111,7 @@ def _judge_softmax(chain: Chain, number: int) -> str:
 
 
 def _is_last(chain: Chain, number: int) -> bool:
-    """Tell whether the loss is made of it without another layer in between."""
+    """Check whether the loss is made of it without another layer in between."""
     behind = chain.descendants((number,)) & chain.of_loss
     return bool(behind) and not any(chain.name(each) in _LAYERS for each in behind)
 
@@ -204,7 +204,7 @@ def _picks_last(chain: Chain, number: int, dimensions: int) -> bool:
 
 
 def _is_of_layer(chain: Chain, number: int) -> bool:
-    """Tell whether it works on what a linear layer has made, the features of which are in the last dimension."""
+    """Check whether it works on what a linear layer has made, the features of which are in the last dimension."""
     maker = chain.maker(number, 0, frozenset({"dropout", "to", "float", "add", "div", "mul"}))
     return chain.name(maker) == "linear" and chain.made(maker) == chain.taken(number)
 
@@ -313,7 +313,7 @@ def _mixes(chain: Chain, number: int) -> str:
 
 
 def _splits_across(old: tuple[int, ...], new: tuple[int, ...]) -> bool:
-    """Tell whether ``(…, t, h·d)`` becomes ``(…, h, t, d)``."""
+    """Check whether ``(…, t, h·d)`` becomes ``(…, h, t, d)``."""
     if len(new) != len(old) + 1 or len(old) < 2:
         return False
     *rest, steps, features = old

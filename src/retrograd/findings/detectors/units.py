@@ -75,10 +75,10 @@ def dead_units(record: Record, entry: Entry) -> Iterator[Finding]:
     bound = MOST if record.once(Training).fell else DEAD
     most = [dead for dead in found if dead.share > bound]
     if most:
-        yield _tell_dead_units(entry, record, most, bound)
+        yield _describe_dead_units(entry, record, most, bound)
 
 
-def _tell_dead_units(entry: Entry, record: Record, found: list[Dead], bound: float) -> Finding:
+def _describe_dead_units(entry: Entry, record: Record, found: list[Dead], bound: float) -> Finding:
     worst = max(found, key=lambda dead: dead.share)
     more = f", and so have those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
     whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
@@ -199,10 +199,10 @@ def saturated(record: Record, entry: Entry) -> Iterator[Finding]:
     if record.once(Training).fell:  # then it is no more than a handicap, but for one that has been there from the start
         flat = [k for k in flat if (slopes[k] < FLAT).all() and record.steps[0] == 0]
     if flat:
-        yield _tell_saturated(entry, record, layers, flat[0], slopes[flat[0]], len(flat))
+        yield _describe_saturated(entry, record, layers, flat[0], slopes[flat[0]], len(flat))
 
 
-def _tell_saturated(
+def _describe_saturated(
     entry: Entry, record: Record, layers: list[Layer], place: int, slope: FloatArray, count: int
 ) -> Finding:
     layer = layers[place]
@@ -249,11 +249,11 @@ def attention_collapse(record: Record, entry: Entry) -> Iterator[Finding]:
             continue
         if record.once(Training).fell and not always:
             continue
-        yield _tell_attention_collapse(entry, record, each, bound)
+        yield _describe_attention_collapse(entry, record, each, bound)
         return
 
 
-def _tell_attention_collapse(entry: Entry, record: Record, each: Sure, bound: float) -> Finding:
+def _describe_attention_collapse(entry: Entry, record: Record, each: Sure, bound: float) -> Finding:
     below = np.flatnonzero(~(each.sure >= bound))
     since = int(each.steps[min(int(below[-1]) + 1 if len(below) else 0, len(each.steps) - 1)])
     sure = float(np.median(each.sure[-LOOKS:]))
