@@ -15,7 +15,6 @@ from retrograd.core.history.history import History
 from retrograd.core.recording.recorder import Recorder
 from retrograd.explaining.facts.facts import SOURCES
 from retrograd.explaining.facts.watches import WATCHES
-from retrograd.explaining.findings.detectors.broken_graphs import OverwrittenTensor
 from retrograd.explaining.findings.record import Record
 from tests.explaining.findings.by_hand import ask
 
@@ -188,7 +187,7 @@ def test_a_branch_is_harmed(case: Case, hook: Hook) -> None:
         assert (fact.hook, fact.hook_line) == (hook.__name__, f"{__file__}:{inspect.getsourcelines(hook)[1]}")
         assert fact.line == line_of(case, "hooked")
     assert all(map(torch.equal, kept, take_pass(Net(case, hook))))
-    (finding,) = ask(OverwrittenTensor, record)
+    (finding,) = ask("overwritten", record)
     assert (finding.severity, finding.line) == ("critical", fact.hook_line)
 
 
@@ -199,7 +198,7 @@ def test_nobody_is_harmed(case: Case, hook: Hook) -> None:
     facts, kept, record = watch(Net(case, hook))
     assert facts == []
     assert all(map(torch.equal, kept, take_pass(Net(case, hook))))
-    assert not list(ask(OverwrittenTensor, record))
+    assert not list(ask("overwritten", record))
 
 
 @pytest.mark.parametrize("case", [*HARMING, *HARMLESS])
@@ -349,4 +348,4 @@ def test_healthy_hooks(prepare: Callable[[nn.Module], Any]) -> None:
     assert all(
         ours is right or (ours is not None and right is not None and torch.equal(ours, right)) for ours, right in pairs
     )
-    assert not list(ask(OverwrittenTensor, record))
+    assert not list(ask("overwritten", record))

@@ -15,7 +15,6 @@ from retrograd.core.history.sink import Phase
 from retrograd.core.sites.site import parse_leniently
 from retrograd.core.views.report.scope import Scope
 from retrograd.core.views.shown import ModelPlace
-from retrograd.explaining.findings.detectors.missing_gradients import MissingGradient
 from retrograd.explaining.findings.finding import SHOWN, Finding, Findings, list_grounds, list_place, tell_repair
 
 
@@ -47,7 +46,7 @@ def _describe(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace]) ->
 
 def _find_evidence(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace]) -> Mapping[str, Any] | None:
     """The site whose curves show it, None where the losses do, and of which steps; None where nothing does."""
-    rows = ungraded if finding.detector == MissingGradient.slug else ()
+    rows = ungraded if finding.detector == "missing-gradient" else ()
     site = next((f"{each.name}.grad" for each in rows if each.path == finding.site), None)
     site = site or _find_site(finding.site, scope)
     is_in_loss = (finding.step is not None or not finding.site) and len(scope.history.loss.steps) > 0
