@@ -46,7 +46,7 @@ class Way:
 
 def findings_of(case: Case, way: Way) -> list[dict[str, Any]]:
     """What is said by default of this case, as the fields of findings; a new recording where there is none yet."""
-    files = sorted(SOURCE.rglob("*.py")) + sorted(SOURCE.rglob("*.so"))
+    files = [path for kind in ("py", "so", "toml") for path in sorted(SOURCE.rglob(f"*.{kind}"))]
     recorders = [path for path in files if not set(path.relative_to(SOURCE).parts[:1]) & set(READS)]
     folder = way.cache / _digest(
         [

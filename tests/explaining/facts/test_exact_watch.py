@@ -17,7 +17,6 @@ from retrograd.core.history.history import History
 from retrograd.core.recording.recorder import Recorder
 from retrograd.explaining.facts.exact_watch import OverwriteWatch
 from retrograd.explaining.facts.sources import SOURCES, WATCHES
-from retrograd.explaining.findings.detectors.broken_graphs import OverwrittenTensor
 from retrograd.explaining.findings.record import Record
 from tests.explaining.findings.by_hand import ask
 
@@ -173,7 +172,7 @@ def test_what_torch_refuses(case: Case) -> None:
     assert not fact.silent
     assert (fact.saved_line, fact.written_line) == (line_of(case, "saves"), line_of(case, "writes"))
     assert f"version {fact.found_version}; expected version {fact.saved_version}" in str(plain_error.value)
-    (finding,) = ask(OverwrittenTensor, record)
+    (finding,) = ask("overwritten", record)
     assert (finding.severity, finding.line) == ("critical", fact.written_line)
 
 
@@ -208,6 +207,6 @@ def test_what_torch_does_not_see(case: Case) -> None:
     assert fact.silent
     assert (fact.saved_line, fact.written_line) == (line_of(case, "saves"), line_of(case, "writes"))
     assert all(map(torch.equal, kept, take_steps(Net(case), 3)))
-    (finding,) = ask(OverwrittenTensor, record)
+    (finding,) = ask("overwritten", record)
     assert finding.line == line_of(case, "writes")
     assert "torch does not notice" in finding.message

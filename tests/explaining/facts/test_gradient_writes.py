@@ -14,7 +14,6 @@ from retrograd.core.history.facts import SharedWrite, read_facts
 from retrograd.core.history.history import History
 from retrograd.core.recording.recorder import Recorder
 from retrograd.explaining.facts.sources import SOURCES, WATCHES
-from retrograd.explaining.findings.detectors.broken_graphs import OverwrittenTensor
 from retrograd.explaining.findings.record import Record
 from tests.explaining.findings.by_hand import ask
 
@@ -187,7 +186,7 @@ def test_a_branch_is_harmed(case: Case, hook: Hook) -> None:
         assert (fact.hook, fact.hook_line) == (hook.__name__, f"{__file__}:{inspect.getsourcelines(hook)[1]}")
         assert fact.line == line_of(case, "hooked")
     assert all(map(torch.equal, kept, take_pass(Net(case, hook))))
-    (finding,) = ask(OverwrittenTensor, record)
+    (finding,) = ask("overwritten", record)
     assert (finding.severity, finding.line) == ("critical", fact.hook_line)
 
 
@@ -198,7 +197,7 @@ def test_nobody_is_harmed(case: Case, hook: Hook) -> None:
     facts, kept, record = watch(Net(case, hook))
     assert facts == []
     assert all(map(torch.equal, kept, take_pass(Net(case, hook))))
-    assert not list(ask(OverwrittenTensor, record))
+    assert not list(ask("overwritten", record))
 
 
 @pytest.mark.parametrize("case", [*HARMING, *HARMLESS])
@@ -348,4 +347,4 @@ def test_healthy_hooks(prepare: Callable[[nn.Module], Any]) -> None:
     assert all(
         ours is right or (ours is not None and right is not None and torch.equal(ours, right)) for ours, right in pairs
     )
-    assert not list(ask(OverwrittenTensor, record))
+    assert not list(ask("overwritten", record))

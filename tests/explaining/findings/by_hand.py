@@ -15,6 +15,7 @@ from retrograd.core.statistics.row import ROW
 from retrograd.core.views.report.findings import describe_findings
 from retrograd.core.views.report.scope import choose_scope
 from retrograd.explaining.findings.detector import Detector
+from retrograd.explaining.findings.detectors import DETECTORS
 from retrograd.explaining.findings.record import CannotTell, Record
 from tests.core.history.made import make_row
 
@@ -68,10 +69,24 @@ def make_record(
     return Record(history)
 
 
-def ask(detector: type[Detector], record: Record) -> list[Finding]:
+def detector_of(slug: str) -> Detector:
+    """The detector of ours with this name."""
+    return next(each for each in DETECTORS if each.slug == slug)
+
+
+def check(slug: str, record: Record) -> list[Finding]:
+    """What a detector finds.
+
+    Raises:
+        CannotTell: it cannot tell.
+    """
+    return list(detector_of(slug).check(record))
+
+
+def ask(detector: str | type[Detector], record: Record) -> list[Finding]:
     """What a detector says, each with something to see on the page; nothing where it cannot tell."""
     try:
-        found = list(detector().check(record))
+        found = check(detector if isinstance(detector, str) else detector.slug, record)
     except CannotTell:
         return []
     for each in found:

@@ -209,19 +209,6 @@ FAULTS = (
         "bfloat16",
     ),
     Fault(
-        "overflow-headroom",
-        "in float32",
-        (
-            (NET, NET + ".half()"),
-            (MADE, "torch.optim.SGD(net.parameters(), lr=0.1)"),
-            ("nn.ReLU()", "Hidden()"),
-            (MODULE, HIDDEN.format("x.relu() + 4e4")),
-            (OUT, "out = net[2](net[1](net[0](x.half())) - 4e4).float()"),
-        ),
-        ((NET.replace("nn.ReLU()", "Hidden()") + ".half()", NET.replace("nn.ReLU()", "Hidden()")), ("x.half()", "x")),
-        "float32",
-    ),
-    Fault(
         "missing-gradient",
         "stay with tensors: leave `tolist` out there",
         ((MODULE, HIDDEN.format("torch.tensor(x.tolist())")), ("nn.ReLU()", "Hidden()")),
@@ -820,18 +807,6 @@ FAULTS = (
         ((".bfloat16()\n", "\n"), ("x.bfloat16()", "x"), ("lr=1e-4", "lr=1e-2")),
     ),
     Fault(
-        "overflow-headroom",
-        "scale what is too large",
-        (
-            (NET, NET + ".half()"),
-            (MADE, "torch.optim.SGD(net.parameters(), lr=0.1)"),
-            ("nn.ReLU()", "Hidden()"),
-            (MODULE, HIDDEN.format("x.relu() + 4e4")),
-            (OUT, "out = net[2](net[1](net[0](x.half())) - 4e4).float()"),
-        ),
-        (("x.relu() + 4e4", "x.relu()"), (" - 4e4", "")),
-    ),
-    Fault(
         "scaler-churn",
         "raise growth_interval",
         (
@@ -895,14 +870,6 @@ FAULTS = (
         "layer norm",
         base=NORMED,
     ),
-    Fault(
-        "loss-noisy",
-        "larger batches",
-        (("randn(32", "randn(1"), ("x @ truth[:, :1]", "torch.randn(len(x), 1)")),
-        (("randn(1, 8", "randn(64, 8"),),
-        base=REGRESSION,
-        steps=200,
-    ),
     Fault("diverged", "a tenth of the", (("lr=0.02", "lr=0.9"),), base=REGRESSION),
     Fault(
         "attention-collapse",
@@ -924,7 +891,7 @@ FAULTS = (
     ),
     Fault(
         "vanishing",
-        "Use ReLU or a kin in place of sigmoid",
+        "Use ReLU or a similar function in place of sigmoid",
         ((DEEP_LAYERS, DEEP_LAYERS.replace("ReLU", "Sigmoid")),),
         base=DEEP,
     ),
@@ -1204,7 +1171,6 @@ class Cubed(nn.Module):
 )
 
 NO_CHANGE_OF_CODE = {
-    "input-constant": "what the data set returns is to be looked at",
     "embedding-unused": "what goes in is to be looked at",
     "loss-spike": "the batch of that step is to be looked at",
     "loss-flat": "it claims no cause",

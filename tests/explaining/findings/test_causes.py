@@ -45,7 +45,7 @@ def test_what_a_symptom_explains_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda each: each.slug)
-def test_no_detector_hides_what_is_graver(detector: type[Detector]) -> None:
+def test_no_detector_hides_what_is_graver(detector: Detector) -> None:
     """Whatever a heading explains, the gravest severity of all is that of a heading."""
     for slug in {each.slug for each in DETECTORS} - {detector.slug}:
         for severity in SEVERITIES:

@@ -12,10 +12,8 @@ from torch.nn import functional as F
 
 import retrograd as rg
 from retrograd.explaining.findings import explain
-from retrograd.explaining.findings.detectors.accumulation import AccumulationNotDivided
-from retrograd.explaining.findings.detectors.call_order import StepTooSeldom
 from retrograd.explaining.findings.record import CannotTell, Record
-from tests.explaining.findings.by_hand import ask
+from tests.explaining.findings.by_hand import ask, check
 from tests.explaining.findings.programs import make_calls, make_chain, make_program
 
 MICRO = 4
@@ -97,30 +95,30 @@ UNKNOWN: dict[str, tuple[Loss, str]] = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_loss_that_is_not_divided(name: str) -> None:
-    [found] = ask(AccumulationNotDivided, _train(WHOLE[name]))
+    [found] = ask("accumulation-not-divided", _train(WHOLE[name]))
     assert "no loss is divided by 4: the learning rate is 4 times that of the mean" in found.message
 
 
 @pytest.mark.parametrize("name", DIVIDED)
 def test_a_loss_that_is_divided(name: str) -> None:
-    assert list(AccumulationNotDivided().check(_train(DIVIDED[name]))) == []
+    assert check("accumulation-not-divided", _train(DIVIDED[name])) == []
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_loss_of_which_it_is_not_known(name: str) -> None:
     loss, reason = UNKNOWN[name]
     with pytest.raises(CannotTell, match=reason):
-        list(AccumulationNotDivided().check(_train(loss)))
+        check("accumulation-not-divided", _train(loss))
 
 
 def test_a_loss_of_many_terms() -> None:
     terms = [("mean", (-1,), ((8,),), ()), *(("add", (k, k), ((), ()), ()) for k in range(TERMS))]
     calls = make_calls([(*("forward", "backward") * MICRO, "step")] * 3)
-    assert len(ask(AccumulationNotDivided, make_program([make_chain(*terms, outputs=[]), *calls]))) == 1
+    assert len(ask("accumulation-not-divided", make_program([make_chain(*terms, outputs=[]), *calls]))) == 1
     divided = make_chain(*terms, ("div", (TERMS,), ((),), (), str(MICRO)), outputs=[])
-    assert list(AccumulationNotDivided().check(make_program([divided, *calls]))) == []
+    assert check("accumulation-not-divided", make_program([divided, *calls])) == []
     summed = make_chain(("sum", (-1,), ((8,),), ()), *terms[1:], outputs=[])
-    assert list(AccumulationNotDivided().check(make_program([summed, *calls]))) == []
+    assert check("accumulation-not-divided", make_program([summed, *calls])) == []
 
 
 def _train_scaled(make_loss: Loss, divisor: float) -> Record:
@@ -138,9 +136,9 @@ def _train_scaled(make_loss: Loss, divisor: float) -> Record:
 
 
 def test_a_loss_that_a_scaler_multiplies() -> None:
-    assert len(ask(AccumulationNotDivided, _train_scaled(_plain, 0))) == 1
-    assert list(AccumulationNotDivided().check(_train_scaled(_divided, 0))) == []
-    assert list(AccumulationNotDivided().check(_train_scaled(_plain, MICRO))) == []
+    assert len(ask("accumulation-not-divided", _train_scaled(_plain, 0))) == 1
+    assert check("accumulation-not-divided", _train_scaled(_divided, 0)) == []
+    assert check("accumulation-not-divided", _train_scaled(_plain, MICRO)) == []
 
 
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.01}, {"momentum": 0.9}], ids=str)
@@ -150,8 +148,8 @@ def test_gradients_that_are_divided_behind_backward(options: dict[str, float]) -
             assert parameter.grad is not None
             parameter.grad /= MICRO
 
-    assert list(AccumulationNotDivided().check(_train(_plain, behind=divide, **options))) == []
-    assert len(ask(AccumulationNotDivided, _train(_plain, **options))) == 1
+    assert check("accumulation-not-divided", _train(_plain, behind=divide, **options)) == []
+    assert len(ask("accumulation-not-divided", _train(_plain, **options))) == 1
 
 
 @pytest.mark.parametrize("site", ["*:parameters.grad", "1:output.grad"])
@@ -160,12 +158,12 @@ def test_rules_may_divide(site: str) -> None:
         return rg.rewrite(net, {site: rg.rules.Scale(1 / MICRO)})
 
     with pytest.raises(CannotTell, match="rules change gradients"):
-        list(AccumulationNotDivided().check(_train(_plain, rules=divide)))
+        check("accumulation-not-divided", _train(_plain, rules=divide))
 
 
 def test_a_loss_that_is_weighed_tells_nothing_of_passes_that_are_cleared() -> None:
     for loss in (_plain, _sum, UNKNOWN["weighed"][0], UNKNOWN["a count"][0]):
-        [found] = ask(StepTooSeldom, _train(loss, clears_each=True))
+        [found] = ask("step-too-seldom", _train(loss, clears_each=True))
         assert "Most gradients are thrown away: of 12 backward passes, 9" in found.message
     with pytest.raises(CannotTell, match="meant to be accumulated"):
-        list(StepTooSeldom().check(_train(_divided, clears_each=True)))
+        check("step-too-seldom", _train(_divided, clears_each=True))

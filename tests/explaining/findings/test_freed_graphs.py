@@ -98,7 +98,7 @@ def made(program: str) -> str:
 def test_what_is_made_once_before_the_loop_is_named_with_its_line(tmp_path: Path, program: str, name: str) -> None:
     found = find(tmp_path, program)
     assert f"`{name}` ({made(program)}), made once before the loop, is used again" in found.message
-    assert f"compute `{name}` anew in each step" in found.repair.lower()
+    assert f"compute `{name}` again in each step" in found.repair.lower()
 
 
 def test_detach_is_not_advised_where_nothing_would_be_trained(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_detach_is_not_advised_where_nothing_would_be_trained(tmp_path: Path) ->
 
 def test_detach_is_not_advised_where_a_parameter_would_get_nothing(tmp_path: Path) -> None:
     found = find(tmp_path, FEATURES)
-    assert found.repair == "compute `base` anew in each step: table:weight gets no gradient from it if it is detached."
+    assert found.repair == "compute `base` again in each step: table:weight gets no gradient from it if it is detached."
     detached = FEATURES.replace("base.tanh()", "base.tanh().detach()")
     assert "AssertionError" in run(tmp_path, detached, "detached").stderr  # it trains, but for the table
     (missing,) = explain(tmp_path / "detached").of("missing-gradient")

@@ -18,8 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from retrograd.core.recording.record import record
 from retrograd.core.runs.ending import describe_exception
 from retrograd.core.runs.findings import Finding
-from retrograd.explaining.findings.detectors.broken_graphs import FreedGraph, NoGraph, OverwrittenTensor
-from retrograd.explaining.findings.detectors.missing_gradients import MissingGradient, NotOptimized
 from retrograd.explaining.findings.explain import explain
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.gradients.explain import explain_gradients
@@ -27,7 +25,7 @@ from tests import warm
 from tests.explaining.findings.by_hand import ask
 
 Between = Callable[[Any, Tensor], Tensor]
-ASKED = (MissingGradient, NotOptimized, NoGraph, FreedGraph, OverwrittenTensor)
+ASKED = ("missing-gradient", "not-optimized", "no-graph", "freed-graph", "overwritten")
 
 
 class Net(nn.Module):

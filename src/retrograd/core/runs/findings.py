@@ -42,7 +42,7 @@ class Evidence:
     Attributes:
         name: what was measured: ``share of dead units``.
         value: the number, or text.
-        threshold: what it was held against, in words: ``> 0.5``; empty for what is told beside.
+        threshold: what it was compared with, in words: ``> 0.5``; empty for what is given besides.
     """
 
     name: str
@@ -189,7 +189,7 @@ class Findings(Sequence[Finding]):
 
     @property
     def headline(self) -> str:
-        """The number of findings, in what, after how many checks; one whose subject was not recorded does not apply."""
+        """The number of findings, in what, after how many checks, and how many of these were possible."""
         if self.not_checked and not self.asked:
             return f"nothing was checked: {self.not_checked[0].reason}"
         count = count_of(len(self), "finding") if len(self) else "no findings"
@@ -200,7 +200,7 @@ class Findings(Sequence[Finding]):
             return "no step was recorded, so there is nothing to check"
         checks = count_of(len(self.asked), "check")
         if self.not_checked:
-            checks = f"{len(self.asked) - len(self.not_checked)} of {checks} apply"
+            checks = f"{len(self.asked) - len(self.not_checked)} of {checks} were possible"
         return f"{count}{about}; {checks}" if self.asked else f"{count}{about}"
 
     @property
@@ -213,7 +213,7 @@ class Findings(Sequence[Finding]):
         return self._only(each for each in self._found if each.detector == detector)
 
     def reach(self, severity: Severity) -> bool:
-        """Tell whether a finding, or one that it explains, is as severe as this, or worse."""
+        """Check whether a finding, or one that it explains, is as severe as this, or worse."""
         worst = SEVERITIES[: SEVERITIES.index(severity) + 1]
         waiting = list(self._found)
         while waiting:
@@ -280,7 +280,7 @@ def list_grounds(finding: Finding) -> Iterator[tuple[str, str]]:
     yield from (("measured", str(each)) for each in finding.evidence)
     yield from (("checked", each) for each in finding.precondition)
     if finding.refute:
-        yield "wrong if", finding.refute
+        yield "false alarm if", finding.refute
     yield from (("explains", f"{each} [{each.detector}]") for each in finding.causes)
 
 

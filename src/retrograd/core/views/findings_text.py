@@ -36,7 +36,7 @@ def format_findings(
     """
     shown = findings[:] if every else findings.said
     show = partial(_show, width=width)
-    lines = [show(f"{findings.headline}{' (--not-checked lists the rest)' if findings.not_checked else ''}"), ""]
+    lines = [show(f"{findings.headline}{'; --not-checked lists the rest' if findings.not_checked else ''}"), ""]
     for finding in shown:
         lines += [_mark(show(_head(finding)), finding.severity if colour else None)]
         lines += [*map(show, _tell(finding, verbose)), ""]

@@ -64,7 +64,7 @@ def tensor_of(look: Input | Parameter) -> str:
 
 
 def is_float(tensor: str) -> bool:
-    """Tell whether a tensor is of a floating type."""
+    """Check whether a tensor is of a floating type."""
     return tensor.startswith(("float", "bfloat", "double", "half"))
 
 

@@ -6,15 +6,16 @@ from collections.abc import Iterable
 
 from retrograd.explaining.findings.detector import Detector
 from retrograd.explaining.findings.detectors import DETECTORS
+from retrograd.explaining.findings.entry import Entry
 
-_PAGE = """<!-- Made by docs/make_findings.py; change the detectors' words, not this page. -->
+_PAGE = """<!-- Made by docs/make_findings.py; change the tables beside the detectors, not this page. -->
 
 # What is found
 
 The detectors that [`retrograd explain`](explaining.md) asks, in the order in which they are asked: what each says,
 when, and what keeps it from false alarms. *Explains* are the findings that are put under this one where both are true.
 
-Numbers that are *our own choice*, or *ours*, are round ones, and were measured on [the corpus of findings
+Thresholds that are *our own choice*, or *ours*, are round numbers, and were measured on [the corpus of findings
 ](../benchmarks/README.md#whether-findings-are-right-findings): with them none of its 49 healthy trainings alarms.
 
 {contents}
@@ -38,12 +39,12 @@ def describe_findings() -> str:
     return _PAGE.format(contents=_list_contents(DETECTORS), sections="".join(map(_describe, DETECTORS)))
 
 
-def _list_contents(detectors: Iterable[type[Detector]]) -> str:
+def _list_contents(detectors: Iterable[Detector]) -> str:
     return "".join(f"- [{each.slug}](#{each.slug}): {_escape(each.words.says)}\n" for each in detectors)
 
 
-def _describe(detector: type[Detector]) -> str:
-    words = detector.words
+def _describe(detector: Detector) -> str:
+    words, refute = detector.words, _list_refutes(detector) if isinstance(detector, Entry) else ""
     slugs = {each.slug for each in DETECTORS}
     named = [f"[{each}](#{each})" for each in detector.explains if each in slugs]
     explained = ", ".join([*named, *(["all notes"] if "*" in detector.explains else [])])
@@ -51,9 +52,9 @@ def _describe(detector: type[Detector]) -> str:
         ("threshold", _escape(words.threshold)),
         ("source", _escape(words.source)),
         ("guard", _escape(words.guard)),
+        ("a false alarm if", _escape(refute)),
         ("repair", _escape(words.repair)),
         ("explains", explained),
-        ("asked", "" if detector.is_default else "only where it is named"),
     ]
     return _SECTION.format(
         slug=detector.slug,
@@ -61,6 +62,10 @@ def _describe(detector: type[Detector]) -> str:
         example=_escape(words.example),
         lines="\n".join(f"| {name} | {text} |" for name, text in lines if text),
     )
+
+
+def _list_refutes(entry: Entry) -> str:
+    return "; or ".join(each.refute for each in entry.row.grounds.values() if each.refute)
 
 
 def _escape(text: str) -> str:

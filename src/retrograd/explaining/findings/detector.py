@@ -1,15 +1,14 @@
-"""Base classes of detectors: one reads a record, and says what is wrong, or why it cannot tell."""
+"""The base class of detectors: one reads a record, and says what is wrong, or why it cannot tell."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from retrograd.core.history.fact import Fact
 from retrograd.core.runs.findings import Evidence, Finding, Severity, write_plainly
-from retrograd.explaining.findings.chain import Chain
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.findings.updates import Update
 
@@ -21,7 +20,7 @@ class Words:
     Attributes:
         says: what it says, in one sentence.
         example: a message that it gave.
-        threshold: what is held against what.
+        threshold: what is compared with what.
         source: where the threshold is from.
         guard: what keeps it from false alarms.
         repair: what to do.
@@ -43,15 +42,13 @@ class Detector(ABC):
         words: for the page of documentation.
         explains: slugs of detectors of symptoms, whose findings need no saying once this one has spoken, unless they
             began before. ``"*"`` stands for all that are notes.
-        is_default: whether it runs without being asked for.
         is_of_losses: it judges a course of losses: of models that are trained one after the other, each by itself.
     """
 
-    slug: ClassVar[str]
-    words: ClassVar[Words]
-    explains: ClassVar[tuple[str, ...]] = ()
-    is_default: ClassVar[bool] = True
-    is_of_losses: ClassVar[bool] = False
+    slug: str
+    words: Words
+    explains: tuple[str, ...] = ()
+    is_of_losses: bool = False
 
     @abstractmethod
     def check(self, record: Record) -> Iterable[Finding]:
@@ -96,27 +93,3 @@ class Detector(ABC):
             repair=repair or self.words.repair,
             **fields,
         )
-
-    def find_at(
-        self, record: Record, chain: Chain, number: int, severity: Severity, message: str, **fields: Any
-    ) -> Finding:
-        """Make a finding about an operation: at its module, its step and its line."""
-        site, line = record.place_of(chain, number)
-        return self.find(severity, message, **{"site": site, "step": chain.step, "line": line, **fields})
-
-
-class OperationDetector(Detector):
-    """Finds the first operation that is wrong, of those that the loss is made of."""
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Judge one operation after the other."""
-        for chain in record.need_chains():
-            for number in sorted(chain.of_loss):
-                found = self.judge(record, chain, number)
-                if found is not None:
-                    yield found
-                    return
-
-    @abstractmethod
-    def judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
-        """A finding about one operation; None where nothing is wrong with it."""

@@ -70,7 +70,7 @@ def judge_losses(record: Record, times: int) -> Verdict:
 
 
 def is_divided_by(record: Record, times: int) -> bool:
-    """Tell whether any loss is divided by this number of micro-batches."""
+    """Check whether any loss is divided by this number of micro-batches."""
     return times > 1 and any(
         _judge(term, times) == "divided"
         for chain in record.chains
@@ -79,7 +79,7 @@ def is_divided_by(record: Record, times: int) -> bool:
 
 
 def is_divided_behind(record: Record, optimizer: str, updates: list[Update], times: int) -> bool:
-    """Tell whether updates of plain SGD are as if gradients were divided between backward and the update.
+    """Check whether updates of plain SGD are as if gradients were divided between backward and the update.
 
     The sum over the elements of an update is the learning rate times that of the gradients of all micro-batches.
     """

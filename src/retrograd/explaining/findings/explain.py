@@ -74,7 +74,7 @@ def make_record(what: Given) -> Record:
 
 def explain_record(record: Record, detectors: Sequence[Detector] | None = None) -> Findings:
     """Ask detectors about a record."""
-    asked = [make() for make in DETECTORS if make.is_default] if detectors is None else detectors
+    asked = DETECTORS if detectors is None else detectors
     found: list[Finding] = []
     not_checked: list[NotChecked] = []
     for number, detector in enumerate(asked, 1):
@@ -85,7 +85,8 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
             not_checked.append(NotChecked(detector.slug, str(reason)))
         except Exception as error:  # a fault of ours must not hide what the others say
             not_checked.append(NotChecked(detector.slug, f"it failed: {type(error).__name__}: {error}"))
-    said = rank_findings(found, {each.slug: each.explains for each in asked})
+    speakers = {each.detector for each in found}
+    said = rank_findings(found, {each.slug: each.explains for each in asked if each.slug in speakers})
     steps, rows = count_of(len(record.history.made_steps), "step"), record.history.rows
     about = (
         f"{steps} at {count_of(len(record.sites), 'site')}" if len(record.history.made_steps) or record.sites else ""

@@ -56,11 +56,11 @@ class ParameterGradients:
         return frozenset(str(site.value) for site in sites if site.kind == "parameter" and site.quantity == "grad")
 
     def is_trained(self, name: str) -> bool:
-        """Tell whether it had a gradient that was not all zeros."""
+        """Check whether it had a gradient that was not all zeros."""
         return self.steps.get(name, (0, 0))[1] > 0
 
     def has_hidden_one(self, name: str) -> bool:
-        """Tell whether an update changed it though backward gave it nothing: something has written its ``.grad``."""
+        """Check whether an update changed it though backward gave it nothing: something has written its ``.grad``."""
         return name not in self.steps and name in self._changed
 
     @cached_property
@@ -87,7 +87,7 @@ class ParameterGradients:
         return frozenset({name for name, requires in looked.items() if not requires} | modules)
 
     def may_be_frozen(self, name: str) -> bool:
-        """Tell whether it requires no gradient, or nobody can tell."""
+        """Check whether it requires no gradient, or nobody can tell."""
         path = path_of(name)
         if name in self.frozen or path in self.frozen:
             return True
@@ -97,14 +97,14 @@ class ParameterGradients:
         return module.get("parameters") != module.get("trainable")
 
     def are_fresh(self, names: list[str]) -> bool:
-        """Tell whether most weights among these are as large as torch makes them: 1 / √(3 · fan-in), uniform."""
+        """Check whether most weights among these are as large as torch makes them: 1 / √(3 · fan-in), uniform."""
         looks = {each.name: each for each in reversed(self._record.parameters)}
         weights = [looks[name] for name in names if name in looks and len(looks[name].shape) > 1]
         made = [each for each in weights if _is_as_made(each.shape, each.value)]
         return len(made) > len(weights) / 2
 
     def may_be_used(self, name: str) -> bool:
-        """Tell whether an operation took a tensor like this parameter, or nobody can tell."""
+        """Check whether an operation took a tensor like this parameter, or nobody can tell."""
         looks = {each.name: tensor_of(each) for each in self._record.parameters}
         taken = {each for chain in self._record.chains for one in chain.listed for each in one.takes}
         is_seen = any(looks.get(other) in taken for other, (_, some) in self.steps.items() if some)
@@ -243,13 +243,13 @@ def _look_behind(chain: Chain, mine: list[int]) -> LostGradient | None:
 
 
 def is_rehearsal(chain: Chain, trained: Collection[str]) -> bool:
-    """Tell whether modules that get gradients ran here, and all of them without a graph."""
+    """Check whether modules that get gradients ran here, and all of them without a graph."""
     ran = [each for each in chain.listed if each.module in trained and (each.node or each.cuts)]
     return bool(ran) and all(each.cuts and each.mode in BLIND for each in ran)
 
 
 def _leaves(chain: Chain, cut: int) -> bool:
-    """Tell whether numbers leave torch by a cut, or behind it."""
+    """Check whether numbers leave torch by a cut, or behind it."""
     behind = {cut, *chain.descendants((cut,))}
     return any(name_of(chain.listed[number]) in LEAVING | COPYING for number in behind)
 
@@ -297,7 +297,7 @@ def _describe_straight_through(chain: Chain, mine: list[int], cuts: list[int]) -
 
 
 def _is_straight_through(chain: Chain, cut: int) -> bool:
-    """Tell whether a difference is detached, and added to what was subtracted."""
+    """Check whether a difference is detached, and added to what was subtracted."""
     difference = chain.maker(cut, 0, frozenset())
     if chain.name(cut) not in DETACHING or chain.name(difference) != "sub":
         return False

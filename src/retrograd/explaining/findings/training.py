@@ -174,7 +174,7 @@ class Training:
 
 
 def is_adaptive(optimizer: str) -> bool:
-    """Tell by its class whether an optimizer makes updates whose size does not depend on that of the gradients."""
+    """Check by its class whether an optimizer makes updates whose size does not depend on that of the gradients."""
     return any(name in optimizer.lower() for name in _ADAPTIVE)
 
 
@@ -186,7 +186,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether it is a plain number."""
+    """Check whether it is a plain number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

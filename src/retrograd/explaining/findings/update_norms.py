@@ -80,7 +80,7 @@ class UpdateNorms:
                 self.elements = norms.elements[:, 0].copy()
             head = norms.weight[:, : FIRST - self.first_weights.shape[1]]
             self.first_weights = np.concatenate((self.first_weights, head), axis=1)
-            self.told += _tell(norms.delta, norms.weight).sum(axis=1)
+            self.told += _describe(norms.delta, norms.weight).sum(axis=1)
             steps.add(norms.steps)
             ratio[n : n + len(norms.steps)] = divide(add_up(norms.delta), add_up(norms.weight))
             n += len(norms.steps)
@@ -108,7 +108,7 @@ class UpdateNorms:
         """
         counted = np.zeros(len(bounds) + 1, np.int64)
         for norms in self.norms():
-            changed = norms.steps[_tell(norms.delta[line], norms.weight[line])]
+            changed = norms.steps[_describe(norms.delta[line], norms.weight[line])]
             counted += np.bincount(np.searchsorted(bounds, changed, "right"), minlength=len(counted))
         return counted[1:-1] > 0
 
@@ -151,8 +151,8 @@ def _lay_out(rows: Rows, line_of: IntArray, lines: int) -> Norms:
     return Norms(steps, delta, weight, lay_out(part["count"]))
 
 
-def _tell(delta: FloatArray, weight: FloatArray) -> npt.NDArray[np.bool_]:
-    """Tell which changes are more than rounding."""
+def _describe(delta: FloatArray, weight: FloatArray) -> npt.NDArray[np.bool_]:
+    """Find which changes are more than rounding."""
     return np.asarray(np.nan_to_num(delta) > TOLD * np.nan_to_num(weight))
 
 

@@ -97,7 +97,7 @@ def by_optimizer(updates: Iterable[Update]) -> dict[str, list[Update]]:
 
 
 def clears(call: Call, optimizer: str, made: Mapping[str, OptimizerMade]) -> bool:
-    """Tell whether a call of ``zero_grad`` clears all gradients that an optimizer reads."""
+    """Check whether a call of ``zero_grad`` clears all gradients that an optimizer reads."""
     if call.name != "zero_grad":
         return False
     if call.about == optimizer or call.about in ("", "self") or optimizer not in made:
@@ -127,5 +127,5 @@ def count_passes(updates: Iterable[Update]) -> int:
 
 
 def is_within(parameter: str, module: str) -> bool:
-    """Tell whether ``blocks.3.fc:weight`` is of the module ``blocks``."""
+    """Check whether ``blocks.3.fc:weight`` is of the module ``blocks``."""
     return parameter.startswith((f"{module}.", f"{module}:"))

@@ -1,47 +1,34 @@
-"""The detectors: one fault, or one family, a file."""
+"""The detectors: one fault, or one family, a file, with a table of words beside it."""
 
 from retrograd.explaining.findings.detector import Detector
-from retrograd.explaining.findings.detectors.accumulation import (
-    AccumulationNotDivided,
-    DoubleBackward,
-    MisplacedZeroGrad,
-    MissingZeroGrad,
+from retrograd.explaining.findings.detectors import (
+    accumulation,
+    architecture,
+    batch_norm,
+    broken_graphs,
+    call_order,
+    clipping,
+    failed,
+    gradient_flow,
+    graphs,
+    hyper_parameters,
+    initialisation,
+    inputs,
+    learning_rate,
+    loss,
+    loss_chain,
+    loss_sense,
+    missing_gradients,
+    modes,
+    optimizers,
+    precision,
+    ranks,
+    refused,
+    schedule,
+    second_derivative,
+    shapes,
+    units,
 )
-from retrograd.explaining.findings.detectors.architecture import MissingNonlinearity, SharedByAccident, WeightsUntied
-from retrograd.explaining.findings.detectors.batch_norm import BatchNorm
-from retrograd.explaining.findings.detectors.broken_graphs import FreedGraph, NoGraph, OverwrittenTensor
-from retrograd.explaining.findings.detectors.call_order import (
-    BackwardNeverCalled,
-    NeverSteps,
-    StepBeforeBackward,
-    StepTooSeldom,
-)
-from retrograd.explaining.findings.detectors.clipping import (
-    ClipAfterStep,
-    ClipAlwaysOn,
-    ClipBeforeBackward,
-    ClipBeforeUnscale,
-    ClipOtherParameters,
-)
-from retrograd.explaining.findings.detectors.failed import Failed
-from retrograd.explaining.findings.detectors.gradient_flow import Exploding, HooksScale, Vanishing
-from retrograd.explaining.findings.detectors.graphs import GraphGrows, GraphLeaks
-from retrograd.explaining.findings.detectors.hyper_parameters import AdamEpsilon, Momentum, WeightDecayDominates
-from retrograd.explaining.findings.detectors.initialisation import BadInit, SymmetricInit
-from retrograd.explaining.findings.detectors.inputs import ConstantInput, UnscaledInput
-from retrograd.explaining.findings.detectors.learning_rate import LearningRateTooHigh, LearningRateTooLow, NotUpdated
-from retrograd.explaining.findings.detectors.loss import Diverged, LossFlat, LossNoisy, LossSpike
-from retrograd.explaining.findings.detectors.loss_chain import (
-    ActivationOnLogits,
-    BceOnLogits,
-    DropoutMisplaced,
-    NllOnProbabilities,
-    SigmoidBeforeLogitsLoss,
-    SoftmaxBeforeCrossEntropy,
-)
-from retrograd.explaining.findings.detectors.loss_sense import BoundedOutput, SummedLoss, WrongSign
-from retrograd.explaining.findings.detectors.missing_gradients import LayersInAList, MissingGradient, NotOptimized
-from retrograd.explaining.findings.detectors.modes import EvalModeInTraining, TrainModeInEvaluation
 from retrograd.explaining.findings.detectors.nonfinite import (
     KinksInBackward,
     NanBackward,
@@ -49,33 +36,34 @@ from retrograd.explaining.findings.detectors.nonfinite import (
     NanInput,
     NanUpdate,
 )
-from retrograd.explaining.findings.detectors.optimizers import BeforeChange, MadeAnew
-from retrograd.explaining.findings.detectors.precision import OverflowHeadroom, ScalerChurn, Underflow, UpdateLost
-from retrograd.explaining.findings.detectors.ranks import RanksDisagree
-from retrograd.explaining.findings.detectors.refused import InferenceTensor, RecomputedOtherwise, UnusedInDDP
-from retrograd.explaining.findings.detectors.schedule import RateIsZero, RateJump, SchedulerBeforeStep, SchedulerPerStep
-from retrograd.explaining.findings.detectors.second_derivative import LostSecondDerivative
-from retrograd.explaining.findings.detectors.shapes import BroadcastLoss, ReshapeMixes, WrongDimension
-from retrograd.explaining.findings.detectors.units import AttentionCollapse, DeadUnits, EmbeddingUnused, Saturated
 
-DETECTORS: tuple[type[Detector], ...] = (
-    NanInput, NanForward, NanBackward, NanUpdate,
-    Failed, NoGraph, FreedGraph, OverwrittenTensor,
-    RecomputedOtherwise, InferenceTensor, UnusedInDDP, LostSecondDerivative,
-    LayersInAList, MissingGradient, NotOptimized,
-    MissingZeroGrad, MisplacedZeroGrad, NeverSteps, BackwardNeverCalled, StepBeforeBackward, StepTooSeldom,
-    DoubleBackward, AccumulationNotDivided, ClipAfterStep, ClipBeforeBackward, ClipBeforeUnscale, ClipOtherParameters,
-    RateIsZero,
-    SchedulerPerStep, SchedulerBeforeStep, RateJump, MadeAnew, BeforeChange, SoftmaxBeforeCrossEntropy,
-    ActivationOnLogits,
-    SigmoidBeforeLogitsLoss, NllOnProbabilities, BceOnLogits, DropoutMisplaced, BroadcastLoss, WrongDimension,
-    ReshapeMixes, BoundedOutput, WrongSign, SummedLoss, UnscaledInput, ConstantInput, GraphGrows, GraphLeaks,
-    WeightsUntied, SharedByAccident, MissingNonlinearity, EvalModeInTraining, TrainModeInEvaluation,
-    BadInit, SymmetricInit, Exploding, Vanishing, LearningRateTooHigh, LearningRateTooLow, NotUpdated,
-    HooksScale,
-    DeadUnits, Saturated, AttentionCollapse, EmbeddingUnused, WeightDecayDominates, AdamEpsilon, Momentum, ClipAlwaysOn,
-    Underflow, UpdateLost, OverflowHeadroom, ScalerChurn, BatchNorm, RanksDisagree,
-    LossSpike, Diverged, LossFlat, LossNoisy,
-    KinksInBackward,
+_FAMILIES = (
+    accumulation.family, architecture.family, batch_norm.family, broken_graphs.family, call_order.family,
+    clipping.family, failed.family, gradient_flow.family, graphs.family, hyper_parameters.family,
+    initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family,
+    loss_sense.family, missing_gradients.family, modes.family, optimizers.family, precision.family,
+    ranks.family, refused.family, schedule.family, second_derivative.family, shapes.family, units.family,
 )  # fmt: skip
+
+_ORDER = """
+    nan-input nan-forward nan-backward nan-update failed no-graph freed-graph overwritten recomputed-otherwise
+    inference-tensor unused-in-ddp second-derivative layers-in-a-list missing-gradient not-optimized missing-zero-grad
+    zero-grad-misplaced optimizer-never-steps backward-never-called step-before-backward step-too-seldom
+    double-backward accumulation-not-divided clip-after-step clip-before-backward clip-before-unscale
+    clip-other-parameters lr-zero scheduler-per-step scheduler-before-step lr-jump optimizer-made-anew
+    optimizer-before-change softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits
+    nll-on-probabilities bce-on-logits dropout-misplaced broadcast-loss wrong-dim reshape-mixes-batch relu-on-output
+    loss-wrong-sign loss-reduction-sum input-unscaled graph-grows graph-leaks weights-untied shared-weights
+    missing-nonlinearity eval-mode-in-training train-mode-in-evaluation bad-init symmetric-init exploding vanishing
+    learning-rate-too-high learning-rate-too-low not-updated hooks-scale dead-units saturated attention-collapse
+    embedding-unused weight-decay-dominates adam-epsilon momentum clip-always-on underflow bf16-update-lost
+    scaler-churn batch-norm ranks-disagree loss-spike diverged loss-flat kinks
+"""
+
+_FOUND: dict[str, Detector] = {
+    **{make.slug: make() for make in (NanInput, NanForward, NanBackward, NanUpdate, KinksInBackward)},
+    **{entry.slug: entry for family in _FAMILIES for entry in family.entries},
+}
+
+DETECTORS: tuple[Detector, ...] = tuple(map(_FOUND.__getitem__, _ORDER.split()))
 """All detectors, in the order in which they are asked."""

@@ -10,13 +10,15 @@ import numpy as np
 
 from retrograd.core.history.facts import Call
 from retrograd.core.history.sink import Event
-from retrograd.core.runs.findings import Evidence, Finding, Severity
+from retrograd.core.runs.findings import Finding, Severity
 from retrograd.explaining.findings.chain import Chain
-from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.division import is_divided_behind, is_divided_by, judge_losses
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import is_adaptive, number
 from retrograd.explaining.findings.updates import BY_HAND, HABIT, Update, clears, count_passes, list_cleared_passes
+
+family = Family(__name__)
 
 MOSTLY = 0.5
 """Share of the updates that must be concerned. A habit, not one step; our own choice."""
@@ -28,62 +30,40 @@ FEWEST = 3
 """Updates after which gradients that were never cleared are told from a warm-up."""
 
 
-class MissingZeroGrad(Detector):
+@family.detector("missing-zero-grad")
+def missing_zero_grad(record: Record, entry: Entry) -> Iterator[Finding]:
     """Gradients are never cleared."""
+    updates_of = record.updates_by_program()
+    cleared = {name for name, updates in updates_of.items() if any(_is_cleared(each, record) for each in updates)}
+    for optimizer, updates in updates_of.items():
+        later = [update for update in updates if not update.is_first and update.named("backward")]
+        stale = [update for update in later if _adds(update, record)]
+        others = cleared - {optimizer}
+        if others and optimizer not in cleared:  # what .grad held was asked of parameters of all of them
+            stale = [update for update in later if update.named("backward")[-1].details.get("held") in HELD]
+        if len(stale) >= FEWEST and len(stale) > MOSTLY * len(later):
+            yield _describe_missing_zero_grad(entry, optimizer, stale, later)
 
-    slug = "missing-zero-grad"
-    words = Words(
-        says="Gradients are not cleared between updates, so each update is made of the sum of all batches so far.",
-        example="Gradients are never cleared: 39 of 39 updates of SGD#1 add to what the batches before had left in "
-        ".grad.",
-        threshold="no zero_grad between updates, and .grad is neither None nor zero when backward begins, in more "
-        f"than half of at least {FEWEST} updates",
-        source="TrainCheck (OSDI 2025) names the fault; the share and the number are our own choice",
-        guard="accumulation, which clears every k-th step, has several backward passes an update, not none that is "
-        "preceded by clearing; gradients set to None or zero by hand, and those of torch.autograd.grad, are seen as "
-        "such",
-        repair="call optimizer.zero_grad() before loss.backward().",
+
+def _describe_missing_zero_grad(entry: Entry, optimizer: str, stale: list[Update], later: list[Update]) -> Finding:
+    is_never = len(stale) == len(later)
+    how = "never" if is_never else "mostly not"
+    whose = f"updates of {optimizer}" if optimizer else "updates by hand"
+    held = {str(call.details.get("held", "")) for update in stale for call in update.named("backward")}
+    seen = ", and .grad was neither None nor zero when backward began" if held == {"some"} else ""
+    return entry.finding(
+        f"Gradients are {how} cleared: {len(stale)} of {len(later)} {whose} add to what the batches before had "
+        "left in .grad, so each is made of their sum",
+        site=optimizer,
+        step=0 if is_never else stale[0].step,
+        last_step=stale[-1].step,
+        line=stale[0].named("backward")[-1].line,
+        evidence=[
+            ("updates without zero_grad before them", len(stale), f"> {MOSTLY:g} of {len(later)}"),
+            (".grad when backward began", str(stale[-1].named("backward")[0].details.get("held", ""))),
+        ],
+        checked=[f"nothing cleared the gradients before these updates{seen}"],
     )
-    explains = (
-        "exploding", "diverged", "loss-flat", "loss-noisy", "loss-spike", "learning-rate-too-high", "dead-units",
-        "saturated", "vanishing", "clip-always-on", "nan-forward", "nan-backward", "nan-update",
-        "loss-wrong-sign",
-    )  # fmt: skip
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        updates_of = record.updates_by_program()
-        cleared = {name for name, updates in updates_of.items() if any(_is_cleared(each, record) for each in updates)}
-        for optimizer, updates in updates_of.items():
-            later = [update for update in updates if not update.is_first and update.named("backward")]
-            stale = [update for update in later if _adds(update, record)]
-            others = cleared - {optimizer}
-            if others and optimizer not in cleared:  # what .grad held was asked of parameters of all of them
-                stale = [update for update in later if update.named("backward")[-1].details.get("held") in HELD]
-            if len(stale) >= FEWEST and len(stale) > MOSTLY * len(later):
-                yield self._describe(optimizer, stale, later)
-
-    def _describe(self, optimizer: str, stale: list[Update], later: list[Update]) -> Finding:
-        is_never = len(stale) == len(later)
-        how = "never" if is_never else "mostly not"
-        whose = f"updates of {optimizer}" if optimizer else "updates by hand"
-        held = {str(call.details.get("held", "")) for update in stale for call in update.named("backward")}
-        seen = ", and .grad was neither None nor zero when backward began" if held == {"some"} else ""
-        return self.find(
-            "critical",
-            f"Gradients are {how} cleared: {len(stale)} of {len(later)} {whose} add to what the batches before had "
-            "left in .grad, so each is made of their sum",
-            site=optimizer,
-            step=0 if is_never else stale[0].step,
-            last_step=stale[-1].step,
-            line=stale[0].named("backward")[-1].line,
-            evidence=[
-                Evidence("updates without zero_grad before them", len(stale), f"> {MOSTLY:g} of {len(later)}"),
-                Evidence(".grad when backward began", str(stale[-1].named("backward")[0].details.get("held", ""))),
-            ],
-            precondition=[f"nothing cleared the gradients before these updates{seen}"],
-            refute="gradients are cleared in a way that leaves .grad as it is, or their sum is meant",
-        )
 
 
 def _adds(update: Update, record: Record) -> bool:
@@ -95,65 +75,44 @@ def _is_cleared(update: Update, record: Record) -> bool:
     return any(clears(call, update.optimizer, record.optimizers) for call in update.before)
 
 
-class MisplacedZeroGrad(Detector):
+@family.detector("zero-grad-misplaced")
+def misplaced_zero_grad(record: Record, entry: Entry) -> Iterator[Finding]:
     """Gradients are cleared between backward and the update."""
+    for optimizer, updates in record.updates_by_program().items():
+        cleared = [update for update in updates if _find_clearing(update, record) is not None]
+        lost = [update for update in updates if list_cleared_passes(update, record.optimizers)]
+        if optimizer != BY_HAND and cleared and len(cleared) > MOSTLY * len(updates):
+            yield _describe_cleared(entry, optimizer, cleared, len(updates), record)
+        elif len(lost) > MOSTLY * len(updates) and is_divided_by(record, count_passes(updates)):
+            yield _describe_lost(entry, optimizer, lost, len(updates), record)
 
-    slug = "zero-grad-misplaced"
-    words = Words(
-        says="Gradients are cleared after backward and before the update, which then has nothing to go by.",
-        example="SGD#1 is given cleared gradients: zero_grad is called between backward and step before 50 of 50 "
-        "updates.",
-        threshold="zero_grad of the same optimizer, or of a module that holds all its parameters, after the last "
-        "backward pass before the update, in more than half of the updates",
-        source="our own choice",
-        guard="clearing another optimizer's parameters there (as GANs do) is not meant; one with a closure is left out",
-        repair="call zero_grad before loss.backward(), or after optimizer.step().",
+
+def _describe_cleared(entry: Entry, optimizer: str, cleared: list[Update], among: int, record: Record) -> Finding:
+    call = _find_clearing(cleared[0], record)
+    return entry.finding(
+        f"{optimizer} is given cleared gradients: zero_grad is called between backward and step before "
+        f"{len(cleared)} of {among} updates, so nothing is learned",
+        case="cleared",
+        site=optimizer,
+        span=cleared,
+        line=call.line if call else "",
+        evidence=[("updates from cleared gradients", len(cleared), f"> {MOSTLY:g} of {among}")],
+        checked=[f"what is cleared are the parameters of {optimizer}"],
     )
-    explains = (
-        "not-updated", "loss-flat", "missing-gradient", "learning-rate-too-low", "vanishing", "bad-init",
-        "symmetric-init", "clip-after-step", "clip-before-backward",
-    )  # fmt: skip
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        for optimizer, updates in record.updates_by_program().items():
-            cleared = [update for update in updates if _find_clearing(update, record) is not None]
-            lost = [update for update in updates if list_cleared_passes(update, record.optimizers)]
-            if optimizer != BY_HAND and cleared and len(cleared) > MOSTLY * len(updates):
-                yield self._describe_cleared(optimizer, cleared, len(updates), record)
-            elif len(lost) > MOSTLY * len(updates) and is_divided_by(record, count_passes(updates)):
-                yield self._describe_lost(optimizer, lost, len(updates), record)
 
-    def _describe_cleared(self, optimizer: str, cleared: list[Update], among: int, record: Record) -> Finding:
-        call = _find_clearing(cleared[0], record)
-        return self.find(
-            "critical",
-            f"{optimizer} is given cleared gradients: zero_grad is called between backward and step before "
-            f"{len(cleared)} of {among} updates, so nothing is learned",
-            site=optimizer,
-            span=cleared,
-            line=call.line if call else "",
-            evidence=[Evidence("updates from cleared gradients", len(cleared), f"> {MOSTLY:g} of {among}")],
-            precondition=[f"what is cleared are the parameters of {optimizer}"],
-            refute="parameters change from update to update by their gradients",
-        )
-
-    def _describe_lost(self, optimizer: str, lost: list[Update], among: int, record: Record) -> Finding:
-        passes = lost[-1].named("backward")
-        unused = list_cleared_passes(lost[-1], record.optimizers)
-        return self.find(
-            "critical",
-            f"zero_grad is called between the micro-batches of {optimizer}: of {len(passes)} backward passes before "
-            f"an update the gradients of {len(unused)} are cleared, though the loss is divided for their sum",
-            site=optimizer,
-            span=lost,
-            line=next((call.line for call in lost[-1].before if clears(call, optimizer, record.optimizers)), ""),
-            evidence=[
-                Evidence("updates before which gradients are cleared unused", len(lost), f"> {MOSTLY:g} of {among}")
-            ],
-            precondition=["the loss is divided, and the passes are from one line"],
-            refute="only the last micro-batch is meant to count",
-        )
+def _describe_lost(entry: Entry, optimizer: str, lost: list[Update], among: int, record: Record) -> Finding:
+    passes = lost[-1].named("backward")
+    unused = list_cleared_passes(lost[-1], record.optimizers)
+    return entry.finding(
+        f"zero_grad is called between the micro-batches of {optimizer}: of {len(passes)} backward passes before "
+        f"an update the gradients of {len(unused)} are cleared, though the loss is divided for their sum",
+        case="lost",
+        site=optimizer,
+        span=lost,
+        line=next((call.line for call in lost[-1].before if clears(call, optimizer, record.optimizers)), ""),
+        evidence=[("updates before which gradients are cleared unused", len(lost), f"> {MOSTLY:g} of {among}")],
+    )
 
 
 def _find_clearing(update: Update, record: Record) -> Call | None:
@@ -172,64 +131,49 @@ MANY_OPTIMIZERS = 2
 """With so many, several passes before an update are usual (GANs)."""
 
 
-class DoubleBackward(Detector):
+@family.detector("double-backward")
+def double_backward(record: Record, entry: Entry) -> Iterator[Finding]:
     """A loss is differentiated twice before an update."""
+    part, steps = _find_part(record), record.loss.steps
+    for optimizer, updates in record.updates_by_program().items():
+        meant = [update for update in updates if update.named("backward")]
+        seen = int(np.isin([update.step for update in meant], steps).sum())
+        several = [update for update in meant if len(update.named("backward")) > 1]
+        losses = _losses_by_step(record, {update.step for update in several})
+        doubled = [update for update in several if _is_doubled(losses.get(update.step, []))]
+        if doubled and len(doubled) >= HABIT * seen:
+            value, times = _most_common(losses[doubled[0].step])
+            yield _describe_double_backward(
+                entry,
+                optimizer,
+                doubled,
+                f"Backward runs {times} times from the same loss ({value:.4g}) before {len(doubled)} of "
+                f"{seen} updates, so gradients are {times} times as large as meant",
+                "passes of one micro-batch begin from the same value, which is not zero",
+            )
+        elif part and several and len(several) >= HABIT * len(meant):
+            yield _describe_double_backward(
+                entry,
+                optimizer,
+                several,
+                f"Backward runs from {part}, and then from a sum that holds it, before {len(several)} of "
+                f"{len(meant)} updates, so its gradients count twice",
+                "the sum was seen to be made of it",
+            )
 
-    slug = "double-backward"
-    words = Words(
-        says="Backward runs twice from the same loss before an update, so gradients are twice as large as meant.",
-        example="Backward runs 2 times from the same loss (0.693) before each of 60 updates, so gradients are 2 times "
-        "as large as meant.",
-        threshold="two passes of one micro-batch that begin from the same value, bit for bit, before 80 % of the "
-        "updates whose losses were recorded",
-        source="TrainCheck (OSDI 2025) names the fault; the share is our own choice",
-        guard="several losses over one graph, micro-batches and GANs begin from different values",
-        repair="call loss.backward() once for each loss.",
+
+def _describe_double_backward(
+    entry: Entry, optimizer: str, doubled: list[Update], message: str, checked: str
+) -> Finding:
+    passes = doubled[0].named("backward")
+    return entry.finding(
+        message,
+        site=optimizer,
+        span=doubled,
+        line=passes[-1].line,
+        evidence=[("passes before an update", len(passes), "> 1"), ("line of the first", passes[0].line)],
+        checked=[checked],
     )
-    explains = ("exploding", "learning-rate-too-high", "diverged", "loss-noisy", "loss-spike")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        part, steps = _find_part(record), record.loss.steps
-        for optimizer, updates in record.updates_by_program().items():
-            meant = [update for update in updates if update.named("backward")]
-            seen = int(np.isin([update.step for update in meant], steps).sum())
-            several = [update for update in meant if len(update.named("backward")) > 1]
-            losses = _losses_by_step(record, {update.step for update in several})
-            doubled = [update for update in several if _is_doubled(losses.get(update.step, []))]
-            if doubled and len(doubled) >= HABIT * seen:
-                value, times = _most_common(losses[doubled[0].step])
-                yield self._describe(
-                    optimizer,
-                    doubled,
-                    f"Backward runs {times} times from the same loss ({value:.4g}) before {len(doubled)} of "
-                    f"{seen} updates, so gradients are {times} times as large as meant",
-                    "passes of one micro-batch begin from the same value, which is not zero",
-                )
-            elif part and several and len(several) >= HABIT * len(meant):
-                yield self._describe(
-                    optimizer,
-                    several,
-                    f"Backward runs from {part}, and then from a sum that holds it, before {len(several)} of "
-                    f"{len(meant)} updates, so its gradients count twice",
-                    "the sum was seen to be made of it",
-                )
-
-    def _describe(self, optimizer: str, doubled: list[Update], message: str, checked: str) -> Finding:
-        passes = doubled[0].named("backward")
-        return self.find(
-            "warning",
-            message,
-            site=optimizer,
-            span=doubled,
-            line=passes[-1].line,
-            evidence=[
-                Evidence("passes before an update", len(passes), "> 1"),
-                Evidence("line of the first", passes[0].line),
-            ],
-            precondition=[checked],
-            refute="the two losses are different tensors that happen to be equal, or doubled gradients are meant",
-        )
 
 
 def _find_part(record: Record) -> str:
@@ -260,79 +204,51 @@ def _most_common(losses: list[Event]) -> tuple[float, int]:
 
 
 def _is_doubled(losses: list[Event]) -> bool:
-    """Tell whether passes of one micro-batch begin from the same value that is not zero."""
+    """Check whether passes of one micro-batch begin from the same value that is not zero."""
     seen = Counter((event.moment.micro, event.value) for event in losses if event.value == event.value and event.value)
     return bool(seen) and max(seen.values()) > 1
 
 
-class AccumulationNotDivided(Detector):
+@family.detector("accumulation-not-divided")
+def accumulation_not_divided(record: Record, entry: Entry) -> Iterator[Finding]:
     """Gradients of micro-batches are added up though each is a mean."""
+    by_optimizer = record.updates_by_program()
+    if len(by_optimizer) >= MANY_OPTIMIZERS:
+        raise CannotTell("several optimizers take turns")
+    for optimizer, updates in by_optimizer.items():
+        times, among = _count_micro_batches(updates)
+        if times == 1 or judge_losses(record, times) != "whole":
+            continue
+        if any(each.kind == "rewrite" and _is_of_gradients(each.name) for each in record.events):
+            raise CannotTell("rules change gradients, and may divide them")
+        if not is_divided_behind(record, optimizer, updates, times):
+            yield _describe_accumulation_not_divided(entry, optimizer, updates, times, among)
 
-    slug = "accumulation-not-divided"
-    words = Words(
-        says="Gradients of several micro-batches are added up, and no loss is divided by their number.",
-        example="Gradients of 8 micro-batches are added up before each update and no loss is divided by 8: the "
-        "learning rate is 8 times that of the mean.",
-        threshold="the same number (> 1) of forwards and backward passes from the same lines before 80 % of the "
-        "updates, where each pass begins from a mean that is not divided by it",
-        source="our own choice",
-        guard="sums over samples are left alone, losses that are divided by their number in all micro-batches, and "
-        "plain SGD whose updates show that .grad was divided before them; a loss that another number or a tensor of "
-        "unknown origin divides is not judged, nor gradients that rules change; passes from different lines (several "
-        "losses, GANs) do not count; with optimizers whose updates do not grow with the gradient it is a note, unless "
-        "a tenth of the sums are clipped to a norm that their mean would not reach",
-        repair="divide the loss by the number of micro-batches before backward.",
+
+def _describe_accumulation_not_divided(
+    entry: Entry, optimizer: str, updates: list[Update], times: int, among: int
+) -> Finding:
+    kind = optimizer.split("#", maxsplit=1)[0]
+    cut = sum(_is_cut_for_it(each, times) for each in updates)
+    severity: Severity = "warning"
+    if not is_adaptive(kind):
+        effect = f"the learning rate is {times} times that of the mean"
+    elif cut > CUT * len(updates):
+        effect = f"{cut} of {len(updates)} sums are clipped whose mean would not be"
+    else:
+        severity, effect = "note", f"{kind} hardly minds, but clipping and ε do"
+    return entry.finding(
+        f"Gradients of {times} micro-batches are added up before each update and no loss is divided by {times}: "
+        f"{effect}",
+        severity=severity,
+        site=optimizer,
+        span=updates,
+        line=updates[0].named("backward")[0].line,
+        evidence=[
+            ("micro-batches before an update", times, "> 1"),
+            ("updates with so many", among, f"≥ {HABIT:.0%} of {len(updates)}"),
+        ],
     )
-    explains = (
-        "exploding",
-        "learning-rate-too-high",
-        "diverged",
-        "loss-noisy",
-        "loss-spike",
-        "clip-always-on",
-        "dead-units",
-        "saturated",
-        "vanishing",
-    )
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        by_optimizer = record.updates_by_program()
-        if len(by_optimizer) >= MANY_OPTIMIZERS:
-            raise CannotTell("several optimizers take turns")
-        for optimizer, updates in by_optimizer.items():
-            times, among = _count_micro_batches(updates)
-            if times == 1 or judge_losses(record, times) != "whole":
-                continue
-            if any(each.kind == "rewrite" and _is_of_gradients(each.name) for each in record.events):
-                raise CannotTell("rules change gradients, and may divide them")
-            if not is_divided_behind(record, optimizer, updates, times):
-                yield self._describe(optimizer, updates, times, among)
-
-    def _describe(self, optimizer: str, updates: list[Update], times: int, among: int) -> Finding:
-        kind = optimizer.split("#", maxsplit=1)[0]
-        cut = sum(_is_cut_for_it(each, times) for each in updates)
-        severity: Severity = "warning"
-        if not is_adaptive(kind):
-            effect = f"the learning rate is {times} times that of the mean"
-        elif cut > CUT * len(updates):
-            effect = f"{cut} of {len(updates)} sums are clipped whose mean would not be"
-        else:
-            severity, effect = "note", f"{kind} hardly minds, but clipping and ε do"
-        return self.find(
-            severity,
-            f"Gradients of {times} micro-batches are added up before each update and no loss is divided by {times}: "
-            f"{effect}",
-            site=optimizer,
-            span=updates,
-            line=updates[0].named("backward")[0].line,
-            evidence=[
-                Evidence("micro-batches before an update", times, "> 1"),
-                Evidence("updates with so many", among, f"≥ {HABIT:.0%} of {len(updates)}"),
-            ],
-            precondition=["backward begins from a mean that is not divided, and each pass follows its own forward"],
-            refute="the learning rate was chosen for the sum, or gradients are divided behind backward",
-        )
 
 
 def _is_of_gradients(site: str) -> bool:
@@ -340,7 +256,7 @@ def _is_of_gradients(site: str) -> bool:
 
 
 def _is_cut_for_it(update: Update, times: int) -> bool:
-    """Tell whether the sum of gradients was clipped to a norm that their mean does not reach."""
+    """Check whether the sum of gradients was clipped to a norm that their mean does not reach."""
     clips = [(call.value, number(call.details.get("max_norm"))) for call in update.named("clip_grad_norm_")]
     return any(most is not None and most < norm <= most * times for norm, most in clips)
 

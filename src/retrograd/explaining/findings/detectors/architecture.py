@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrograd.core.history.facts import Parameter
-from retrograd.core.runs.findings import Evidence, Finding
+from retrograd.core.runs.findings import Finding
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.findings.chain import AFFINE, VIEWS, Chain
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
+
+family = Family(__name__)
 
 THROUGH = VIEWS | {"dropout", "batch_norm"}
 """Functions between two affine layers that leave them one affine map."""
@@ -25,47 +27,28 @@ _OF_WEIGHTS = VIEWS | {"mv", "dot", "vdot", "normalize", "norm", "linalg_norm", 
 """Functions by which spectral_norm and weight_norm make a weight."""
 
 
-class MissingNonlinearity(Detector):
+@family.detector("missing-nonlinearity")
+def missing_nonlinearity(record: Record, entry: Entry) -> Iterator[Finding]:
     """A stack of affine layers without an activation."""
-
-    slug = "missing-nonlinearity"
-    words = Words(
-        says="The model is a stack of affine layers without an activation, so it can do no more than a single one.",
-        example="There is no activation between the 3 affine layers of the model, so together they are a single "
-        "affine map.",
-        threshold="at least 2 affine layers one after the other that do not narrow in between, and no other function "
-        "in the whole model",
-        source="UMLAUT (CHI 2021) names the fault",
-        guard="bottlenecks (linear autoencoders, factorised or low-rank layers) and models with any function that is "
-        "not affine are left alone",
-        repair="put an activation, such as ReLU, between the layers.",
-    )
-    explains = ("loss-flat", "learning-rate-too-low", "loss-noisy")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        if record.is_staged:
-            raise CannotTell("the model is split into stages of a pipeline, of which each is seen alone")
-        for chain in record.need_chains():
-            pairs = find_pairs(chain)
-            if not pairs or not _is_affine(chain) or any(_narrows(chain, *pair) for pair in pairs):
-                continue
-            layers = sorted({each for pair in pairs for each in pair})
-            yield self.find_at(
-                record,
-                chain,
-                layers[1],
-                "warning",
-                f"There is no activation between the {len(layers)} affine layers of the model, so together they are a "
-                "single affine map",
-                evidence=[
-                    Evidence("affine layers one after the other", len(layers), "≥ 2"),
-                    Evidence("other functions in the model", 0, "none"),
-                ],
-                precondition=["no layer between is narrower than what it is given and what is made of it"],
-                refute="a deep linear model is meant",
-            )
-            return
+    if record.is_staged:
+        raise CannotTell("the model is split into stages of a pipeline, of which each is seen alone")
+    for chain in record.need_chains():
+        pairs = find_pairs(chain)
+        if not pairs or not _is_affine(chain) or any(_narrows(chain, *pair) for pair in pairs):
+            continue
+        layers = sorted({each for pair in pairs for each in pair})
+        yield entry.finding_at(
+            record,
+            chain,
+            layers[1],
+            f"There is no activation between the {len(layers)} affine layers of the model, so together they are a "
+            "single affine map",
+            evidence=[
+                ("affine layers one after the other", len(layers), "≥ 2"),
+                ("other functions in the model", 0, "none"),
+            ],
+        )
+        return
 
 
 def find_pairs(chain: Chain) -> list[tuple[int, int]]:
@@ -76,7 +59,7 @@ def find_pairs(chain: Chain) -> list[tuple[int, int]]:
 
 
 def _is_affine(chain: Chain) -> bool:
-    """Tell whether all that the model's outputs are made of is affine."""
+    """Check whether all that the model's outputs are made of is affine."""
     data = _list_data(chain)
     weights = [chain.name(each) for each in chain.of_outputs - data]
     return bool(data) and all(each in _OF_WEIGHTS for each in weights) and all(_is_affine_one(chain, e) for e in data)
@@ -101,7 +84,7 @@ def _is_affine_one(chain: Chain, number: int) -> bool:
 
 
 def _narrows(chain: Chain, before: int, behind: int) -> bool:
-    """Tell whether what lies between two layers is narrower than both what goes in and what comes out."""
+    """Check whether what lies between two layers is narrower than both what goes in and what comes out."""
     place = 1 if chain.name(before).startswith("conv") else -1
     sizes = [(chain.taken(before) or ()), chain.made(before), chain.made(behind)]
     if min(map(len, sizes)) < 2:
@@ -116,48 +99,28 @@ CONTAINERS = ("Sequential", "ModuleList")
 """Containers that name their children by their places."""
 
 
-class WeightsUntied(Detector):
+@family.detector("weights-untied")
+def weights_untied(record: Record, entry: Entry) -> Iterator[Finding]:
     """Two weights begin as copies and drift apart."""
-
-    slug = "weights-untied"
-    words = Words(
-        says="An embedding and an output layer begin with the same values and then differ: they are copies, not one "
-        "weight.",
-        example="emb:weight and head:weight are equal at step 0 and differ at step 1: they are two copies and not "
-        "tied.",
-        threshold="a weight of an Embedding and one of another module, of one shape, equal bit for bit at the first "
-        "look and different at a later one",
-        source="our own choice",
-        guard="layers that are copies of each other (cloned blocks) are of one type, and are left alone",
-        repair="assign the parameter itself: head.weight = emb.weight.",
-    )
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        looks = {
-            name: known
-            for name, listed in record.looks.items()
-            if (known := [each for each in listed if each.digest and len(each.shape) == 2])
-        }
-        if not looks:
-            raise CannotTell("no digests of parameters were recorded")
-        for first, second in _pair_equal(record, looks):
-            apart = _find_apart(looks[first], looks[second])
-            if apart is not None:
-                yield self.find(
-                    "warning",
-                    f"{first} and {second} are equal at step {looks[first][0].step} and differ at step {apart}: they "
-                    "are two copies and not tied",
-                    site=second,
-                    step=apart,
-                    line=record.line_of(second),
-                    evidence=[
-                        Evidence("shape", str(list(looks[first][0].shape))),
-                        Evidence("equal bit for bit", "at first"),
-                    ],
-                    precondition=[f"one is of an embedding, the other of a {record.type_of(second) or 'parameter'}"],
-                    refute="one was only initialised from the other",
-                )
+    looks = {
+        name: known
+        for name, listed in record.looks.items()
+        if (known := [each for each in listed if each.digest and len(each.shape) == 2])
+    }
+    if not looks:
+        raise CannotTell("no digests of parameters were recorded")
+    for first, second in _pair_equal(record, looks):
+        apart = _find_apart(looks[first], looks[second])
+        if apart is not None:
+            yield entry.finding(
+                f"{first} and {second} are equal at step {looks[first][0].step} and differ at step {apart}: they "
+                "are two copies and not tied",
+                site=second,
+                step=apart,
+                line=record.line_of(second),
+                evidence=[("shape", str(list(looks[first][0].shape))), ("equal bit for bit", "at first")],
+                checked=[f"one is of an embedding, the other of a {record.type_of(second) or 'parameter'}"],
+            )
 
 
 def _pair_equal(record: Record, looks: dict[str, list[Parameter]]) -> Iterator[tuple[str, str]]:
@@ -176,51 +139,32 @@ def _find_apart(first: list[Parameter], second: list[Parameter]) -> int | None:
     return next((fact.step for fact in first if others.get(fact.step, fact.digest) != fact.digest), None)
 
 
-class SharedByAccident(Detector):
+@family.detector("shared-weights")
+def shared_by_accident(record: Record, entry: Entry) -> Iterator[Finding]:
     """A module stands several times in a container."""
+    calls = _count_calls(record)
+    for container, missing in _find_gaps(record).items():
+        children = [path for path in record.modules if path != ROOT and path.rpartition(".")[0] == container]
+        shared = {child: _calls_within(child, calls) for child in children}
+        shared = {child: count for child, count in shared.items() if count > 1}
+        if len(shared) == 1 and (missing == 0 or next(iter(shared.values())) == missing + 1):
+            yield _describe(entry, record, container, missing, *next(iter(shared.items())))
 
-    slug = "shared-weights"
-    words = Words(
-        says="One module stands several times in a container, so what looks like several layers has the weights of "
-        "one.",
-        example="The module 0 stands at 4 places of a Sequential and is called 4 times a forward: its 4 places share "
-        "one weight.",
-        threshold="numbers that are missing among the children of a Sequential or ModuleList, and a child with "
-        "parameters that is called once more for each of them",
-        source="our own choice: torch lists a module once, by its first place",
-        guard="activations without parameters, cells that are called in a loop, and children that were taken out on "
-        "purpose are left alone",
-        repair="make the layers one by one: [make_layer() for _ in range(n)] in place of [layer] * n, or "
-        "copy.deepcopy.",
+
+def _describe(entry: Entry, record: Record, container: str, missing: int, child: str, count: int) -> Finding:
+    kind = record.type_of(container or ROOT)
+    return entry.finding(
+        f"The module {child} stands at {count} places of a {kind} and is called {count} times a forward: its "
+        f"{count} places share one set of weights",
+        site=child,
+        line=record.line_of(container or ROOT),
+        evidence=[("places", count, "> 1"), ("calls a forward", count, "> 1")],
+        checked=[
+            f"{missing} numbers are missing among the children of the {kind}"
+            if missing
+            else f"it is the only child of the {kind}"
+        ],
     )
-    explains = ("loss-flat", "learning-rate-too-low")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        calls = _count_calls(record)
-        for container, missing in _find_gaps(record).items():
-            children = [path for path in record.modules if path != ROOT and path.rpartition(".")[0] == container]
-            shared = {child: _calls_within(child, calls) for child in children}
-            shared = {child: count for child, count in shared.items() if count > 1}
-            if len(shared) == 1 and (missing == 0 or next(iter(shared.values())) == missing + 1):
-                yield self._describe(record, container, missing, *next(iter(shared.items())))
-
-    def _describe(self, record: Record, container: str, missing: int, child: str, count: int) -> Finding:
-        kind = record.type_of(container or ROOT)
-        return self.find(
-            "warning",
-            f"The module {child} stands at {count} places of a {kind} and is called {count} times a forward: its "
-            f"{count} places share one set of weights",
-            site=child,
-            line=record.line_of(container or ROOT),
-            evidence=[Evidence("places", count, "> 1"), Evidence("calls a forward", count, "> 1")],
-            precondition=[
-                f"{missing} numbers are missing among the children of the {kind}"
-                if missing
-                else f"it is the only child of the {kind}"
-            ],
-            refute="the layers are meant to share their weights",
-        )
 
 
 def _find_gaps(record: Record) -> dict[str, int]:

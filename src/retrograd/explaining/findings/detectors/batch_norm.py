@@ -10,9 +10,11 @@ import numpy as np
 from retrograd.core.history.facts import Buffer, Modes
 from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.core.sites.site import ROOT
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.layers import Layer, Layers
 from retrograd.explaining.findings.record import CannotTell, Record
+
+family = Family(__name__)
 
 HARDLY = 0.1
 """Momentum times steps, below which running statistics are still as they began."""
@@ -27,126 +29,110 @@ FEW = 4
 """Values of a channel from which statistics are too noisy."""
 
 
-class BatchNorm(Detector):
+@family.detector("batch-norm")
+def batch_norm(record: Record, entry: Entry) -> Iterator[Finding]:
     """A batch norm remembers the wrong statistics, or computes them from too little."""
+    norms = [(k, layer) for k, layer in enumerate(record.once(Layers).listed) if "BatchNorm" in layer.type]
+    if not norms:
+        raise CannotTell("there is no batch norm that was called in training")
+    for k, layer in norms:
+        if not _trains(record, layer.path):
+            continue
+        found = _judge(entry, record, layer, k)
+        if found is not None:
+            yield found
+            return
 
-    slug = "batch-norm"
-    words = Words(
-        says="A batch norm's running statistics are never updated, are those of the last batch, come from a few "
-        "values, or move though all weights around it are frozen.",
-        example="The running statistics of 1 (BatchNorm2d) are the same at step 0 and at step 32 though it trains, and "
-        "eval mode will use them.",
-        threshold="Equal digests of running_mean at no fewer than 3 looks while it trains; a momentum above "
-        f"{LAST:g}, or one that is below {HARDLY:g} when multiplied by the steps (from the means at two looks and of "
-        f"the batch between); fewer than {FEW} values a channel; or other running means at the last look than at the "
-        "first, of a part of the model whose weights all require no gradient and are the same at all looks.",
-        source="Ioffe and Szegedy 2015; what follows from digests and means is exact, the bounds are ours.",
-        guard="A norm in eval mode is another fault, or meant; so is one that gets no batch. Frozen copies that follow "
-        "another model (teachers, targets) have weights that change.",
-        repair="By what is wrong: give it a momentum of 0.1; keep it in eval mode while its part is frozen; with few "
-        "values, train with larger batches, or use GroupNorm or LayerNorm.",
+
+def _judge(entry: Entry, record: Record, layer: Layer, place: int) -> Finding | None:
+    looks = [each for each in record.buffers if each.name == f"{layer.path}:running_mean"]
+    few = _count_values(record, layer)
+    if 0 < few < FEW:
+        return _describe_few(entry, record, layer, few)
+    if len({each.step for each in looks}) < 3:
+        return None
+    momentum = estimate_momentum(record, looks, place)
+    if len({each.digest for each in looks}) == 1 or momentum * len(record.steps) < HARDLY:
+        is_trained = _trains(record, layer.path, looks[0].step, looks[-1].step)
+        return _describe_same(entry, record, layer, looks, momentum) if is_trained else None
+    if looks[0].digest != looks[-1].digest and _is_frozen(record, layer.path):
+        return _describe_frozen(entry, record, layer)
+    return _describe_last(entry, record, layer, momentum) if momentum > LAST else None
+
+
+def _count_values(record: Record, layer: Layer) -> float:
+    """Values of each channel in a batch; 0 where that is not known."""
+    scale = f"{layer.path}:weight.grad"
+    if scale not in record.history or not len(record.series(layer.site)):
+        return 0.0
+    rows, channels = record.series(layer.site).rows, record.series(scale).count
+    calls = np.maximum(rows["calls"], 1)
+    return float(np.median(rows["count"] / calls) / channels[0]) if len(channels) else 0.0
+
+
+def _describe_same(entry: Entry, record: Record, layer: Layer, looks: list[Buffer], momentum: float) -> Finding:
+    is_small = momentum * len(record.steps) < HARDLY
+    why = f": a momentum of {momentum:.2g} hardly updates them" if is_small else " though it trains"
+    return _describe(
+        entry,
+        record,
+        layer,
+        f"The running statistics of {layer.path} ({layer.type}) are {'as good as ' if is_small else ''}the same at "
+        f"step {looks[0].step} and at step {looks[-1].step}{why}, and eval mode will use them.",
+        Evidence("sampled steps", len(looks), f"≥ 3, all with one digest, or momentum × steps < {HARDLY:g}"),
+        "its momentum is larger" if is_small else "its buffers differ between two steps of training",
+        "give it a larger momentum, as torch's 0.1."
+        if is_small
+        else "see that its momentum is above 0, and that nothing writes the old statistics back (a copy of the "
+        "module, load_state_dict, functional_call).",
     )
-    explains = ("loss-noisy", "loss-flat")
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Look at each batch norm."""
-        norms = [(k, layer) for k, layer in enumerate(record.once(Layers).listed) if "BatchNorm" in layer.type]
-        if not norms:
-            raise CannotTell("there is no batch norm that was called in training")
-        for k, layer in norms:
-            if not _trains(record, layer.path):
-                continue
-            found = self._judge(record, layer, k)
-            if found is not None:
-                yield found
-                return
 
-    def _judge(self, record: Record, layer: Layer, place: int) -> Finding | None:
-        looks = [each for each in record.buffers if each.name == f"{layer.path}:running_mean"]
-        few = self._count_values(record, layer)
-        if 0 < few < FEW:
-            return self._tell_few(record, layer, few)
-        if len({each.step for each in looks}) < 3:
-            return None
-        momentum = estimate_momentum(record, looks, place)
-        if len({each.digest for each in looks}) == 1 or momentum * len(record.steps) < HARDLY:
-            is_trained = _trains(record, layer.path, looks[0].step, looks[-1].step)
-            return self._tell_same(record, layer, looks, momentum) if is_trained else None
-        if looks[0].digest != looks[-1].digest and _is_frozen(record, layer.path):
-            return self._tell_frozen(record, layer)
-        return self._tell_last(record, layer, momentum) if momentum > LAST else None
+def _describe_frozen(entry: Entry, record: Record, layer: Layer) -> Finding:
+    part = layer.path.partition(".")[0]
+    return _describe(
+        entry,
+        record,
+        layer,
+        f"The running statistics of {layer.path} ({layer.type}) move in training, though all weights of {part} are "
+        "frozen: in eval mode they will not be those that these weights were trained with.",
+        Evidence("weights around it that changed, or require a gradient", 0, "none"),
+        f"{part} is meant to take on the statistics of this data",
+        f"call {part}.eval() behind each train() of the model, for as long as {part} is frozen.",
+    )
 
-    @staticmethod
-    def _count_values(record: Record, layer: Layer) -> float:
-        """Values of each channel in a batch; 0 where that is not known."""
-        scale = f"{layer.path}:weight.grad"
-        if scale not in record.history or not len(record.series(layer.site)):
-            return 0.0
-        rows, channels = record.series(layer.site).rows, record.series(scale).count
-        calls = np.maximum(rows["calls"], 1)
-        return float(np.median(rows["count"] / calls) / channels[0]) if len(channels) else 0.0
 
-    def _tell_same(self, record: Record, layer: Layer, looks: list[Buffer], momentum: float) -> Finding:
-        is_small = momentum * len(record.steps) < HARDLY
-        why = f": a momentum of {momentum:.2g} hardly updates them" if is_small else " though it trains"
-        return self._tell(
-            record,
-            layer,
-            f"The running statistics of {layer.path} ({layer.type}) are {'as good as ' if is_small else ''}the same at "
-            f"step {looks[0].step} and at step {looks[-1].step}{why}, and eval mode will use them.",
-            Evidence("looks", len(looks), f"≥ 3, all with one digest, or momentum × steps < {HARDLY:g}"),
-            "its momentum is larger" if is_small else "its buffers differ between two steps of training",
-            "give it a larger momentum, as torch's 0.1."
-            if is_small
-            else "see that its momentum is above 0, and that nothing writes the old statistics back (a copy of the "
-            "module, load_state_dict, functional_call).",
-        )
+def _describe_last(entry: Entry, record: Record, layer: Layer, momentum: float) -> Finding:
+    return _describe(
+        entry,
+        record,
+        layer,
+        f"The running statistics of {layer.path} ({layer.type}) are those of the last batch alone: a momentum of "
+        f"{momentum:.2g} forgets all others.",
+        Evidence("momentum, by two sampled steps and the batch between", momentum, f"> {LAST:g}"),
+        f"its momentum is below {LAST:g}",
+        "give it a smaller momentum, as torch's 0.1: it is the part of the new batch.",
+    )
 
-    def _tell_frozen(self, record: Record, layer: Layer) -> Finding:
-        part = layer.path.partition(".")[0]
-        return self._tell(
-            record,
-            layer,
-            f"The running statistics of {layer.path} ({layer.type}) move in training, though all weights of {part} are "
-            "frozen: in eval mode they will not be those that these weights were trained with.",
-            Evidence("weights around it that changed, or require a gradient", 0, "none"),
-            f"{part} is meant to take on the statistics of this data",
-            f"call {part}.eval() behind each train() of the model, for as long as {part} is frozen.",
-        )
 
-    def _tell_last(self, record: Record, layer: Layer, momentum: float) -> Finding:
-        return self._tell(
-            record,
-            layer,
-            f"The running statistics of {layer.path} ({layer.type}) are those of the last batch alone: a momentum of "
-            f"{momentum:.2g} forgets all others.",
-            Evidence("momentum, by two looks and the batch between", momentum, f"> {LAST:g}"),
-            f"its momentum is below {LAST:g}",
-            "give it a smaller momentum, as torch's 0.1: it is the part of the new batch.",
-        )
+def _describe_few(entry: Entry, record: Record, layer: Layer, few: float) -> Finding:
+    return _describe(
+        entry,
+        record,
+        layer,
+        f"{layer.path} ({layer.type}) computes its statistics from {few:g} values of each channel.",
+        Evidence("values of a channel", few, f"< {FEW}"),
+        f"a batch holds at least {FEW} values of each channel",
+        "train with larger batches, or use GroupNorm or LayerNorm, which take no statistics over the batch.",
+    )
 
-    def _tell_few(self, record: Record, layer: Layer, few: float) -> Finding:
-        return self._tell(
-            record,
-            layer,
-            f"{layer.path} ({layer.type}) computes its statistics from {few:g} values of each channel.",
-            Evidence("values of a channel", few, f"< {FEW}"),
-            f"a batch holds at least {FEW} values of each channel",
-            "train with larger batches, or use GroupNorm or LayerNorm, which take no statistics over the batch.",
-        )
 
-    def _tell(self, record: Record, layer: Layer, text: str, evidence: Evidence, refute: str, repair: str) -> Finding:
-        return self.find(
-            "warning",
-            text,
-            site=layer.path,
-            span=record,
-            line=layer.line,
-            evidence=[evidence],
-            precondition=["it is in training mode"],
-            refute=refute,
-            repair=repair,
-        )
+def _describe(
+    entry: Entry, record: Record, layer: Layer, text: str, evidence: Evidence, refute: str, repair: str
+) -> Finding:
+    return entry.finding(
+        text, site=layer.path, span=record, line=layer.line, evidence=[evidence], refute=refute, repair=repair
+    )
 
 
 def estimate_momentum(record: Record, looks: list[Buffer], place: int) -> float:
@@ -168,7 +154,7 @@ def estimate_momentum(record: Record, looks: list[Buffer], place: int) -> float:
 
 
 def _is_frozen(record: Record, path: str) -> bool:
-    """Tell whether no weight of the outermost part that holds a module is trained, though others of the model are."""
+    """Check whether no weight of the outermost part that holds a module is trained, though others of the model are."""
     part = path.partition(".")[0]
     inside = {name: each for name, each in record.looks.items() if name.startswith((f"{part}.", f"{part}:"))}
     is_still = all(len({each.digest for each in listed}) == 1 < len(listed) for listed in inside.values())
@@ -178,7 +164,7 @@ def _is_frozen(record: Record, path: str) -> bool:
 
 
 def _trains(record: Record, path: str, first: int = 0, last: int | None = None) -> bool:
-    """Tell whether a module was in training mode, at some step before ``last`` and from ``first`` on.
+    """Check whether a module was in training mode, at some step before ``last`` and from ``first`` on.
 
     A mode lasts until its model's next one is noted. One that is taken back in the same step has been for a trial.
     """

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.history.facts import Call, FreedPart, Operation, Overwrite, SharedWrite, Unpacked
-from retrograd.core.runs.findings import Evidence, Finding, shorten_line
+from retrograd.core.runs.findings import Finding, shorten_line
 from retrograd.explaining.findings.chain import Chain, name_of, tensor_of
-from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.detectors.graphs import tell_carried, tell_taken
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.gradients import LostGradient, ParameterGradients, find_last_cut
 from retrograd.explaining.findings.record import Record
+
+family = Family(__name__)
 
 _OVERWRITTEN = re.compile(
     r"modified by an inplace operation: \[(?P<kind>[\w.]+) \[(?P<shape>[^\]]*)\]\]"
@@ -24,60 +26,40 @@ _VIEWS = ("AsStrided", "T", "Transpose", "Permute", "View", "UnsafeView", "Expan
 """Nodes of views: what they view is written to."""
 
 
-class NoGraph(Detector):
+@family.detector("no-graph")
+def no_graph(record: Record, entry: Entry) -> Iterator[Finding]:
     """Backward is asked of a loss that has no graph."""
+    if "does not require grad and does not have a grad_fn" in record.crash.message:
+        yield _say_refused(entry, record)
+    elif (leaf := _find_leaf_loss(record)) is not None:
+        yield _say_leaf(entry, record, leaf)
 
-    slug = "no-graph"
-    words = Words(
-        says="Backward is asked of a loss that has no graph, and where it lost it.",
-        example="The loss has no graph, so backward cannot run: `argmax` has no derivative, so what comes after it "
-        "has no graph (train.py:16).",
-        threshold="torch's own error; or a loss that is a leaf, while no parameter ever had a gradient",
-        source="torch: element 0 of tensors does not require grad and does not have a grad_fn",
-        guard="speaks only where torch has raised, or where backward began at a tensor without a node, a cut lies "
-        "before it, and no gradient of any recorded parameter was seen",
-        repair="compute the loss from what the model returns, without leaving the graph.",
+
+def _say_leaf(entry: Entry, record: Record, lost: LostGradient) -> Finding:
+    call = next(each for each in record.called("backward"))
+    return entry.finding(
+        "Backward begins at a tensor that has no graph, so no parameter gets a gradient and nothing is trained: "
+        f"{lost.sentence}",
+        case="leaf",
+        step=call.step,
+        last_step=record.last_step,
+        line=lost.line,
+        evidence=[("backward", call.line), ("parameters with a gradient", 0, "0 of all")],
+        repair=lost.repair,
     )
-    explains = ("failed", "optimizer-never-steps", "backward-never-called", "missing-gradient", "loss-flat")
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        if "does not require grad and does not have a grad_fn" in record.crash.message:
-            yield self._say_refused(record)
-        elif (leaf := _find_leaf_loss(record)) is not None:
-            yield self._say_leaf(record, leaf)
 
-    def _say_leaf(self, record: Record, lost: LostGradient) -> Finding:
-        call = next(each for each in record.called("backward"))
-        return self.find(
-            "critical",
-            "Backward begins at a tensor that has no graph, so no parameter gets a gradient and nothing is trained: "
-            f"{lost.sentence}",
-            step=call.step,
-            last_step=record.last_step,
-            line=lost.line,
-            evidence=[Evidence("backward", call.line), Evidence("parameters with a gradient", 0, "0 of all")],
-            precondition=[
-                "what backward began from has no node",
-                "the gradient of each recorded parameter was looked at after backward, and each was None",
-            ],
-            refute="the .grad of some parameter is not None after backward()",
-            repair=lost.repair,
-        )
-
-    def _say_refused(self, record: Record) -> Finding:
-        lost = next((found for chain in reversed(record.chains) if (found := find_last_cut(chain))), None)
-        reason, repair = _explain(record, lost)
-        return self.find(
-            "critical",
-            f"The loss has no graph, so backward cannot run: {reason}",
-            step=record.last_step or 0,
-            line=lost.line if lost is not None else _find_blind_line(record) or record.crash.line,
-            evidence=[Evidence("exception", record.crash.message[:160])],
-            precondition=["torch has refused to run backward"],
-            refute="torch has raised for another tensor than the loss",
-            repair=repair,
-        )
+def _say_refused(entry: Entry, record: Record) -> Finding:
+    lost = next((found for chain in reversed(record.chains) if (found := find_last_cut(chain))), None)
+    reason, repair = _explain(record, lost)
+    return entry.finding(
+        f"The loss has no graph, so backward cannot run: {reason}",
+        case="refused",
+        step=record.last_step or 0,
+        line=lost.line if lost is not None else _find_blind_line(record) or record.crash.line,
+        evidence=[("exception", record.crash.message[:160])],
+        repair=repair,
+    )
 
 
 def _find_leaf_loss(record: Record) -> LostGradient | None:
@@ -114,53 +96,37 @@ def _find_blind_line(record: Record) -> str:
     return calls[0].line if calls and not any(call.details.get("grad") for call in calls) else ""
 
 
-class FreedGraph(Detector):
+@family.detector("freed-graph")
+def freed_graph(record: Record, entry: Entry) -> Iterator[Finding]:
     """Backward runs a second time through a graph that is freed."""
-
-    slug = "freed-graph"
-    words = Words(
-        says="Backward runs through a graph that an earlier pass has freed, and what is carried over.",
-        example="Backward (train.py:31) runs into the graph of an earlier step, which is freed: `linear` (train.py:20) "
-        "takes float32[16, 32] that was made before this forward.",
-        threshold="torch's own error",
-        source="torch: Trying to backward through the graph a second time",
-        guard="speaks only where torch has raised; a tensor that is carried over is named only if it is the only one",
-        repair="detach what is carried over from one step to the next (h = h.detach()), or compute it anew.",
+    if "backward through the graph a second time" not in record.crash.message:
+        return
+    last = record.called("backward", "grad", "forward")
+    line = next((call.line for call in reversed(last) if call.name != "forward"), "") or record.crash.line
+    again = _same_graph(last)
+    state = None if again else _find_state(record)
+    part = next(iter(record.of(FreedPart)[-1:]), None)
+    said = shorten_line(line)
+    if again:
+        message = f"Backward ({said}) runs a second time through one graph, which the pass before has freed"
+        message += f" ({shorten_line(again.line)})"
+        repair = "add the losses up and call backward once, or give the first call retain_graph=True."
+    else:
+        is_other = part is None and state is not None and not state[1]
+        message = f"Backward ({said}) runs into the graph of an earlier {'pass' if is_other else 'step'}, which is "
+        message += f"freed: {_describe_part(part, state)}"
+        repair = _describe_repair(record, part)
+    yield entry.finding(
+        message,
+        site=record.crash.module,
+        step=record.last_step,
+        line=(state[1] if state else part.line if part is not None and not again else "") or line,
+        evidence=[("exception", record.crash.message[:160]), ("backward", line)],
+        repair=repair,
     )
-    explains = ("failed", "double-backward", "graph-grows", "graph-leaks")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        if "backward through the graph a second time" not in record.crash.message:
-            return
-        last = record.called("backward", "grad", "forward")
-        line = next((call.line for call in reversed(last) if call.name != "forward"), "") or record.crash.line
-        again = _same_graph(last)
-        state = None if again else _find_state(record)
-        part = next(iter(record.of(FreedPart)[-1:]), None)
-        said = shorten_line(line)
-        if again:
-            message = f"Backward ({said}) runs a second time through one graph, which the pass before has freed"
-            message += f" ({shorten_line(again.line)})"
-            repair = "add the losses up and call backward once, or give the first call retain_graph=True."
-        else:
-            is_other = part is None and state is not None and not state[1]
-            message = f"Backward ({said}) runs into the graph of an earlier {'pass' if is_other else 'step'}, which is "
-            message += f"freed: {_tell_part(part, state)}"
-            repair = _tell_repair(record, part)
-        yield self.find(
-            "critical",
-            message,
-            site=record.crash.module,
-            step=record.last_step,
-            line=(state[1] if state else part.line if part is not None and not again else "") or line,
-            evidence=[Evidence("exception", record.crash.message[:160]), Evidence("backward", line)],
-            precondition=["torch has refused to run backward"],
-            repair=repair,
-        )
 
 
-def _tell_part(part: FreedPart | None, state: tuple[str, str] | None) -> str:
+def _describe_part(part: FreedPart | None, state: tuple[str, str] | None) -> str:
     """What was handed over: the operation that takes it, the variable that holds it, or its node at least."""
     if part is None:
         return state[0] if state else "something made in that step is used again without detach()"
@@ -172,19 +138,19 @@ def _tell_part(part: FreedPart | None, state: tuple[str, str] | None) -> str:
     return state[0] if state else f"what {part.node} made in that step is used again"
 
 
-def _tell_repair(record: Record, part: FreedPart | None) -> str:
+def _describe_repair(record: Record, part: FreedPart | None) -> str:
     """Empty for that of the detector: what is carried over is detached, if all that is trained is trained then."""
     if part is None:
         return ""
     what = f"`{part.name}`" if part.name else "it"
     starved = [name for name in part.starves if name in record.once(ParameterGradients).held]
     if not part.leaves_something:
-        return f"compute {what} anew in each step: nothing is trained if it is detached."
+        return f"compute {what} again in each step: nothing is trained if it is detached."
     if starved:
         verb = "get" if len(starved) > 1 else "gets"
-        return f"compute {what} anew in each step: {list_names(starved)} {verb} no gradient from it if it is detached."
+        return f"compute {what} again in each step: {list_names(starved)} {verb} no gradient from it if it is detached."
     if part.is_made_once:
-        return f"compute {what} anew in each step; detach() it only if what it is made of is not to be trained."
+        return f"compute {what} again in each step; detach() it only if what it is made of is not to be trained."
     return ""
 
 
@@ -242,137 +208,109 @@ LOSSY = 0.9
 in 2 bits are off by 0.8, by our measurement, a tensor that is doubled or set to zero by 1, and another one by 1.4."""
 
 
-class OverwrittenTensor(Detector):
+@family.detector("overwritten")
+def overwritten_tensor(record: Record, entry: Entry) -> Iterator[Finding]:
     """Something that backward needs was written to."""
+    facts = record.of(Overwrite)
+    found = _OVERWRITTEN.search(record.crash.message)
+    for fact in _first_of_each(facts):
+        yield _describe_seen(entry, fact, fact.step if fact.silent else record.last_step)
+    if found is not None and not any(not fact.silent for fact in facts):
+        yield _describe_error(entry, record, found)
+    for shared in record.of(SharedWrite):
+        yield _describe_shared(entry, shared)
+    is_named = any(fact.silent for fact in facts)  # with the line that wrote
+    for pair in record.of(Unpacked) if not is_named else ():
+        if pair.written or pair.value > LOSSY:
+            yield _describe_pair(entry, pair)
 
-    slug = "overwritten"
-    words = Words(
-        says="A tensor that backward needs was written to in place, and which lines saved it and wrote; or a hook "
-        "wrote into its gradient, which another branch is given in the same memory.",
-        example="The tensor `result` that SigmoidBackward0 saved for backward in gate (train.py:12) is overwritten by "
-        "add_ (train.py:13) before it is used.",
-        threshold="torch's own error; of writes that torch does not see, a digest that changed between save and use; "
-        "of hooks, one that changed while the hook ran, of a gradient that another node had yet to use; "
-        f"hooks for saved tensors that write to what was saved, or return what differs by more than {LOSSY:g} of its "
-        "size",
-        source="torch: one of the variables needed for gradient computation has been modified by an inplace operation",
-        guard="speaks only where torch has raised, or where `retrograd explain train.py` has seen the values change; "
-        "from a record alone a line is named only if there is one candidate; hooks that compress, and hooks that write "
-        "where nobody else is given the memory, are left alone",
-        repair="compute a new tensor instead (`x = x + 1` for `x += 1`), or write into a clone (`x = x.clone()`).",
+
+def _describe_shared(entry: Entry, fact: SharedWrite) -> Finding:
+    hook = f"`{fact.hook}`{_in_brackets(fact.hook_line)}" if fact.hook else "One of the hooks"
+    if fact.node == "BackwardHookFunctionBackward" and not fact.tensor:
+        about = f"a gradient that it is given as hook of {fact.name or 'a module'}"
+    elif fact.tensor:
+        about = f"the gradient of {_name_result(fact.tensor, fact.name, fact.line)}"
+    else:
+        about = f"the gradient that {fact.node} gives it"
+    more = f", and {fact.value - 1:.0f} more" if fact.value > 1 else ""
+    harmed = _name_result(fact.harmed, fact.harmed_in, fact.harmed_line)
+    return entry.finding(
+        f"{hook} writes in place into {about}: the gradient of {harmed}{more} is in the same memory, is changed "
+        "with it, and is wrong",
+        case="shared",
+        site=fact.name,
+        step=fact.step,
+        line=fact.hook_line or fact.line,
+        evidence=[("gradients that are changed with it", fact.value, "> 0")],
     )
-    explains = (
-        "failed", "double-backward", "loss-flat", "diverged", "learning-rate-too-high", "loss-spike", "loss-noisy",
-        "exploding", "vanishing", "nan-forward", "nan-backward", "nan-update",
-    )  # fmt: skip
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        facts = record.of(Overwrite)
-        found = _OVERWRITTEN.search(record.crash.message)
-        for fact in _first_of_each(facts):
-            yield self._describe_seen(fact, fact.step if fact.silent else record.last_step)
-        if found is not None and not any(not fact.silent for fact in facts):
-            yield self._describe_error(record, found)
-        for shared in record.of(SharedWrite):
-            yield self._describe_shared(shared)
-        is_named = any(fact.silent for fact in facts)  # with the line that wrote
-        for pair in record.of(Unpacked) if not is_named else ():
-            if pair.written or pair.value > LOSSY:
-                yield self._describe_pair(pair)
 
-    def _describe_shared(self, fact: SharedWrite) -> Finding:
-        hook = f"`{fact.hook}`{_in_brackets(fact.hook_line)}" if fact.hook else "One of the hooks"
-        if fact.node == "BackwardHookFunctionBackward" and not fact.tensor:
-            about = f"a gradient that it is given as hook of {fact.name or 'a module'}"
-        elif fact.tensor:
-            about = f"the gradient of {_name_result(fact.tensor, fact.name, fact.line)}"
-        else:
-            about = f"the gradient that {fact.node} gives it"
-        more = f", and {fact.value - 1:.0f} more" if fact.value > 1 else ""
-        harmed = _name_result(fact.harmed, fact.harmed_in, fact.harmed_line)
-        return self.find(
-            "critical",
-            f"{hook} writes in place into {about}: the gradient of {harmed}{more} is in the same memory, is changed "
-            "with it, and is wrong",
-            site=fact.name,
-            step=fact.step,
-            line=fact.hook_line or fact.line,
-            evidence=[Evidence("gradients that are changed with it", fact.value, "> 0")],
-            precondition=["their contents were compared before and after it ran, and nobody had used them yet"],
-            refute="the write is meant for those branches, too",
-            repair="return a new tensor (`return g * 0.1` for `g.mul_(0.1)`), and leave what is given as it is.",
-        )
+def _describe_pair(entry: Entry, fact: Unpacked) -> Finding:
+    written = ": the saved tensor itself was written to" if fact.written else ""
+    return entry.finding(
+        f"Backward is given other data than was saved: for {fact.changed} of "
+        f"{count_of(fact.tensors, 'saved tensor')} `{fact.unpack}` returns values that differ from what "
+        f"`{fact.pack}` was given, by {fact.value:.2g} of their size{written}; so the gradients are not those of "
+        "the loss",
+        case="pair",
+        step=fact.step,
+        line=fact.line,
+        evidence=[
+            ("‖unpacked − saved‖ / ‖saved‖", fact.value, "> 0" if fact.written else f"> {LOSSY:g}"),
+            ("pack", fact.pack_line or "unknown"),
+        ],
+        checked=[f"what pack was given and what unpack returned was compared at step {fact.step}"],
+    )
 
-    def _describe_pair(self, fact: Unpacked) -> Finding:
-        written = ": the saved tensor itself was written to" if fact.written else ""
-        return self.find(
-            "critical",
-            f"Backward is given other data than was saved: for {fact.changed} of "
-            f"{count_of(fact.tensors, 'saved tensor')} `{fact.unpack}` returns values that differ from what "
-            f"`{fact.pack}` was given, by {fact.value:.2g} of their size{written}; so the gradients are not those of "
-            "the loss",
-            step=fact.step,
-            line=fact.line,
-            evidence=[
-                Evidence("‖unpacked − saved‖ / ‖saved‖", fact.value, "> 0" if fact.written else f"> {LOSSY:g}"),
-                Evidence("pack", fact.pack_line or "unknown"),
-            ],
-            precondition=[f"what pack was given and what unpack returned was compared at step {fact.step}"],
-            refute="the hooks are meant to return so rough an approximation",
-            repair="return from unpack what pack was given: store the argument of pack itself, or a copy of it, and "
-            "write into neither.",
-        )
 
-    def _describe_seen(self, fact: Overwrite, step: int | None) -> Finding:
-        place = f" in {fact.name}" if fact.name else ""
-        saved = f" ({shorten_line(fact.saved_line)})" if fact.saved_line else ""
-        wrote = f" ({shorten_line(fact.written_line)})" if fact.written_line else ""
-        writer = f"by {fact.writer}{wrote}" if fact.writer else "by something that was not seen"
-        what = f"The tensor `{fact.tensor}`" if fact.tensor else "A tensor"
-        silent = "; torch does not notice, and the gradient is wrong" if fact.silent else ""
-        return self.find(
-            "critical",
-            f"{what} that {fact.node} saved for backward{place}{saved} is overwritten {writer} before it is used"
-            f"{silent}",
-            site=fact.name,
-            step=step,
-            line=fact.written_line or fact.saved_line,
-            evidence=[
-                Evidence("version when saved", fact.saved_version),
-                Evidence("version when used", fact.found_version, "other values" if fact.silent else "≠"),
-                Evidence("saved at", fact.saved_line or "unknown"),
-            ],
-            precondition=["the values are not those that were saved" if fact.silent else "torch has refused to use it"],
-            refute="the write puts the same values back before they are used",
-            repair=_repair(fact.writer),
-        )
+def _describe_seen(entry: Entry, fact: Overwrite, step: int | None) -> Finding:
+    place = f" in {fact.name}" if fact.name else ""
+    saved = f" ({shorten_line(fact.saved_line)})" if fact.saved_line else ""
+    wrote = f" ({shorten_line(fact.written_line)})" if fact.written_line else ""
+    writer = f"by {fact.writer}{wrote}" if fact.writer else "by something that was not seen"
+    what = f"The tensor `{fact.tensor}`" if fact.tensor else "A tensor"
+    silent = "; torch does not notice, and the gradient is wrong" if fact.silent else ""
+    return entry.finding(
+        f"{what} that {fact.node} saved for backward{place}{saved} is overwritten {writer} before it is used{silent}",
+        case="seen",
+        site=fact.name,
+        step=step,
+        line=fact.written_line or fact.saved_line,
+        evidence=[
+            ("version when saved", fact.saved_version),
+            ("version when used", fact.found_version, "other values" if fact.silent else "≠"),
+            ("saved at", fact.saved_line or "unknown"),
+        ],
+        checked=["the values are not those that were saved" if fact.silent else "torch has refused to use it"],
+        repair=_repair(fact.writer),
+    )
 
-    def _describe_error(self, record: Record, found: re.Match[str]) -> Finding:
-        shape = found["shape"].replace(" ", "").replace(",", ", ")
-        step = _find_update_between(record, shape)
-        writer = Operation(name="step", line=step.line) if step is not None else _find_writer(record, found, shape)
-        saver = _find_saver(record, found, shape, writer)
-        by = f"by {_name_step(step)}" if step is not None else f"by {writer.name}" if writer is not None else ""
-        wrote = f" {by} ({shorten_line(writer.line)})" if writer is not None else ""
-        saved = f" and that {saver.name} saved ({shorten_line(saver.line)})" if saver is not None else ""
-        hint = "" if writer is not None else "; `retrograd explain train.py` names the line that writes"
-        return self.find(
-            "critical",
-            f"A tensor [{shape}] that backward needs{saved} was written to in place{wrote}: it is at version "
-            f"{found['now']} and was saved at {found['then']}{hint}",
-            site=saver.module if saver is not None else record.crash.module,
-            step=record.last_step,
-            line=writer.line if writer is not None else saver.line if saver is not None else record.crash.line,
-            evidence=[
-                Evidence("version when saved", int(found["then"])),
-                Evidence("version when used", int(found["now"]), "≠"),
-                Evidence("backward", record.crash.line),
-            ],
-            precondition=["torch has refused to use it"],
-            refute="" if writer is None else "another operation wrote to it, in a hook or in compiled code",
-            repair=_repair(_name_step(step) if step is not None else ""),
-        )
+
+def _describe_error(entry: Entry, record: Record, found: re.Match[str]) -> Finding:
+    shape = found["shape"].replace(" ", "").replace(",", ", ")
+    step = _find_update_between(record, shape)
+    writer = Operation(name="step", line=step.line) if step is not None else _find_writer(record, found, shape)
+    saver = _find_saver(record, found, shape, writer)
+    by = f"by {_name_step(step)}" if step is not None else f"by {writer.name}" if writer is not None else ""
+    wrote = f" {by} ({shorten_line(writer.line)})" if writer is not None else ""
+    saved = f" and that {saver.name} saved ({shorten_line(saver.line)})" if saver is not None else ""
+    hint = "" if writer is not None else "; `retrograd explain train.py` names the line that writes"
+    return entry.finding(
+        f"A tensor [{shape}] that backward needs{saved} was written to in place{wrote}: it is at version "
+        f"{found['now']} and was saved at {found['then']}{hint}",
+        case="error",
+        site=saver.module if saver is not None else record.crash.module,
+        step=record.last_step,
+        line=writer.line if writer is not None else saver.line if saver is not None else record.crash.line,
+        evidence=[
+            ("version when saved", int(found["then"])),
+            ("version when used", int(found["now"]), "≠"),
+            ("backward", record.crash.line),
+        ],
+        refute="" if writer is None else "another operation wrote to it, in a hook or in compiled code",
+        repair=_repair(_name_step(step) if step is not None else ""),
+    )
 
 
 def _in_brackets(line: str) -> str:
@@ -419,7 +357,7 @@ def _name_step(call: Call | None) -> str:
 
 
 def is_written(operation: Operation) -> bool:
-    """Tell whether an operation writes into what it is given."""
+    """Check whether an operation writes into what it is given."""
     name = operation.name
     in_place = name.endswith("_") and not name.endswith("__")
     by_name = name in ("setitem", "__setitem__") or re.fullmatch(r"__i[a-z]+__", name)
@@ -442,7 +380,7 @@ def _find_writer(record: Record, found: re.Match[str], shape: str) -> Operation 
 
 
 def _is_made_by(chain: Chain, operation: Operation, maker: str) -> bool:
-    """Tell whether what it wrote to is made by a node of this kind, or it made that node itself."""
+    """Check whether what it wrote to is made by a node of this kind, or it made that node itself."""
     first = operation.operands[0] if operation.operands else -1
     nodes = {operation.node, chain.listed[first].node if first >= 0 else ""}
     return any(node and node.removesuffix("0").removesuffix("Backward") == _kind(maker) for node in nodes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrograd.core.history.facts import Call
-from retrograd.core.runs.findings import Evidence, Finding, Severity
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.core.runs.findings import Finding, Severity
 from retrograd.explaining.findings.division import is_divided_by
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.gradients import ParameterGradients
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.updates import (
@@ -19,82 +19,67 @@ from retrograd.explaining.findings.updates import (
     list_cleared_passes,
 )
 
+family = Family(__name__)
+
 PASSES = 5
 """Backward passes after which a program that never updates is not a probe of gradients."""
 
 WITHOUT_OPTIMIZER = 20
 """Backward passes that it takes where no optimizer was ever seen, as in a program that looks at gradients alone."""
 
-NOTHING_LEARNED = (
-    "not-updated", "loss-flat", "not-optimized", "missing-gradient", "learning-rate-too-low", "vanishing", "bad-init",
-    "symmetric-init", "missing-zero-grad", "accumulation-not-divided", "lr-zero", "bf16-update-lost",
-)  # fmt: skip
-"""Symptoms of a model that is not updated."""
+
+@family.detector("optimizer-never-steps")
+def never_steps(record: Record, entry: Entry) -> Iterator[Finding]:
+    """Gradients are found, and never used."""
+    calls = record.calls
+    if not calls:
+        raise CannotTell("no calls were recorded")
+    passes = [call for call in calls if call.name == "backward"]
+    by_hand = "no parameter was changed by hand either" if record.is_changed is False else ""
+    is_updated = any(call.name in ("step", "scaler.step") for call in calls) or _may_change(record)
+    named = _name_optimizer(calls)
+    if is_updated:
+        yield from _find_others(entry, calls)
+    elif len(passes) >= (PASSES if named else WITHOUT_OPTIMIZER) and _trains(calls):
+        yield _describe_never_steps(entry, named, passes, passes[0].line, "critical" if named else "warning", by_hand)
 
 
-class NeverSteps(Detector):
-    """ParameterGradients are found, and never used."""
+def _find_others(entry: Entry, calls: list[Call]) -> Iterator[Finding]:
+    """Optimizers whose gradients are cleared again and again beside others that step."""
+    stepping = {call.about for call in calls if call.name in ("step", "scaler.step")}
+    waiting, passes = "", dict[str, list[Call]]()
+    for call in calls:
+        if call.name == "zero_grad" and "#" in call.about:
+            waiting = call.about
+        elif call.name == "backward" and waiting and waiting not in stepping:
+            passes.setdefault(waiting, []).append(call)
+    for optimizer, several in passes.items():
+        if stepping and len(several) >= PASSES:
+            checked = "gradients are cleared for it again and again, and other optimizers step"
+            yield _describe_never_steps(entry, optimizer, several, several[0].line, "critical", checked)
 
-    slug = "optimizer-never-steps"
-    words = Words(
-        says="Backward runs, and no optimizer ever makes an update.",
-        example="SGD#1 never makes an update: backward ran 36 times, and step was not called once.",
-        threshold=f"{PASSES} backward passes and no update, by an optimizer or by hand; {WITHOUT_OPTIMIZER} where no "
-        "optimizer was seen at all",
-        source="our own choice",
-        guard="programs that look at gradients in eval mode, or through torch.autograd.grad, are left alone",
-        repair="call optimizer.step() after loss.backward(), with its parentheses.",
+
+def _describe_never_steps(
+    entry: Entry, named: str, passes: list[Call], line: str, severity: Severity, checked: str
+) -> Finding:
+    return entry.finding(
+        f"{named or 'No optimizer'} {'never' if named else 'ever'} makes an update: backward ran {len(passes)} "
+        "times, and its step was not called once",
+        severity=severity,
+        site=named if "#" in named else "",
+        step=passes[0].step if passes else None,
+        last_step=passes[-1].step if passes else None,
+        line=line,
+        evidence=[
+            ("backward passes", len(passes), f"≥ {PASSES if named else WITHOUT_OPTIMIZER}"),
+            ("updates", 0, "none"),
+        ],
+        checked=[checked] if checked else [],
     )
-    explains = (*NOTHING_LEARNED, "exploding", "graph-leaks")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        calls = record.calls
-        if not calls:
-            raise CannotTell("no calls were recorded")
-        passes = [call for call in calls if call.name == "backward"]
-        by_hand = "no parameter was changed by hand either" if record.is_changed is False else ""
-        is_updated = any(call.name in ("step", "scaler.step") for call in calls) or _may_change(record)
-        named = _name_optimizer(calls)
-        if is_updated:
-            yield from self._find_others(calls)
-        elif len(passes) >= (PASSES if named else WITHOUT_OPTIMIZER) and _trains(calls):
-            yield self._describe(named, passes, passes[0].line, "critical" if named else "warning", by_hand)
-
-    def _find_others(self, calls: list[Call]) -> Iterator[Finding]:
-        """Optimizers whose gradients are cleared again and again beside others that step."""
-        stepping = {call.about for call in calls if call.name in ("step", "scaler.step")}
-        waiting, passes = "", dict[str, list[Call]]()
-        for call in calls:
-            if call.name == "zero_grad" and "#" in call.about:
-                waiting = call.about
-            elif call.name == "backward" and waiting and waiting not in stepping:
-                passes.setdefault(waiting, []).append(call)
-        for optimizer, several in passes.items():
-            if stepping and len(several) >= PASSES:
-                checked = "gradients are cleared for it again and again, and other optimizers step"
-                yield self._describe(optimizer, several, several[0].line, "critical", checked)
-
-    def _describe(self, named: str, passes: list[Call], line: str, severity: Severity, checked: str) -> Finding:
-        return self.find(
-            severity,
-            f"{named or 'No optimizer'} {'never' if named else 'ever'} makes an update: backward ran {len(passes)} "
-            "times, and its step was not called once",
-            site=named if "#" in named else "",
-            step=passes[0].step if passes else None,
-            last_step=passes[-1].step if passes else None,
-            line=line,
-            evidence=[
-                Evidence("backward passes", len(passes), f"≥ {PASSES if named else WITHOUT_OPTIMIZER}"),
-                Evidence("updates", 0, "none"),
-            ],
-            precondition=[checked] if checked else [],
-            refute="gradients are all that the program wants, or it updates tensors that no recorded model has",
-        )
 
 
 def _may_change(record: Record) -> bool:
-    """Tell whether parameters are changed by hand; that counts steps, too, as clearing of gradients does."""
+    """Check whether parameters are changed by hand; that counts steps, too, as clearing of gradients does."""
     return (record.last_step or 0) > 0 if record.is_changed is None else record.is_changed
 
 
@@ -111,119 +96,78 @@ def _trains(calls: list[Call]) -> bool:
     )
 
 
-class BackwardNeverCalled(Detector):
+@family.detector("backward-never-called")
+def backward_never_called(record: Record, entry: Entry) -> Iterator[Finding]:
     """Updates are made, and there never is a gradient."""
+    updates = [update for update in record.updates if update.optimizer != BY_HAND]
+    if not updates:
+        raise CannotTell("no update was recorded")
+    if any(call.name in ("backward", "grad") for call in record.calls):
+        for optimizer, several in by_optimizer(updates).items():
+            if len(several) >= 3 and is_without_gradient(record, optimizer) and all(map(_is_early, several)):
+                why = "no backward pass for it ever ran: none of its parameters has ever had a"
+                yield _describe_backward_never_called(
+                    entry, several, why, ["parameters of other optimizers had gradients"]
+                )
+    elif len(updates) >= 3 and not record.is_changed:
+        checked = ["no parameter was changed"] if record.is_changed is False else []
+        yield _describe_backward_never_called(entry, updates, "no backward pass ever ran: parameters have no", checked)
 
-    slug = "backward-never-called"
-    words = Words(
-        says="An optimizer makes updates, and no backward pass ever ran.",
-        example="Adam#1 makes 40 updates, and no backward pass ever ran: parameters have no gradient to be updated by.",
-        threshold="3 updates, no backward pass and no torch.autograd.grad in the whole run, and no parameter that "
-        "changes; or, of one of several optimizers, none between forward and update, and no parameter that ever had a "
-        "gradient",
-        source="our own choice",
-        guard="programs that write .grad themselves change parameters",
-        repair="call loss.backward(), with its parentheses, before optimizer.step().",
+
+def _describe_backward_never_called(entry: Entry, updates: list[Update], why: str, checked: list[str]) -> Finding:
+    return entry.finding(
+        f"{updates[0].optimizer} makes {len(updates)} updates, and {why} gradient to be updated by",
+        site=updates[0].optimizer,
+        step=0,
+        last_step=updates[-1].step,
+        line=updates[0].call.line,
+        evidence=[("updates", len(updates), "≥ 3"), ("backward passes", 0, "none")],
+        checked=checked,
     )
-    explains = (*NOTHING_LEARNED, "zero-grad-misplaced")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        updates = [update for update in record.updates if update.optimizer != BY_HAND]
-        if not updates:
-            raise CannotTell("no update was recorded")
-        if any(call.name in ("backward", "grad") for call in record.calls):
-            for optimizer, several in by_optimizer(updates).items():
-                if len(several) >= 3 and is_without_gradient(record, optimizer) and all(map(_is_early, several)):
-                    why = "no backward pass for it ever ran: none of its parameters has ever had a"
-                    yield self._describe(several, why, ["parameters of other optimizers had gradients"])
-        elif len(updates) >= 3 and not record.is_changed:
-            checked = ["no parameter was changed"] if record.is_changed is False else []
-            yield self._describe(updates, "no backward pass ever ran: parameters have no", checked)
-
-    def _describe(self, updates: list[Update], why: str, checked: list[str]) -> Finding:
-        return self.find(
-            "critical",
-            f"{updates[0].optimizer} makes {len(updates)} updates, and {why} gradient to be updated by",
-            site=updates[0].optimizer,
-            step=0,
-            last_step=updates[-1].step,
-            line=updates[0].call.line,
-            evidence=[Evidence("updates", len(updates), "≥ 3"), Evidence("backward passes", 0, "none")],
-            precondition=checked,
-            refute="gradients are written to .grad by the program itself",
-        )
 
 
 def is_without_gradient(record: Record, optimizer: str) -> bool:
-    """Tell whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
+    """Check whether none of an optimizer's parameters ever had a gradient, and parameters of another one had some."""
     gradients = record.once(ParameterGradients)
     made = record.optimizers.get(optimizer)
     names = set(made.parameters) if made else set()
     return bool(names) and not names & gradients.steps.keys() and bool(gradients.held & gradients.steps.keys())
 
 
-class StepBeforeBackward(Detector):
+@family.detector("step-before-backward")
+def step_before_backward(record: Record, entry: Entry) -> Iterator[Finding]:
     """The update is made before the gradient of its batch is found."""
+    for optimizer, updates in record.updates_by_program().items():
+        early = [update for update in updates if _is_early(update)]
+        has_passes = any(update.named("backward") for update in updates)
+        is_meant = optimizer != BY_HAND and not is_without_gradient(record, optimizer)
+        if is_meant and has_passes and len(early) >= max(3, HABIT * len(updates)):
+            yield _describe_step_before_backward(entry, optimizer, early, len(updates))
+        elif record.status == "finished" and len(record.optimizers) == 1 and _is_ahead(record.calls, updates):
+            yield entry.finding(
+                f"{optimizer} steps at the start of each round, from the gradient of the round before: the first "
+                "update has none, and the last gradient is never used",
+                case="ahead",
+                site=optimizer,
+                step=updates[0].step,
+                line=updates[0].call.line,
+                evidence=[("updates", len(updates), "one fewer than backward passes")],
+            )
 
-    slug = "step-before-backward"
-    words = Words(
-        says="The optimizer steps between forward and backward, so each update uses gradients of the batch before, or "
-        "none.",
-        example="SGD#1 steps before backward: 60 of 60 updates come between the forward and the backward pass of "
-        "their batch.",
-        threshold="no backward pass between the last forward with grad and the update, before 80 % of at least 3 "
-        "updates, though backward runs",
-        source="our own choice",
-        guard="forwards without grad (teachers, monitors) do not count; optimizers with a closure are left out",
-        repair="call loss.backward() first, then optimizer.step().",
+
+def _describe_step_before_backward(entry: Entry, optimizer: str, early: list[Update], among: int) -> Finding:
+    return entry.finding(
+        f"{optimizer} steps before backward: {len(early)} of {among} updates come between the forward and the "
+        "backward pass of their batch",
+        site=optimizer,
+        span=early,
+        line=early[0].call.line,
+        evidence=[("updates before their backward pass", len(early), f"≥ {HABIT:.0%} of {among}")],
     )
-    explains = (
-        *NOTHING_LEARNED,
-        "zero-grad-misplaced",
-        "clip-after-step",
-        "clip-before-backward",
-        "diverged",
-        "loss-noisy",
-    )
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        for optimizer, updates in record.updates_by_program().items():
-            early = [update for update in updates if _is_early(update)]
-            has_passes = any(update.named("backward") for update in updates)
-            is_meant = optimizer != BY_HAND and not is_without_gradient(record, optimizer)
-            if is_meant and has_passes and len(early) >= max(3, HABIT * len(updates)):
-                yield self._describe(optimizer, early, len(updates))
-            elif record.status == "finished" and len(record.optimizers) == 1 and _is_ahead(record.calls, updates):
-                yield self.find(
-                    "note",
-                    f"{optimizer} steps at the begin of each round, from the gradient of the round before: the first "
-                    "update has none, and the last gradient is never used",
-                    site=optimizer,
-                    step=updates[0].step,
-                    line=updates[0].call.line,
-                    evidence=[Evidence("updates", len(updates), "one fewer than backward passes")],
-                    precondition=["the line of step is before those of forward and backward, and backward ran last"],
-                    refute="the last backward pass serves another purpose",
-                )
-
-    def _describe(self, optimizer: str, early: list[Update], among: int) -> Finding:
-        return self.find(
-            "critical",
-            f"{optimizer} steps before backward: {len(early)} of {among} updates come between the forward and the "
-            "backward pass of their batch",
-            site=optimizer,
-            span=early,
-            line=early[0].call.line,
-            evidence=[Evidence("updates before their backward pass", len(early), f"≥ {HABIT:.0%} of {among}")],
-            precondition=["backward runs in between, and the forwards have grad mode on"],
-            refute="the gradients of the batch before are meant, as in a pipeline",
-        )
 
 
 def _is_ahead(calls: list[Call], updates: list[Update]) -> bool:
-    """Tell whether the program ends with a backward pass without an update, and its step stands before its forward."""
+    """Check whether the program ends with a backward pass without an update, and its step stands before its forward."""
     passes = [call for call in calls if call.name == "backward"]
     forwards = [call for update in updates for call in update.named("forward") if call.details.get("grad")]
     lines = {call.line for call in (*passes, *forwards)}
@@ -242,41 +186,23 @@ def _is_early(update: Update) -> bool:
     return False
 
 
-class StepTooSeldom(Detector):
-    """ParameterGradients are cleared before an update has used them."""
-
-    slug = "step-too-seldom"
-    words = Words(
-        says="Most gradients are cleared before any update has used them.",
-        example="Most gradients are thrown away: of 160 backward passes, 150 are followed by zero_grad before SGD#1 "
-        "steps.",
-        threshold="at least half of the backward passes from one line, and 2 an update, are cleared before the update",
-        source="our own choice",
-        guard="passes from other lines than the one that is used (adversarial examples, probes) do not count, nor do "
-        "programs with several optimizers",
-        repair="call optimizer.step() after each backward pass, inside the loop over batches.",
-    )
-    explains = ("loss-flat", "learning-rate-too-low", "not-updated")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        found = record.updates_by_program()
-        if len(by_optimizer(record.updates)) > 1:
-            raise CannotTell("several optimizers take turns")
-        for optimizer, updates in found.items():
-            lost = [call for update in updates for call in list_cleared_passes(update, record.optimizers)]
-            passes = sum(len(update.named("backward")) for update in updates)
-            if lost and is_divided_by(record, count_passes(updates)):
-                raise CannotTell("the loss is divided by the passes of an update: they are meant to be accumulated")
-            if len(lost) >= max(2 * len(updates), passes / 2) > 0:
-                yield self.find(
-                    "critical",
-                    f"Most gradients are thrown away: of {passes} backward passes, {len(lost)} are followed by "
-                    f"zero_grad before {optimizer} steps",
-                    site=optimizer,
-                    span=updates,
-                    line=updates[0].call.line,
-                    evidence=[Evidence("passes whose gradients are cleared unused", len(lost), f"≥ half of {passes}")],
-                    precondition=["those passes are from the line of the one that is used"],
-                    refute="the program reads gradients in between for a purpose of its own",
-                )
+@family.detector("step-too-seldom")
+def step_too_seldom(record: Record, entry: Entry) -> Iterator[Finding]:
+    """Gradients are cleared before an update has used them."""
+    found = record.updates_by_program()
+    if len(by_optimizer(record.updates)) > 1:
+        raise CannotTell("several optimizers take turns")
+    for optimizer, updates in found.items():
+        lost = [call for update in updates for call in list_cleared_passes(update, record.optimizers)]
+        passes = sum(len(update.named("backward")) for update in updates)
+        if lost and is_divided_by(record, count_passes(updates)):
+            raise CannotTell("the loss is divided by the passes of an update: they are meant to be accumulated")
+        if len(lost) >= max(2 * len(updates), passes / 2) > 0:
+            yield entry.finding(
+                f"Most gradients are thrown away: of {passes} backward passes, {len(lost)} are followed by "
+                f"zero_grad before {optimizer} steps",
+                site=optimizer,
+                span=updates,
+                line=updates[0].call.line,
+                evidence=[("passes whose gradients are cleared unused", len(lost), f"≥ half of {passes}")],
+            )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from retrograd.core.runs.findings import Evidence, Finding
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.detectors.refused import REFUSED
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Crash, Record
+
+family = Family(__name__)
 
 _PRODUCT = re.compile(
     r"mat1 and mat2 shapes cannot be multiplied \((?P<rows>\d+)x(?P<got>\d+) and (?P<want>\d+)x(?P<columns>\d+)\)"
@@ -120,54 +122,34 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
-class Failed(Detector):
+@family.detector("failed")
+def failed(record: Record, entry: Entry) -> Iterator[Finding]:
     """The run died."""
-
-    slug = "failed"
-    words = Words(
-        says="The run was ended by an exception, and what it means.",
-        example="The run died at step 12 in fc2: a layer that takes 256 features is given 144 (RuntimeError: mat1 and "
-        "mat2 shapes cannot be multiplied (64x144 and 256x6)).",
-        threshold="an exception that was not caught",
-        source="the record of the exception",
-        guard="leaving by sys.exit(0) or Ctrl-C is none; nor is what recomputed-otherwise, inference-tensor and "
-        "unused-in-ddp tell",
-        repair="look at the line that it names.",
+    crash = record.crash
+    if not record.error:
+        if record.status in ("failed", "stopped"):
+            raise CannotTell("the process ended without a word")
+        return
+    if crash.kind == "KeyboardInterrupt" or any(text in crash.message for text in REFUSED):
+        return
+    meaning, repair = explain_shapes(record)
+    if not meaning:
+        meaning, repair = explain_error(crash.message)
+    where = f" in {crash.module}" if crash.module else ""
+    when = f" at step {record.last_step}" if record.last_step is not None else ""
+    during = _describe_pass(crash) if crash.in_backward else ""
+    said = f"{crash.kind}: {shorten(crash.message)}"
+    yield entry.finding(
+        f"The run died{when}{where}{during}: {f'{meaning} ({said})' if meaning else said}",
+        site=crash.module,
+        step=record.last_step,
+        line=crash.line,
+        evidence=[("exception", said), *([("node", crash.node)] if crash.node else [])],
+        repair=repair,
     )
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        crash = record.crash
-        if not record.error:
-            if record.status in ("failed", "stopped"):
-                raise CannotTell("the process ended without a word")
-            return
-        if crash.kind == "KeyboardInterrupt" or any(text in crash.message for text in REFUSED):
-            return
-        meaning, repair = explain_shapes(record)
-        if not meaning:
-            meaning, repair = explain_error(crash.message)
-        where = f" in {crash.module}" if crash.module else ""
-        when = f" at step {record.last_step}" if record.last_step is not None else ""
-        during = _tell_pass(crash) if crash.in_backward else ""
-        said = f"{crash.kind}: {shorten(crash.message)}"
-        yield self.find(
-            "critical",
-            f"The run died{when}{where}{during}: {f'{meaning} ({said})' if meaning else said}",
-            site=crash.module,
-            step=record.last_step,
-            line=crash.line,
-            evidence=[
-                Evidence("exception", said),
-                *([Evidence("node", crash.node)] if crash.node else []),
-            ],
-            precondition=["nobody caught it"],
-            refute="the program raises it on purpose, to end",
-            repair=repair,
-        )
 
-
-def _tell_pass(crash: Crash) -> str:
+def _describe_pass(crash: Crash) -> str:
     """Name the backward pass, or the backward of a Function that the program has written."""
     function = crash.node.removesuffix("Backward")
     return f", in the backward of {function}" if function != crash.node else ", in backward"
@@ -207,7 +189,7 @@ def explain_shapes(record: Record) -> tuple[str, str]:
 
 
 def _is_of_layer(record: Record, weight: tuple[int, int]) -> bool:
-    """Tell whether the module that has raised has a weight of this shape; by its class where no weight was seen."""
+    """Check whether the module that has raised has a weight of this shape; by its class where no weight was seen."""
     looks = record.looks.get(f"{record.crash.module}:weight")
     return looks[0].shape == weight if looks else record.type_of(record.crash.module) == "Linear"
 

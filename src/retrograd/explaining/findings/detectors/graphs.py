@@ -8,10 +8,12 @@ import numpy as np
 
 from retrograd.core.amounts import count_of
 from retrograd.core.history.facts import Call, GraphSize, Operation
-from retrograd.core.runs.findings import Evidence, Finding, shorten_line
+from retrograd.core.runs.findings import Finding, shorten_line
 from retrograd.explaining.findings.chain import Chain, tensor_of
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
+
+family = Family(__name__)
 
 FEWEST = 4
 """Looks that make a trend; our own choice."""
@@ -57,145 +59,100 @@ def _find_slope(looks: list[GraphSize], by: str) -> float | None:
     return float(slope) if np.abs(nodes - (begin + slope * times)).max() <= 0.1 * nodes[-1] else None
 
 
-def _tell_when(look: GraphSize, *, is_within: bool) -> str:
+def _describe_when(look: GraphSize, *, is_within: bool) -> str:
     return f"in pass {look.moment.micro} of step {look.step}" if is_within else f"at step {look.step}"
 
 
-class GraphGrows(Detector):
+@family.detector("graph-grows")
+def graph_grows(record: Record, entry: Entry) -> Iterator[Finding]:
     """Each step's graph holds those of all steps before."""
-
-    slug = "graph-grows"
-    words = Words(
-        says="The graph that backward runs through grows with every step, so something is carried over without detach.",
-        example="The graph grows by 5 nodes a step: backward ran through 9 nodes at step 0 and 329 at step 64.",
-        threshold=f"nodes rise at each of at least {FEWEST} looks, or passes of each step, to 3 times their first "
-        "number, and lie within 10 % of a straight line",
-        source="our own choice",
-        guard="sequences of different lengths do not grow with the step number",
-        repair="detach what is carried over (hidden state, running loss) before it is used in the next step.",
+    within = _list_passes(record)
+    looks = within or list_sizes(record)
+    slope = _find_slope(looks, "micro" if within else "step")
+    if slope is None:
+        return
+    nodes = [each.value for each in looks]
+    call = find_pass(record, looks[1].step)
+    later = [chain for chain in record.chains if chain.step >= looks[1].step]
+    state = next((found for chain in later if (found := tell_carried(record, chain))), None)
+    yield entry.finding(
+        f"The graph grows by {slope:.0f} nodes a {'pass' if within else 'step'}: backward ran through "
+        f"{nodes[0]:.0f} nodes {_describe_when(looks[0], is_within=bool(within))} and {nodes[-1]:.0f} "
+        f"{_describe_when(looks[-1], is_within=bool(within))}, so something is carried over without detach"
+        f"{f': {state[0]}' if state else ''}",
+        step=looks[1].step,
+        last_step=looks[-1].step,
+        line=state[1] if state else call.line if call else "",
+        evidence=[
+            ("nodes at the last look, by those at the first", float(nodes[-1] / nodes[0]), "> 3"),
+            ("nodes more each time", float(slope), "> 0"),
+        ],
     )
-    explains = (
-        "graph-leaks",
-        "exploding",
-        "vanishing",
-        "loss-noisy",
-        "diverged",
-        "freed-graph",
-    )
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        within = _list_passes(record)
-        looks = within or list_sizes(record)
-        slope = _find_slope(looks, "micro" if within else "step")
-        if slope is None:
-            return
-        nodes = [each.value for each in looks]
-        call = find_pass(record, looks[1].step)
-        later = [chain for chain in record.chains if chain.step >= looks[1].step]
-        state = next((found for chain in later if (found := tell_carried(record, chain))), None)
-        yield self.find(
-            "critical",
-            f"The graph grows by {slope:.0f} nodes a {'pass' if within else 'step'}: backward ran through "
-            f"{nodes[0]:.0f} nodes {_tell_when(looks[0], is_within=bool(within))} and {nodes[-1]:.0f} "
-            f"{_tell_when(looks[-1], is_within=bool(within))}, so something is carried over without detach"
-            f"{f': {state[0]}' if state else ''}",
-            step=looks[1].step,
-            last_step=looks[-1].step,
-            line=state[1] if state else call.line if call else "",
-            evidence=[
-                Evidence("nodes at the last look, by those at the first", float(nodes[-1] / nodes[0]), "> 3"),
-                Evidence("nodes more each time", float(slope), "> 0"),
-            ],
-            precondition=["the number of nodes rises in a straight line"],
-            refute="each step is meant to differentiate through all steps before",
-        )
 
 
-class GraphLeaks(Detector):
+@family.detector("graph-leaks")
+def graph_leaks(record: Record, entry: Entry) -> Iterator[Finding]:
     """Graphs of earlier steps are kept."""
-
-    slug = "graph-leaks"
-    words = Words(
-        says="Losses or outputs are kept with their graphs, so memory grows with every step.",
-        example="Graphs are kept: 64 graphs of earlier steps are still held at step 64, one more at each step.",
-        threshold="graphs of earlier steps that are held, rising at each of the last 3 looks to at least 8; or "
-        "all of them at each look, up to 8 or more, before all are let go; or a part of each graph that was looked at, "
-        "but for two, at each of the last 3 looks, of at least 8; or a Function that holds its own output",
-        source="our own choice",
-        guard="a fixed number of graphs that are held (truncated backpropagation, replay) does not rise",
-        repair="keep loss.item() or loss.detach() in place of the loss.",
+    looks = list_sizes(record)
+    end = _find_end(record, looks)
+    if end is None:
+        if looks[-1].ring and max(each.parts for each in looks) > 1:
+            yield _describe_ring(entry, looks)
+        elif _are_parts_kept(looks):
+            yield _describe_parts(entry, record, looks)
+        return
+    released = "" if end is looks[-1] else " until they are let go"
+    first = next(each for each in looks if each.alive)
+    made = next((line for chain in record.chains if (line := _find_loss_line(record, chain))), "")
+    where = f"; the loss is made in {shorten_line(made)}" if made else ""
+    call = find_pass(record, first.step)
+    yield entry.finding(
+        f"Graphs are kept: {end.alive} graphs of earlier steps are still held at step {end.step}, so memory "
+        f"grows with every step{released}{where}",
+        step=first.step,
+        last_step=end.step,
+        line=made or (call.line if call else ""),
+        evidence=[("graphs of earlier steps that are held", end.alive, "≥ 8, and rising")],
     )
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        looks = list_sizes(record)
-        end = _find_end(record, looks)
-        if end is None:
-            if looks[-1].ring and max(each.parts for each in looks) > 1:
-                yield self._describe_ring(looks)
-            elif _are_parts_kept(looks):
-                yield self._describe_parts(record, looks)
-            return
-        released = "" if end is looks[-1] else " until they are let go"
-        first = next(each for each in looks if each.alive)
-        made = next((line for chain in record.chains if (line := _find_loss_line(record, chain))), "")
-        where = f"; the loss is made in {shorten_line(made)}" if made else ""
-        call = find_pass(record, first.step)
-        yield self.find(
-            "warning",
-            f"Graphs are kept: {end.alive} graphs of earlier steps are still held at step {end.step}, so memory "
-            f"grows with every step{released}{where}",
-            step=first.step,
-            last_step=end.step,
-            line=made or (call.line if call else ""),
-            evidence=[Evidence("graphs of earlier steps that are held", end.alive, "≥ 8, and rising")],
-            precondition=["their number rises from look to look"],
-            refute="a later backward pass runs through them",
-        )
 
-    def _describe_parts(self, record: Record, looks: list[GraphSize]) -> Finding:
-        end = looks[-1]
-        first = next(each for each in looks if each.parts)
-        known = next((each for each in reversed(looks) if each.line), end)
-        place = f" in {known.module}" if known.module else ""
-        line = f" ({shorten_line(known.line)})" if known.line else ""
-        what = f"what `{known.held}` made{place}{line}"
-        call = find_pass(record, first.step)
-        return self.find(
-            "warning",
-            f"Graphs are kept in part: of {end.parts} of the {end.looks} earlier graphs that were looked at, {what} is "
-            f"still held at step {end.step}, so memory grows with every step",
-            site=known.module,
-            step=first.step,
-            last_step=end.step,
-            line=known.line or (call.line if call else ""),
-            evidence=[Evidence("earlier graphs of which a part is held", end.parts, f"≥ {end.looks - 2}, ≥ 8")],
-            precondition=["each of them was made for another pass, and no later pass runs through that part"],
-            refute="a later backward pass runs through it",
-            repair="keep x.detach() in place of what is collected (activations, parts of a loss).",
-        )
+def _describe_parts(entry: Entry, record: Record, looks: list[GraphSize]) -> Finding:
+    end = looks[-1]
+    first = next(each for each in looks if each.parts)
+    known = next((each for each in reversed(looks) if each.line), end)
+    place = f" in {known.module}" if known.module else ""
+    line = f" ({shorten_line(known.line)})" if known.line else ""
+    what = f"what `{known.held}` made{place}{line}"
+    call = find_pass(record, first.step)
+    return entry.finding(
+        f"Graphs are kept in part: of {end.parts} of the {end.looks} earlier graphs that were looked at, {what} is "
+        f"still held at step {end.step}, so memory grows with every step",
+        case="parts",
+        site=known.module,
+        step=first.step,
+        last_step=end.step,
+        line=known.line or (call.line if call else ""),
+        evidence=[("earlier graphs of which a part is held", end.parts, f"≥ {end.looks - 2}, ≥ 8")],
+    )
 
-    def _describe_ring(self, looks: list[GraphSize]) -> Finding:
-        known = next((each for each in looks if each.ring_line), looks[-1])
-        name, _, attribute = known.ring.rpartition(".")
-        where = f" ({shorten_line(known.ring_line)})" if known.ring_line else ""
-        return self.find(
-            "warning",
-            f"{name}{where} keeps its output as ctx.{attribute}, and the output keeps ctx: neither is freed with the "
-            "step, but when Python's garbage collector comes by, which does not know how much memory that is",
-            step=known.step,
-            last_step=looks[-1].step,
-            line=known.ring_line,
-            evidence=[Evidence("attribute of ctx", f"ctx.{attribute}", "has the node itself as its grad_fn")],
-            precondition=["the node of the tensor that ctx holds is that of ctx"],
-            refute="the attribute is deleted in backward",
-            repair="save it by ctx.save_for_backward(output), which torch keeps without a ring.",
-        )
+
+def _describe_ring(entry: Entry, looks: list[GraphSize]) -> Finding:
+    known = next((each for each in looks if each.ring_line), looks[-1])
+    name, _, attribute = known.ring.rpartition(".")
+    where = f" ({shorten_line(known.ring_line)})" if known.ring_line else ""
+    return entry.finding(
+        f"{name}{where} keeps its output as ctx.{attribute}, and the output keeps ctx: neither is freed with the "
+        "step, but when Python's garbage collector comes by, which does not know how much memory that is",
+        case="ring",
+        step=known.step,
+        last_step=looks[-1].step,
+        line=known.ring_line,
+        evidence=[("attribute of ctx", f"ctx.{attribute}", "has the node itself as its grad_fn")],
+    )
 
 
 def _are_parts_kept(looks: list[GraphSize]) -> bool:
-    """Tell whether a part of all graphs is held, but for two, at each of the last looks."""
+    """Check whether a part of all graphs is held, but for two, at each of the last looks."""
     last = looks[-3:]
     return looks[-1].parts >= 8 and all(each.parts >= each.looks - 2 for each in last)
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from retrograd.core.runs.findings import Evidence, Finding
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.core.runs.findings import Finding
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.numbers import divide, median
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.findings.training import FloatArray, IntArray, Training, number
 from retrograd.explaining.findings.update_norms import UpdateNorms, add_up
+
+family = Family(__name__)
 
 HALF = 0.5
 """Part of an update that decay makes, from which on it is spoken of."""
@@ -27,89 +29,69 @@ LONG = 0.995
 """Momentum from which on it remembers longer than most runs last."""
 
 
-class WeightDecayDominates(Detector):
+@family.detector("weight-decay-dominates")
+def weight_decay_dominates(record: Record, entry: Entry) -> Iterator[Finding]:
     """Weight decay that is stronger than the gradient."""
-
-    slug = "weight-decay-dominates"
-    words = Words(
-        says="Weight decay shrinks the weights faster than the gradient can build them up.",
-        example="Weight decay outweighs the gradient: that of SGD#1, 0.5, makes 98% of an update, and the norm of "
-        "the weights fell from 6.67 to 0.0418.",
-        threshold="Decay makes more than half of an update, at the median of the first half of the steps (λ‖w‖ "
-        "beside ‖g‖, or lr·λ‖w‖ beside ‖Δw‖ where it is decoupled); and the norm of the weights falls below "
-        f"{SHRUNK:g} of what it was.",
-        source="Loshchilov and Hutter 2019 on decoupled decay; the bounds are measured by us.",
-        guard="A loss that has fallen to a fifth is none, for then small gradients are meant; so are weights that do "
-        "not shrink.",
-        repair="Use a weight decay of 1e-2 or less with AdamW, 5e-4 with SGD, 0 with Adam.",
-    )
-    explains = (
-        "loss-flat", "vanishing", "dead-units", "learning-rate-too-low", "not-updated", "loss-noisy", "underflow",
-        "bf16-update-lost", "learning-rate-too-high",
-    )  # fmt: skip
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Hold decay against gradients, or updates."""
-        training = record.once(Training)
-        groups = [(name, group) for name, group in training.groups() if number(group.get("weight_decay"))]
-        record.need_optimizers()
-        if training.late < 0.2 * training.early or not len(training.updates.steps):
+    training = record.once(Training)
+    groups = [(name, group) for name, group in training.groups() if number(group.get("weight_decay"))]
+    record.need_optimizers()
+    if training.late < 0.2 * training.early or not len(training.updates.steps):
+        return
+    for name, group in groups:
+        until = len(training.updates.steps) if training.lost is None else training.lost
+        lines = _pick(training.updates, set(group.get("parameters", ())))
+        if not len(lines) or until < 10:
+            continue
+        weights, changes = _add_up_norms(training.updates, lines)
+        share = _measure_share(record, group, lines, weights, changes)
+        weights = weights[:until]
+        if share > HALF and np.min(weights) < SHRUNK * weights[0]:
+            yield _describe_weight_decay_dominates(entry, record, name, group, share, weights)
             return
-        for name, group in groups:
-            until = len(training.updates.steps) if training.lost is None else training.lost
-            lines = self._pick(training.updates, set(group.get("parameters", ())))
-            if not len(lines) or until < 10:
-                continue
-            weights, changes = _add_up_norms(training.updates, lines)
-            share = self._measure_share(record, group, lines, weights, changes)
-            weights = weights[:until]
-            if share > HALF and np.min(weights) < SHRUNK * weights[0]:
-                yield self._tell(record, name, group, share, weights)
-                return
 
-    @staticmethod
-    def _pick(updates: UpdateNorms, names: set[str]) -> IntArray:
-        """Lines of weights of a group, small ones left out."""
-        listed = [k for k, site in enumerate(updates.sites) if not names or str(site.value) in names]
-        return np.array([k for k in listed if updates.elements[k] > 8 and updates.first_weights[k, 0] > 0], np.int64)
 
-    @staticmethod
-    def _measure_share(
-        record: Record, group: dict[str, Any], lines: IntArray, weights: FloatArray, changes: FloatArray
-    ) -> float:
-        """Measure the part of an update that decay makes, at the median of the first half of the steps."""
-        updates = record.once(Training).updates
-        decay, rate = number(group["weight_decay"]) or 0.0, number(group.get("lr")) or 0.0
-        half = max(len(updates.steps) // 2, 5)
-        norms = weights[:half]
-        if group.get("decoupled_weight_decay"):
-            return median(np.minimum(divide(rate * decay * norms, changes[:half]), 1.0))
-        sites = [str(updates.sites[k].value.grad) for k in lines]
-        known = [site for site in sites if site in record.history]
-        pieces = (add_up(matrix.values) for [matrix] in record.history.matrices(["l2"], known))
-        gradients = np.concatenate(list(pieces))[:half]
-        size = min(len(gradients), len(norms))
-        return float(np.median(decay * norms[:size] / (decay * norms[:size] + gradients[:size])))
+def _pick(updates: UpdateNorms, names: set[str]) -> IntArray:
+    """Lines of weights of a group, small ones left out."""
+    listed = [k for k, site in enumerate(updates.sites) if not names or str(site.value) in names]
+    return np.array([k for k in listed if updates.elements[k] > 8 and updates.first_weights[k, 0] > 0], np.int64)
 
-    def _tell(self, record: Record, name: str, group: dict[str, Any], share: float, weights: FloatArray) -> Finding:
-        updates = record.once(Training).updates
-        low = int(np.argmin(weights))
-        return self.find(
-            "warning",
-            f"Weight decay outweighs the gradient: that of {name}, {group['weight_decay']:g}, makes {share:.0%} of an "
-            "update, and "
-            f"the norm of the weights fell from {weights[0]:.3g} to {weights[low]:.3g} at step {updates.steps[low]}.",
-            site=name,
-            step=int(updates.steps[0]),
-            last_step=record.last_step,
-            line=record.optimizer_line,
-            evidence=[
-                Evidence("decay's part of an update", share, f"> {HALF:g}"),
-                Evidence("norm of the weights over that at first", float(weights[low] / weights[0]), f"< {SHRUNK:g}"),
-            ],
-            precondition=["the loss has not fallen to a fifth"],
-            refute="without weight decay the weights shrink all the same",
-        )
+
+def _measure_share(
+    record: Record, group: dict[str, Any], lines: IntArray, weights: FloatArray, changes: FloatArray
+) -> float:
+    """Measure the part of an update that decay makes, at the median of the first half of the steps."""
+    updates = record.once(Training).updates
+    decay, rate = number(group["weight_decay"]) or 0.0, number(group.get("lr")) or 0.0
+    half = max(len(updates.steps) // 2, 5)
+    norms = weights[:half]
+    if group.get("decoupled_weight_decay"):
+        return median(np.minimum(divide(rate * decay * norms, changes[:half]), 1.0))
+    sites = [str(updates.sites[k].value.grad) for k in lines]
+    known = [site for site in sites if site in record.history]
+    pieces = (add_up(matrix.values) for [matrix] in record.history.matrices(["l2"], known))
+    gradients = np.concatenate(list(pieces))[:half]
+    size = min(len(gradients), len(norms))
+    return float(np.median(decay * norms[:size] / (decay * norms[:size] + gradients[:size])))
+
+
+def _describe_weight_decay_dominates(
+    entry: Entry, record: Record, name: str, group: dict[str, Any], share: float, weights: FloatArray
+) -> Finding:
+    updates = record.once(Training).updates
+    low = int(np.argmin(weights))
+    return entry.finding(
+        f"Weight decay outweighs the gradient: that of {name}, {group['weight_decay']:g}, makes {share:.0%} of an "
+        "update, and "
+        f"the norm of the weights fell from {weights[0]:.3g} to {weights[low]:.3g} at step {updates.steps[low]}.",
+        site=name,
+        step=int(updates.steps[0]),
+        last_step=record.last_step,
+        line=record.optimizer_line,
+        evidence=[
+            ("decay's part of an update", share, f"> {HALF:g}"),
+            ("norm of the weights over that at first", float(weights[low] / weights[0]), f"< {SHRUNK:g}"),
+        ],
+    )
 
 
 def _add_up_norms(updates: UpdateNorms, lines: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -119,128 +101,93 @@ def _add_up_norms(updates: UpdateNorms, lines: IntArray) -> tuple[FloatArray, Fl
     return weights, changes
 
 
-class AdamEpsilon(Detector):
+@family.detector("adam-epsilon")
+def adam_epsilon(record: Record, entry: Entry) -> Iterator[Finding]:
     """An ε that is larger than the gradients that it is added to."""
+    groups = [(name, group) for name, group in record.once(Training).groups() if (number(group.get("eps")) or 0) > 1e-6]
+    record.need_optimizers()
+    for name, group in groups:
+        rate, epsilon = number(group.get("lr")) or 0.0, number(group["eps"]) or 0.0
+        size, moved = _measure(record, set(group.get("parameters", ())))
+        small = np.isfinite(size) and rate > 0 and epsilon > 10 * size and moved < SHARE * rate
+        is_odd = epsilon >= 0.1 and moved < 0.02 * rate  # said where the loss falls, too
+        if small and (is_odd or not record.once(Training).fell):
+            yield _describe_adam_epsilon(entry, record, name, epsilon, size, moved / rate)
+            return
 
-    slug = "adam-epsilon"
-    words = Words(
-        says="ε is larger than the gradients, so that updates are far smaller than the learning rate says.",
-        example="ε of Adam#1 is 10, and its gradients are 0.003: updates are 0.0004 of the learning rate.",
-        threshold=f"ε above 10 times the median gradient, of updates below {SHARE:g} of the learning rate.",
-        source="Wortsman et al. 2023 (arXiv 2309.14322): √v below 10 ε; the share is ours.",
-        guard="Held against the updates themselves; ε of 1e-6 or less is left alone; so is a loss that falls, up to "
-        "an ε of 0.1.",
-        repair="Leave eps at 1e-8.",
+
+def _measure(record: Record, names: set[str]) -> tuple[float, float]:
+    """Median over parameters and steps of the root mean square of gradients, and of updates."""
+    sites = [site for site in record.of_kind("parameter", "update") if not names or str(site.value) in names]
+    sites = [site for site in sites if site.value.grad in record.sites]
+    if not sites:
+        return float("nan"), float("nan")
+    gradients = record.history.matrix("rms", [str(site.value.grad) for site in sites]).values
+    moved = record.history.matrix("rms", [str(site) for site in sites]).values
+    return median(gradients), median(moved)
+
+
+def _describe_adam_epsilon(
+    entry: Entry, record: Record, name: str, epsilon: float, size: float, share: float
+) -> Finding:
+    return entry.finding(
+        f"ε of {name} is {epsilon:g}, and its gradients are {size:.2g}: updates are {share:.2g} of the learning rate.",
+        site=name,
+        span=record,
+        line=record.optimizers[name].line,
+        evidence=[
+            ("ε over the median gradient", epsilon / size if size else float("inf"), "> 10"),
+            ("median update over the learning rate", share, f"< {SHARE:g}"),
+        ],
+        checked=[
+            "the updates are small themselves",
+            f"ε is {epsilon:g}" if record.once(Training).fell else "the loss has not fallen",
+        ],
     )
-    explains = ("loss-flat", "learning-rate-too-low", "not-updated", "bf16-update-lost")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Hold ε against gradients, and the rate against updates."""
-        groups = [
-            (name, group) for name, group in record.once(Training).groups() if (number(group.get("eps")) or 0) > 1e-6
-        ]
-        record.need_optimizers()
-        for name, group in groups:
-            rate, epsilon = number(group.get("lr")) or 0.0, number(group["eps"]) or 0.0
-            size, moved = self._measure(record, set(group.get("parameters", ())))
-            small = np.isfinite(size) and rate > 0 and epsilon > 10 * size and moved < SHARE * rate
-            is_odd = epsilon >= 0.1 and moved < 0.02 * rate  # said where the loss falls, too
-            if small and (is_odd or not record.once(Training).fell):
-                yield self._tell(record, name, epsilon, size, moved / rate)
-                return
-
-    @staticmethod
-    def _measure(record: Record, names: set[str]) -> tuple[float, float]:
-        """Median over parameters and steps of the root mean square of gradients, and of updates."""
-        sites = [site for site in record.of_kind("parameter", "update") if not names or str(site.value) in names]
-        sites = [site for site in sites if site.value.grad in record.sites]
-        if not sites:
-            return float("nan"), float("nan")
-        gradients = record.history.matrix("rms", [str(site.value.grad) for site in sites]).values
-        moved = record.history.matrix("rms", [str(site) for site in sites]).values
-        return median(gradients), median(moved)
-
-    def _tell(self, record: Record, name: str, epsilon: float, size: float, share: float) -> Finding:
-        return self.find(
-            "warning",
-            f"ε of {name} is {epsilon:g}, and its gradients are {size:.2g}: updates are {share:.2g} of the learning "
-            "rate.",
-            site=name,
-            span=record,
-            line=record.optimizers[name].line,
-            evidence=[
-                Evidence("ε over the median gradient", epsilon / size if size else float("inf"), "> 10"),
-                Evidence("median update over the learning rate", share, f"< {SHARE:g}"),
-            ],
-            precondition=[
-                "the updates are small themselves",
-                f"ε is {epsilon:g}" if record.once(Training).fell else "the loss has not fallen",
-            ],
-            refute="with eps=1e-8 the updates are as small",
-        )
 
 
-class Momentum(Detector):
+@family.detector("momentum")
+def momentum(record: Record, entry: Entry) -> Iterator[Finding]:
     """Momentum that remembers longer than the run lasts."""
+    record.need_optimizers()
+    for name, group in record.once(Training).groups():
+        said = _judge(group)
+        if said and (said[2].startswith("> √") or not _settles(record)):
+            yield _describe_momentum(entry, record, name, *said)
+            return
 
-    slug = "momentum"
-    words = Words(
-        says="The momentum is so near to 1 that old gradients go on for longer than the run, or than the second "
-        "moment.",
-        example="The momentum of SGD#1 is 0.9999: it adds up the gradients of 10000 steps, and the run had 100; the "
-        "loss swings.",
-        threshold=f"Momentum or β₁ at least {LONG:g}; or β₁ above √β₂, where Adam need not converge.",
-        source="Kingma and Ba 2015 for β₁ < √β₂; 0.995 is ours (0.9 is usual, 0.99 the highest in use).",
-        guard="With momentum alone nothing is said where the loss ends at its lowest fifth.",
-        repair="Use 0.9; of Adam betas=(0.9, 0.999).",
+
+def _judge(group: dict[str, Any]) -> tuple[str, float, str] | None:
+    momentum, betas = number(group.get("momentum")), group.get("betas")
+    if momentum is not None and momentum >= LONG and not number(group.get("dampening")):
+        return "momentum", momentum, f"≥ {LONG:g}"
+    pair = [number(each) for each in betas] if isinstance(betas, list | tuple) else []
+    first, second = (*pair, None, None)[:2]
+    if first is None or second is None:
+        return None
+    if first > second**0.5:
+        return "β₁", first, f"> √β₂ = {second**0.5:.3g}"
+    return ("β₁", first, f"≥ {LONG:g}") if first >= LONG else None
+
+
+def _settles(record: Record) -> bool:
+    """Check whether the loss ends near its lowest, with no swing up on the way."""
+    loss = record.once(Training).loss.values
+    if len(loss) < 10 or not np.isfinite(loss).all():
+        return False
+    parts = [float(np.median(part)) for part in np.array_split(loss, 5)]
+    return record.once(Training).fell and parts[-1] <= 1.1 * min(parts)
+
+
+def _describe_momentum(entry: Entry, record: Record, name: str, what: str, value: float, bound: str) -> Finding:
+    memory = "all gradients, ever more" if value >= 1 else f"the gradients of {1 / (1 - value):.0f} steps"
+    lasts = f"it adds up {memory}, and {len(record.steps)} were recorded"
+    settles = "are the betas swapped?" if bound.startswith("> √") else "the loss does not settle"
+    return entry.finding(
+        f"The {what} of {name} is {value:g}: {lasts}; {settles}.",
+        site=name,
+        span=record,
+        line=record.optimizers[name].line,
+        evidence=[(what, value, bound), ("loss at the end", record.once(Training).late)],
+        checked=[f"{what} is {bound}" if bound.startswith("> √") else "the loss does not end at its lowest"],
     )
-    explains = (
-        "loss-noisy", "loss-flat", "loss-spike", "diverged", "learning-rate-too-high", "exploding", "nan-forward",
-        "nan-backward", "nan-update",
-    )  # fmt: skip
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Look at the hyper-parameters, and whether the loss swings."""
-        record.need_optimizers()
-        for name, group in record.once(Training).groups():
-            said = self._judge(group)
-            if said and (said[2].startswith("> √") or not self._settles(record)):
-                yield self._tell(record, name, *said)
-                return
-
-    @staticmethod
-    def _judge(group: dict[str, Any]) -> tuple[str, float, str] | None:
-        momentum, betas = number(group.get("momentum")), group.get("betas")
-        if momentum is not None and momentum >= LONG and not number(group.get("dampening")):
-            return "momentum", momentum, f"≥ {LONG:g}"
-        pair = [number(each) for each in betas] if isinstance(betas, list | tuple) else []
-        first, second = (*pair, None, None)[:2]
-        if first is None or second is None:
-            return None
-        if first > second**0.5:
-            return "β₁", first, f"> √β₂ = {second**0.5:.3g}"
-        return ("β₁", first, f"≥ {LONG:g}") if first >= LONG else None
-
-    @staticmethod
-    def _settles(record: Record) -> bool:
-        """Tell whether the loss ends near its lowest, with no swing up on the way."""
-        loss = record.once(Training).loss.values
-        if len(loss) < 10 or not np.isfinite(loss).all():
-            return False
-        parts = [float(np.median(part)) for part in np.array_split(loss, 5)]
-        return record.once(Training).fell and parts[-1] <= 1.1 * min(parts)
-
-    def _tell(self, record: Record, name: str, what: str, value: float, bound: str) -> Finding:
-        memory = "all gradients, ever more" if value >= 1 else f"the gradients of {1 / (1 - value):.0f} steps"
-        lasts = f"it adds up {memory}, and {len(record.steps)} were recorded"
-        settles = "are the betas swapped?" if bound.startswith("> √") else "the loss does not settle"
-        return self.find(
-            "warning",
-            f"The {what} of {name} is {value:g}: {lasts}; {settles}.",
-            site=name,
-            span=record,
-            line=record.optimizers[name].line,
-            evidence=[Evidence(what, value, bound), Evidence("loss at the end", record.once(Training).late)],
-            precondition=[f"{what} is {bound}" if bound.startswith("> √") else "the loss does not end at its lowest"],
-            refute="with 0.9 it ends as high",
-        )

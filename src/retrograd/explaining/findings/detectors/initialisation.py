@@ -9,13 +9,15 @@ import numpy as np
 
 from retrograd.core.amounts import count_more
 from retrograd.core.history.facts import Parameter
-from retrograd.core.runs.findings import Evidence, Finding
+from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.chain import shape_of
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.layers import Layer, Layers, take_first
 from retrograd.explaining.findings.numbers import divide
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import FloatArray, Training
+
+family = Family(__name__)
 
 GAIN = 4.0
 """Root mean square of a layer's output over that of its input, from which on its weights are large."""
@@ -44,139 +46,107 @@ BOUNDED_CALLS = ("tanh", "sigmoid", "softmax", "softsign", "hardtanh", "hardsigm
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy_loss")
 
 
-class BadInit(Detector):
+@family.detector("bad-init")
+def bad_init(record: Record, entry: Entry) -> Iterator[Finding]:
     """Weights that are so large at the start that activations grow out of bounds, or so small that nothing is left."""
+    if not len(record.steps) or record.steps[0] != 0:
+        raise CannotTell("the first step was not recorded")
+    layers = record.once(Layers).listed
+    matrix = take_first(record.once(Layers).values("rms"), 1)
+    if not len(matrix.steps):
+        raise CannotTell("no output was recorded in training")
+    rms = matrix.values[:, 0]
+    gains = measure_gains(record, layers, np.maximum(rms - _bias_rms(record, layers), 0.0))
+    large = [k for k in range(len(layers)) if gains[k] >= GAIN and layers[k].weighs]
+    if _grows(layers, rms, large) or (large and _matters(record, layers, rms, large)):
+        yield _describe_bad_init(entry, record, layers, rms, gains, large)
+    else:
+        yield from _judge_weights(entry, record)
 
-    slug = "bad-init"
-    words = Words(
-        says="Before the first update one layer, or each of several, gives out many times what came in, or next to "
-        "nothing.",
-        example="The weights of 6 layers are too large at the start: outputs grow 5.6 times a layer, from 4.4 at "
-        "0:output to 1.9e+05 at 12:output.",
-        threshold=f"Root mean square of output over input at least {GAIN:g}, at an output of at least {WIDE:g}; over "
-        "several layers in all at least 100. Or half of all weights with a root mean square times √fan_in of at most "
-        f"{TINY:g}, or one of at least {HUGE:g} whose output is not seen, and the loss has not fallen by a tenth.",
-        source="SageMaker Debugger holds a ratio of variances of 10 to be poor; the bounds are measured by us (a "
-        "layer of torch's own initialisation has 0.6, one of He's 1.4).",
-        guard="Large inputs do not count, for a gain is a ratio, nor do large biases; norms and embeddings have none; "
-        "a loss that falls quickly to a fraction is not spoken of.",
-        repair="Initialise with variance 2/fan_in (nn.init.kaiming_normal_), or leave torch's own initialisation.",
+
+def _judge_weights(entry: Entry, record: Record) -> Iterator[Finding]:
+    """Look at the weights themselves: all too small, or one too large whose output is not seen."""
+    gains = weight_gains(record)
+    if record.once(Training).fell:
+        return
+    seen = {layer.path for layer in record.once(Layers).listed if layer.weighs}
+    rows = weight_gains(record, of_rows=True)
+    small = {name: gain for name, gain in gains.items() if 0 < gain <= TINY}
+    small |= {name: size for name, size in rows.items() if 0 < size <= TINY_ROWS}
+    large = {
+        name: gain
+        for name, gain in gains.items()
+        if gain >= (HUGE_AGAIN if "weight_hh" in name else HUGE) and name.rpartition(":")[0] not in seen
+    }
+    if len(small) >= 2 and len(small) >= (len(gains) + len(rows)) / 2:
+        yield _describe_weights(entry, record, small, "small", f"≤ {TINY:g}")
+    elif large:
+        yield _describe_weights(
+            entry, record, large, "large", f"≥ {HUGE:g}, {HUGE_AGAIN:g} of what is multiplied again and again"
+        )
+
+
+def _describe_weights(entry: Entry, record: Record, gains: dict[str, float], how: str, bound: str) -> Finding:
+    name, gain = next(iter(gains.items()))
+    more = f", and so are {count_more(len(gains) - 1, 'weight')}" if len(gains) > 1 else ""
+    return entry.finding(
+        f"{name} is too {how} at the start: its root mean square times √fan_in is {gain:.2g}{more}; 0.6 to 1.4 is "
+        "usual.",
+        case="weights",
+        site=name,
+        step=0,
+        last_step=0,
+        line=record.line_of(name),
+        evidence=[("root mean square times √fan_in", gain, bound), ("weights of this kind", len(gains))],
     )
-    explains = (
-        "exploding", "vanishing", "saturated", "dead-units", "diverged", "loss-flat", "loss-noisy", "loss-spike",
-        "learning-rate-too-high", "learning-rate-too-low", "attention-collapse", "nan-forward", "nan-backward",
-        "nan-update", "overflow-headroom",
-    )  # fmt: skip
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Look at the first step."""
-        if not len(record.steps) or record.steps[0] != 0:
-            raise CannotTell("the first step was not recorded")
-        layers = record.once(Layers).listed
-        matrix = take_first(record.once(Layers).values("rms"), 1)
-        if not len(matrix.steps):
-            raise CannotTell("no output was recorded in training")
-        rms = matrix.values[:, 0]
-        gains = measure_gains(record, layers, np.maximum(rms - _bias_rms(record, layers), 0.0))
-        large = [k for k in range(len(layers)) if gains[k] >= GAIN and layers[k].weighs]
-        if self._grows(layers, rms, large) or (large and self._matters(record, layers, rms, large)):
-            yield self._tell(record, layers, rms, gains, large)
-        else:
-            yield from self._judge_weights(record)
 
-    def _judge_weights(self, record: Record) -> Iterator[Finding]:
-        """Look at the weights themselves: all too small, or one too large whose output is not seen."""
-        gains = weight_gains(record)
-        if record.once(Training).fell:
-            return
-        seen = {layer.path for layer in record.once(Layers).listed if layer.weighs}
-        rows = weight_gains(record, of_rows=True)
-        small = {name: gain for name, gain in gains.items() if 0 < gain <= TINY}
-        small |= {name: size for name, size in rows.items() if 0 < size <= TINY_ROWS}
-        large = {
-            name: gain
-            for name, gain in gains.items()
-            if gain >= (HUGE_AGAIN if "weight_hh" in name else HUGE) and name.rpartition(":")[0] not in seen
-        }
-        if len(small) >= 2 and len(small) >= (len(gains) + len(rows)) / 2:
-            yield self._tell_weights(record, small, "small", f"≤ {TINY:g}")
-        elif large:
-            yield self._tell_weights(
-                record, large, "large", f"≥ {HUGE:g}, {HUGE_AGAIN:g} of what is multiplied again and again"
-            )
+def _grows(layers: list[Layer], rms: FloatArray, large: list[int]) -> bool:
+    return len(large) >= 2 and bool(rms[large[-1]] >= 100 * rms[large[0]] / GAIN)
 
-    def _tell_weights(self, record: Record, gains: dict[str, float], how: str, bound: str) -> Finding:
-        name, gain = next(iter(gains.items()))
-        more = f", and so are {count_more(len(gains) - 1, 'weight')}" if len(gains) > 1 else ""
-        return self.find(
-            "critical",
-            f"{name} is too {how} at the start: its root mean square times √fan_in is {gain:.2g}{more}; 0.6 to 1.4 is "
-            "usual.",
-            site=name,
-            step=0,
-            last_step=0,
-            line=record.line_of(name),
-            evidence=[
-                Evidence("root mean square times √fan_in", gain, bound),
-                Evidence("weights of this kind", len(gains)),
-            ],
-            precondition=[
-                "it is so before the first update",
-                "the loss has not fallen by a tenth",
-                "it is not an embedding",
-            ],
-            refute="with torch's own initialisation it trains no better",
+
+def _matters(record: Record, layers: list[Layer], rms: FloatArray, large: list[int]) -> bool:
+    called = _list_bounded(record)
+    wide = [k for k in large if rms[k] >= WIDE]
+    followed = [layers[k].path in called or layers[min(k + 1, len(layers) - 1)].type in BOUNDED for k in wide]
+    is_head = large[-1] == max(k for k, layer in enumerate(layers) if layer.weighs)
+    return any(followed) or (is_head and bool(rms[large[-1]] >= WIDE) and _loses_much(record))
+
+
+def _loses_much(record: Record) -> bool:
+    classes = count_classes(record)
+    return classes > 0 and record.once(Training).initial > 3 * np.log(max(classes, 2))
+
+
+def _describe_bad_init(
+    entry: Entry, record: Record, layers: list[Layer], rms: FloatArray, gains: FloatArray, large: list[int]
+) -> Finding:
+    first, last = layers[large[0]], layers[large[-1]]
+    mean = float(np.exp(np.log(gains[large]).mean()))
+    if len(large) > 1:
+        text = (
+            f"The weights of {len(large)} layers are too large at the start: outputs grow {mean:.2g} times a "
+            f"layer, from {rms[large[0]]:.2g} at {first.site} to {rms[large[-1]]:.2g} at {last.site}."
         )
-
-    def _grows(self, layers: list[Layer], rms: FloatArray, large: list[int]) -> bool:
-        return len(large) >= 2 and bool(rms[large[-1]] >= 100 * rms[large[0]] / GAIN)
-
-    def _matters(self, record: Record, layers: list[Layer], rms: FloatArray, large: list[int]) -> bool:
-        called = _list_bounded(record)
-        wide = [k for k in large if rms[k] >= WIDE]
-        followed = [layers[k].path in called or layers[min(k + 1, len(layers) - 1)].type in BOUNDED for k in wide]
-        is_head = large[-1] == max(k for k, layer in enumerate(layers) if layer.weighs)
-        return any(followed) or (is_head and bool(rms[large[-1]] >= WIDE) and self._loses_much(record))
-
-    def _loses_much(self, record: Record) -> bool:
-        classes = count_classes(record)
-        return classes > 0 and record.once(Training).initial > 3 * np.log(max(classes, 2))
-
-    def _tell(
-        self, record: Record, layers: list[Layer], rms: FloatArray, gains: FloatArray, large: list[int]
-    ) -> Finding:
-        first, last = layers[large[0]], layers[large[-1]]
-        mean = float(np.exp(np.log(gains[large]).mean()))
-        if len(large) > 1:
-            text = (
-                f"The weights of {len(large)} layers are too large at the start: outputs grow {mean:.2g} times a "
-                f"layer, from {rms[large[0]]:.2g} at {first.site} to {rms[large[-1]]:.2g} at {last.site}."
-            )
-        else:
-            text = (
-                f"The weights of {first.path} are too large at the start: its output is {gains[large[0]]:.2g} times "
-                f"its input, {rms[large[0]]:.2g} in root mean square."
-            )
-        return self.find(
-            "warning" if record.once(Training).fell else "critical",
-            text,
-            site=first.path,
-            step=0,
-            last_step=0,
-            line=first.line,
-            evidence=[
-                Evidence("layers of too large a gain", len(large)),
-                Evidence("mean gain of those", mean, f"≥ {GAIN:g}"),
-                Evidence(f"root mean square at {last.site}", float(rms[large[-1]]), f"≥ {WIDE:g}"),
-                Evidence("loss before the first update", record.once(Training).initial),
-            ],
-            precondition=[
-                "it is so before the first update",
-                "the gain is a ratio: large inputs do not make it",
-                "biases are taken off",
-            ],
-            refute="with the weights of these layers divided by their gain it trains no better",
+    else:
+        text = (
+            f"The weights of {first.path} are too large at the start: its output is {gains[large[0]]:.2g} times "
+            f"its input, {rms[large[0]]:.2g} in root mean square."
         )
+    return entry.finding(
+        text,
+        severity="warning" if record.once(Training).fell else "critical",
+        site=first.path,
+        step=0,
+        last_step=0,
+        line=first.line,
+        evidence=[
+            ("layers of too large a gain", len(large)),
+            ("mean gain of those", mean, f"≥ {GAIN:g}"),
+            (f"root mean square at {last.site}", float(rms[large[-1]]), f"≥ {WIDE:g}"),
+            ("loss before the first update", record.once(Training).initial),
+        ],
+    )
 
 
 def measure_gains(record: Record, layers: list[Layer], rms: FloatArray) -> FloatArray:
@@ -238,93 +208,79 @@ def count_classes(record: Record) -> int:
     return 0
 
 
-class SymmetricInit(Detector):
+@family.detector("symmetric-init")
+def symmetric_init(record: Record, entry: Entry) -> Iterator[Finding]:
     """Units that begin alike, and stay so."""
-
-    slug = "symmetric-init"
-    words = Words(
-        says="The units of a layer begin with the same weights and get the same gradient, so they stay one unit.",
-        example="All 64 rows of 0:weight are the same, and still are at step 32: its units learn as one.",
-        threshold="All rows of a weight are bit for bit the same at all looks, and its gradient is not zero; or the "
-        "weights of two layers, one after the other, are zero and stay so, and a gradient comes to the second.",
-        source="Glorot and Bengio 2010 on breaking symmetry; the bounds are exact.",
-        guard="A single layer of zeros (a zero-initialised head, LoRA, residual branches) leaves zero at once; what "
-        "gets no gradient, or nothing but zeros, or was not changed by an update between two looks, does not learn.",
-        repair="Initialise the weights at random: leave torch's own initialisation, or nn.init.kaiming_normal_.",
-    )
-    explains = (
-        "dead-units", "vanishing", "loss-flat", "not-updated", "learning-rate-too-low", "learning-rate-too-high",
-        "missing-gradient", "saturated", "adam-epsilon",
-    )  # fmt: skip
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Look for weights that are alike."""
-        same = self._find_same(record)
-        zero = [] if same else self._find_zero(record)
-        if same:
-            looks, gradient = next(iter(same.values()))
-            steps = [each.step for each in looks]
-            yield self._tell(
-                record,
-                list(same),
-                f"All {looks[0].shape[0]} rows",
-                f"are the same, and still are at step {steps[-1]}: its units learn as one",
-                f"they are the same at steps {', '.join(map(str, steps[:-1]))} and {steps[-1]}, with gradients up to "
-                f"{gradient:.2g} between",
-            )
-        elif zero:
-            count = len(record.once(Training).updates.steps)
-            how = "are zero, and stay so: neither layer lets a gradient through to the other"
-            checked = f"none of {count} updates changed them, and a gradient comes to the last of them"
-            yield self._tell(record, zero, "All weights", how, checked)
-
-    def _find_same(self, record: Record) -> dict[str, tuple[list[Parameter], float]]:
-        """Weights whose rows are the same at all looks, though gradients come: the looks, and the largest of those."""
-        found = {}
-        for name, looks in record.looks.items():
-            listed = [each for each in looks if len(each.shape) >= 2 and each.shape[0] > 2 and each.requires_grad]
-            if len(listed) > 1 and all(each.same_rows >= each.shape[0] for each in listed):
-                gradient = _largest(record, f"{name}.grad", listed[-1].step)
-                if gradient > 0 and self._is_updated(record, name, listed[0].step, listed[-1].step):
-                    found[name] = listed, gradient
-        return found
-
-    @staticmethod
-    def _is_updated(record: Record, name: str, first: int, last: int) -> bool:
-        """Tell whether an update changed a parameter between two looks at it; yes where no update of it is known."""
-        if not record.of_kind("parameter", "update"):
-            return True
-        updates = record.once(Training).updates
-        lines = [line for line, site in enumerate(updates.sites) if str(site.value) == name]
-        return not lines or bool(updates.tell_spans(lines[0], [first, last])[0])
-
-    def _find_zero(self, record: Record) -> list[str]:
-        updates = record.once(Training).updates
-        if len(updates.steps) < 3:
-            raise CannotTell("fewer than three updates were recorded")
-        weighs = [layer.path for layer in record.once(Layers).listed if layer.weighs]
-        zero = {
-            site.path
-            for k, site in enumerate(updates.sites)
-            if site.keys[0] == "weight" and (updates.first_weights[k] == 0).all() and not updates.told[k]
-        }
-        last = int(updates.steps[-1]) + 1
-        pairs = [(a, b) for a, b in pairwise(weighs) if a in zero and b in zero]
-        pairs = [(a, b) for a, b in pairs if _largest(record, f"{b}:output.grad", last) > 0]
-        return [f"{path}:weight" for path in dict.fromkeys(chain(*pairs))]
-
-    def _tell(self, record: Record, names: list[str], what: str, how: str, checked: str) -> Finding:
-        more = f" and of {count_more(len(names) - 1, 'weight')}" if len(names) > 1 else ""
-        return self.find(
-            "critical",
-            f"{what} of {names[0]}{more} {how}.",
-            site=names[0],
-            span=record,
-            line=record.line_of(names[0]),
-            evidence=[Evidence("parameters of this kind", len(names))],
-            precondition=[checked],
-            refute="two rows of the weight differ",
+    same = _find_same(record)
+    zero = [] if same else _find_zero(record)
+    if same:
+        looks, gradient = next(iter(same.values()))
+        steps = [each.step for each in looks]
+        yield _describe_symmetric_init(
+            entry,
+            record,
+            list(same),
+            f"All {looks[0].shape[0]} rows",
+            f"are the same, and still are at step {steps[-1]}: its units learn as one",
+            f"they are the same at steps {', '.join(map(str, steps[:-1]))} and {steps[-1]}, with gradients up to "
+            f"{gradient:.2g} between",
         )
+    elif zero:
+        count = len(record.once(Training).updates.steps)
+        how = "are zero, and stay so: neither layer lets a gradient through to the other"
+        checked = f"none of {count} updates changed them, and a gradient comes to the last of them"
+        yield _describe_symmetric_init(entry, record, zero, "All weights", how, checked)
+
+
+def _find_same(record: Record) -> dict[str, tuple[list[Parameter], float]]:
+    """Weights whose rows are the same at all looks, though gradients come: the looks, and the largest of those."""
+    found = {}
+    for name, looks in record.looks.items():
+        listed = [each for each in looks if len(each.shape) >= 2 and each.shape[0] > 2 and each.requires_grad]
+        if len(listed) > 1 and all(each.same_rows >= each.shape[0] for each in listed):
+            gradient = _largest(record, f"{name}.grad", listed[-1].step)
+            if gradient > 0 and _is_updated(record, name, listed[0].step, listed[-1].step):
+                found[name] = listed, gradient
+    return found
+
+
+def _is_updated(record: Record, name: str, first: int, last: int) -> bool:
+    """Check whether an update changed a parameter between two looks at it; yes where no update of it is known."""
+    if not record.of_kind("parameter", "update"):
+        return True
+    updates = record.once(Training).updates
+    lines = [line for line, site in enumerate(updates.sites) if str(site.value) == name]
+    return not lines or bool(updates.tell_spans(lines[0], [first, last])[0])
+
+
+def _find_zero(record: Record) -> list[str]:
+    updates = record.once(Training).updates
+    if len(updates.steps) < 3:
+        raise CannotTell("fewer than three updates were recorded")
+    weighs = [layer.path for layer in record.once(Layers).listed if layer.weighs]
+    zero = {
+        site.path
+        for k, site in enumerate(updates.sites)
+        if site.keys[0] == "weight" and (updates.first_weights[k] == 0).all() and not updates.told[k]
+    }
+    last = int(updates.steps[-1]) + 1
+    pairs = [(a, b) for a, b in pairwise(weighs) if a in zero and b in zero]
+    pairs = [(a, b) for a, b in pairs if _largest(record, f"{b}:output.grad", last) > 0]
+    return [f"{path}:weight" for path in dict.fromkeys(chain(*pairs))]
+
+
+def _describe_symmetric_init(
+    entry: Entry, record: Record, names: list[str], what: str, how: str, checked: str
+) -> Finding:
+    more = f" and of {count_more(len(names) - 1, 'weight')}" if len(names) > 1 else ""
+    return entry.finding(
+        f"{what} of {names[0]}{more} {how}.",
+        site=names[0],
+        span=record,
+        line=record.line_of(names[0]),
+        evidence=[("parameters of this kind", len(names))],
+        checked=[checked],
+    )
 
 
 def _largest(record: Record, name: str, last: int) -> float:

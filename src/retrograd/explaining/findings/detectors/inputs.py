@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from retrograd.core.history.facts import Input, Operation
-from retrograd.core.runs.findings import Evidence, Finding
+from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.births import Births
 from retrograd.explaining.findings.chain import AFFINE, VIEWS, Chain, argument_of, is_float, name_of
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import MOVED, Training
+
+family = Family(__name__, MOVED=MOVED)
 
 WIDE = 10.0
 """Standard deviation, or magnitude of the mean, from which on an input is called unscaled; our own choice."""
@@ -47,87 +49,62 @@ def list_inputs(record: Record) -> dict[str, list[Input]]:
     return found
 
 
-class UnscaledInput(Detector):
+@family.detector("input-unscaled")
+def unscaled_input(record: Record, entry: Entry) -> Iterator[Finding]:
     """Inputs of large numbers, and training that suffers from them."""
+    targets = list(_check_target(entry, record))
+    yield from targets
+    if targets:
+        return
+    for name, listed in list_inputs(record).items():
+        scale = [max(each.std, abs(each.value)) for each in listed]
+        if not min(scale) > WIDE or not _is_taken_as_it_is(record.chains, listed[0]):
+            continue
+        outcome = describe_outcome(record)
+        if outcome:
+            yield _describe(entry, name, listed, outcome)
 
-    slug = "input-unscaled"
-    words = Words(
-        says="Inputs are far from unit scale and go into the first layer as they are, or targets are, and the model "
-        "does not learn.",
-        example="Inputs are not scaled: self:input.input has mean 78 and standard deviation 96 and goes into a linear "
-        "layer as it is, and the loss is no better than guessing.",
-        threshold=f"standard deviation or |mean| above {WIDE:g} in every look, an affine layer that takes it with "
-        f"nothing in between, and a loss that ends no lower than {MOVED:g} of its begin, or {AT_CHANCE:g} of that of "
-        f"guessing, or is not finite; of targets, an error of {FAR:g} times the largest output, and above {FAR:g}, "
-        "in a loss that has not fallen by a tenth",
-        source="SageMaker's and UMLAUT's rules on inputs; the numbers are our own choice",
-        guard="indices, inputs that are normalised in the model, and models that learn nevertheless, are left alone",
-        repair="divide inputs by their scale (255 for bytes), or subtract their mean and divide by their standard "
-        "deviation.",
+
+def _check_target(entry: Entry, record: Record) -> Iterator[Finding]:
+    """Hold the error of a regression against what the model gives out, in a run whose loss has not fallen."""
+    loss, training = _find_regression(record.chains), record.once(Training)
+    output = _largest_outputs(record)
+    if loss is None or not len(training.loss.values) or output is None or training.fell:
+        return
+    squared = name_of(loss) == "mse_loss"
+    error = [float(np.sqrt(each)) if squared else float(each) for each in (training.initial, training.late)]
+    if not min(error) > FAR * max(output, 1.0):
+        return
+    yield entry.finding(
+        f"Targets are not scaled: outputs are within ±{output:.3g}, and they are off by {error[0]:.3g} in "
+        f"{name_of(loss)}, so that the loss has hardly fallen ({training.initial:.3g} to {training.late:.3g})",
+        case="targets",
+        site=loss.module,
+        step=int(training.loss.steps[0]),
+        last_step=record.last_step,
+        line=loss.line,
+        evidence=[
+            ("error at first", error[0], f"> {FAR:g} times the outputs, and {FAR:g}"),
+            ("error at the end", error[1], f"> {FAR:g} times the outputs, and {FAR:g}"),
+            ("largest output", output),
+        ],
     )
-    explains = (
-        "exploding", "diverged", "loss-flat", "learning-rate-too-high", "dead-units", "saturated", "loss-spike",
-        "loss-noisy", "bad-init", "vanishing", "learning-rate-too-low", "clip-always-on", "batch-norm",
-    )  # fmt: skip
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        targets = list(self._check_target(record))
-        yield from targets
-        if targets:
-            return
-        for name, listed in list_inputs(record).items():
-            scale = [max(each.std, abs(each.value)) for each in listed]
-            if not min(scale) > WIDE or not _is_taken_as_it_is(record.chains, listed[0]):
-                continue
-            outcome = describe_outcome(record)
-            if outcome:
-                yield self._describe(name, listed, outcome)
 
-    def _check_target(self, record: Record) -> Iterator[Finding]:
-        """Hold the error of a regression against what the model gives out, in a run whose loss has not fallen."""
-        loss, training = _find_regression(record.chains), record.once(Training)
-        output = _largest_outputs(record)
-        if loss is None or not len(training.loss.values) or output is None or training.fell:
-            return
-        squared = name_of(loss) == "mse_loss"
-        error = [float(np.sqrt(each)) if squared else float(each) for each in (training.initial, training.late)]
-        if not min(error) > FAR * max(output, 1.0):
-            return
-        yield self.find(
-            "warning",
-            f"Targets are not scaled: outputs are within ±{output:.3g}, and they are off by {error[0]:.3g} in "
-            f"{name_of(loss)}, so that the loss has hardly fallen ({training.initial:.3g} to {training.late:.3g})",
-            site=loss.module,
-            step=int(training.loss.steps[0]),
-            last_step=record.last_step,
-            line=loss.line,
-            evidence=[
-                Evidence("error at first", error[0], f"> {FAR:g} times the outputs, and {FAR:g}"),
-                Evidence("error at the end", error[1], f"> {FAR:g} times the outputs, and {FAR:g}"),
-                Evidence("largest output", output),
-            ],
-            precondition=["the loss is a mean of errors", "it has not fallen by a tenth"],
-            refute="training goes as badly with targets of unit scale",
-            repair="subtract the targets' mean and divide them by their standard deviation, and undo that on outputs.",
-        )
-
-    def _describe(self, name: str, listed: Sequence[Input], outcome: str) -> Finding:
-        first = listed[0]
-        return self.find(
-            "critical" if outcome == NOT_FINITE else "warning",
-            f"Inputs are not scaled: {name} has mean {first.value:.3g} and standard deviation {first.std:.3g} "
-            f"({first.min:.3g} … {first.max:.3g}) and goes into a layer as it is, and {outcome}",
-            site=name,
-            step=first.step,
-            last_step=listed[-1].step,
-            evidence=[
-                Evidence("standard deviation", first.std, f"> {WIDE:g}, or the mean"),
-                Evidence("mean", first.value, f"> {WIDE:g} in magnitude, or the standard deviation"),
-            ],
-            precondition=["no normalisation stands before the first layer", "training does suffer"],
-            refute="training goes as badly with inputs of unit scale",
-        )
+def _describe(entry: Entry, name: str, listed: Sequence[Input], outcome: str) -> Finding:
+    first = listed[0]
+    return entry.finding(
+        f"Inputs are not scaled: {name} has mean {first.value:.3g} and standard deviation {first.std:.3g} "
+        f"({first.min:.3g} … {first.max:.3g}) and goes into a layer as it is, and {outcome}",
+        severity="critical" if outcome == NOT_FINITE else "warning",
+        site=name,
+        step=first.step,
+        last_step=listed[-1].step,
+        evidence=[
+            ("standard deviation", first.std, f"> {WIDE:g}, or the mean"),
+            ("mean", first.value, f"> {WIDE:g} in magnitude, or the standard deviation"),
+        ],
+    )
 
 
 def _find_regression(chains: Sequence[Chain]) -> Operation | None:
@@ -147,7 +124,7 @@ def _largest_outputs(record: Record) -> float | None:
 
 
 def _is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:
-    """Tell whether an affine layer takes what the model was given, in another shape at most."""
+    """Check whether an affine layer takes what the model was given, in another shape at most."""
     for chain in chains[:1]:
         for number in range(len(chain)):
             if chain.name(number) in AFFINE and chain.maker(number, 0, VIEWS) < 0:
@@ -183,56 +160,8 @@ def guessing_loss(record: Record) -> float:
     return 0.0
 
 
-class ConstantInput(Detector):
-    """Inputs that hold one number, or the same sample over and over."""
-
-    slug = "input-constant"
-    words = Words(
-        says="All elements of the model's input are the same number, so there is nothing to learn from.",
-        example="The input self:input.input holds nothing but 0 in all 7 batches that were looked at.",
-        threshold="a smallest element that is the largest, in every look, of every input of the model",
-        source="SageMaker Debugger's rule on constant input",
-        guard="initial states, masks and learned constants beside a real input are left alone; so is a model that is "
-        "called several times a step (solvers, decoders), for only its first call is looked at",
-        repair="look at what the dataset returns, before it is batched.",
-    )
-    explains = (
-        "loss-flat",
-        "learning-rate-too-low",
-        "vanishing",
-        "dead-units",
-        "missing-gradient",
-        "not-updated",
-        "batch-norm",
-    )
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        found = list_inputs(record)
-        constant = {name: all(each.min == each.max for each in listed) for name, listed in found.items()}
-        if not all(constant.values()) or len(record.inputs) != len(found):
-            return
-        name, listed = next(iter(found.items()))
-        if len(listed) < 2:
-            return
-        if _is_called_again(record):
-            raise CannotTell("a model is called several times a step, and its first call alone was looked at")
-        yield self.find(
-            "warning",
-            f"The input {name} holds nothing but {listed[0].min:g} in all {len(listed)} batches that were looked at",
-            site=name,
-            span=listed,
-            evidence=[
-                Evidence("smallest element", listed[0].min, "= the largest"),
-                Evidence("largest element", listed[0].max),
-            ],
-            precondition=["no other input of the model varies"],
-            refute="the model is meant to learn a constant",
-        )
-
-
 def _is_called_again(record: Record) -> bool:
-    """Tell whether at most steps a model is called several times with gradients before a backward pass."""
+    """Check whether at most steps a model is called several times with gradients before a backward pass."""
     again = steps = 0
     for _, calls in record.calls_by_step():
         first = next((place for place, call in enumerate(calls) if call.name == "backward"), len(calls))

@@ -9,14 +9,16 @@ from typing import NamedTuple
 import numpy as np
 
 from retrograd.core.errors import RetrogradError
-from retrograd.core.runs.findings import Evidence, Finding, Severity
+from retrograd.core.runs.findings import Finding
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.findings.births import Births
 from retrograd.explaining.findings.chain import LOSSES, Chain, argument_of, factor_of
-from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.detectors.loss_chain import SQUASHED, BeforeLoss
+from retrograd.explaining.findings.detectors.loss_chain import Mismatch, find_mismatch
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
+
+family = Family(__name__)
 
 INFINITY = math.inf
 
@@ -49,74 +51,62 @@ class TargetBounds(NamedTuple):
     spread: float
 
 
-class BoundedOutput(BeforeLoss):
-    """The last activation keeps the output from where it should go."""
-
-    slug = "relu-on-output"
-    words = Words(
-        says="The last activation (relu, tanh, sigmoid …) keeps the output within bounds, and it should go beyond "
-        "them.",
-        example="The output ends in relu and cannot be below 0, and targets are: some lie below −4.1.",
-        threshold="relu or tanh made the logits of a cross entropy; or a target of a mean squared error beyond the "
-        f"bound by more than a tenth of the spread of output − target, over up to {LOOKED_AT} steps",
-        source="exact: for a mean squared error the gradient of the output is 2 (output − target) / n; the tenth is "
-        "our own choice",
-        guard="targets are held against bounds only where they follow from the gradient of that very output; "
-        "activations that another layer or operation follows are left alone",
-        repair="leave the last activation out, or bring the targets into its range.",
+_LOGITS = "binary_cross_entropy_with_logits"
+_find_squashed_logits = find_mismatch(
+    (
+        Mismatch(
+            _LOGITS,
+            ("relu", "relu6"),
+            "warning",
+            f"{_LOGITS} is given the result of {{maker}}, so no probability is below 0.5 and what is at 0 "
+            "learns nothing",
+        ),
+        Mismatch(
+            _LOGITS, ("tanh",), "warning", f"{_LOGITS} is given the result of tanh, so all logits lie within −1 … 1"
+        ),
     )
-    explains = SQUASHED
+)
 
-    def judge_maker(self, chain: Chain, loss: int, maker: int) -> tuple[Severity, str] | None:
-        """See :class:`BeforeLoss`."""
-        name, function = chain.name(maker), chain.name(loss)
-        if function not in ("cross_entropy", "binary_cross_entropy_with_logits"):
-            return None
-        if name in ("relu", "relu6"):
-            bound = "logit is below 0" if function == "cross_entropy" else "probability is below 0.5"
-            return "warning", f"{function} is given the result of {name}, so no {bound} and what is at 0 learns nothing"
-        if name == "tanh":
-            return "warning", f"{function} is given the result of tanh, so all logits lie within −1 … 1"
-        return None
 
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        found = list(super().check(record))
-        yield from found or self._hold_against_targets(record)
+@family.detector("relu-on-output")
+def bounded_output(record: Record, entry: Entry) -> Iterator[Finding]:
+    """The last activation keeps the output from where it should go."""
+    found = list(_find_squashed_logits(record, entry))
+    yield from found or _compare_with_targets(record, entry)
 
-    def _hold_against_targets(self, record: Record) -> Iterator[Finding]:
-        for chain in record.need_chains():
-            made = _find_output(chain)
-            if made is None or chain.name(made) not in BOUNDS:
-                continue
-            reach = find_targets(record, chain)
-            if reach is None:
-                raise CannotTell("the model's output and its gradient were not recorded")
-            low, high = BOUNDS[chain.name(made)]
-            if reach.low < low - BEYOND * reach.spread or reach.high > high + BEYOND * reach.spread:
-                yield self._describe_targets(record, chain, made, reach)
-            return
 
-    def _describe_targets(self, record: Record, chain: Chain, made: int, reach: TargetBounds) -> Finding:
-        name = chain.name(made)
-        low, high = BOUNDS[name]
-        is_below = reach.low < low
-        bound, found = (low, reach.low) if is_below else (high, reach.high)
-        side, there = ("below", "below") if is_below else ("above", "above")
-        site, line = record.place_of(chain, made)
-        return self.find(
-            "critical",
-            f"The output ends in {name} and cannot be {side} {bound:g}, and targets are: some lie {there} {found:.3g}",
-            site=site,
-            step=chain.step,
-            line=line,
-            evidence=[
-                Evidence("a target that is surely there", found, f"{'<' if is_below else '>'} {bound:g}"),
-                Evidence("mean of the targets", reach.mean),
-            ],
-            precondition=["the loss is a mean squared error of this output, so its gradient tells the targets"],
-            refute="targets beyond the bound are outliers that nothing is to be learned from",
-        )
+def _compare_with_targets(record: Record, entry: Entry) -> Iterator[Finding]:
+    for chain in record.need_chains():
+        made = _find_output(chain)
+        if made is None or chain.name(made) not in BOUNDS:
+            continue
+        reach = find_targets(record, chain)
+        if reach is None:
+            raise CannotTell("the model's output and its gradient were not recorded")
+        low, high = BOUNDS[chain.name(made)]
+        if reach.low < low - BEYOND * reach.spread or reach.high > high + BEYOND * reach.spread:
+            yield _describe_targets(entry, record, chain, made, reach)
+        return
+
+
+def _describe_targets(entry: Entry, record: Record, chain: Chain, made: int, reach: TargetBounds) -> Finding:
+    name = chain.name(made)
+    low, high = BOUNDS[name]
+    is_below = reach.low < low
+    bound, found = (low, reach.low) if is_below else (high, reach.high)
+    side = "below" if is_below else "above"
+    return entry.finding_at(
+        record,
+        chain,
+        made,
+        f"The output ends in {name} and cannot be {side} {bound:g}, and targets are: some lie {side} {found:.3g}",
+        evidence=[
+            ("a target that is surely there", found, f"{'<' if is_below else '>'} {bound:g}"),
+            ("mean of the targets", reach.mean),
+        ],
+        checked=["the loss is a mean squared error of this output, so its gradient tells the targets"],
+        refute="targets beyond the bound are outliers that nothing is to be learned from",
+    )
 
 
 def _find_output(chain: Chain) -> int | None:
@@ -162,52 +152,26 @@ def find_targets(record: Record, chain: Chain) -> TargetBounds | None:
     )
 
 
-class WrongSign(Detector):
+@family.detector("loss-wrong-sign")
+def wrong_sign(record: Record, entry: Entry) -> Iterator[Finding]:
     """A loss that is made worse and worse."""
-
-    slug = "loss-wrong-sign"
-    words = Words(
-        says="The loss has the wrong sign: training makes it fall without bound, and the model worse.",
-        example="Backward begins from the negative of mse_loss, so training makes mse_loss larger: it has gone from "
-        "5.9 to 21.",
-        threshold="a negation between a loss of torch, or all losses of a sum, a mean of squares, or a mean of "
-        "log-probabilities that lacks one, and what backward begins from, which falls below 0 and by more than a tenth "
-        "of its first value; or an optimizer that maximises",
-        source="our own choice",
-        guard="programs with several optimizers (GANs, adversaries) are left alone, and so are negative "
-        "log-likelihoods",
-        repair="minimise the loss itself: take the minus away, or add the one that a log-likelihood needs.",
-    )
-    explains = (
-        "exploding", "diverged", "loss-flat", "learning-rate-too-high", "loss-noisy", "loss-spike", "saturated",
-        "nan-forward",
-    )  # fmt: skip
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        chains = record.need_chains()
-        if len(record.optimizers) > 1:
-            raise CannotTell("several optimizers may work against each other")
-        values = record.loss.values[np.isfinite(record.loss.values)]
-        if len(values) < 3:
-            raise CannotTell("too few losses were recorded to see where they go")
-        maximises = any(group.get("maximize") for made in record.optimizers.values() for group in made.groups)
-        for chain in chains[:1]:
-            wrong, how = _find_negation(chain, maximises)
-            if how and _gets_worse(values, maximises):
-                yield self.find(
-                    "critical",
-                    f"{how}: it has gone from {values[0]:.3g} to {values[-1]:.3g}",
-                    site=chain.listed[wrong].module,
-                    step=chain.step,
-                    line=record.optimizer_line if maximises else chain.listed[wrong].line,
-                    evidence=[
-                        Evidence("first loss", float(values[0])),
-                        Evidence("last loss", float(values[-1]), "further away"),
-                    ],
-                    precondition=["one optimizer alone, and the loss moves as it says"],
-                    refute="the loss is to be maximised",
-                )
+    chains = record.need_chains()
+    if len(record.optimizers) > 1:
+        raise CannotTell("several optimizers may work against each other")
+    values = record.loss.values[np.isfinite(record.loss.values)]
+    if len(values) < 3:
+        raise CannotTell("too few losses were recorded to see where they go")
+    maximises = any(group.get("maximize") for made in record.optimizers.values() for group in made.groups)
+    for chain in chains[:1]:
+        wrong, how = _find_negation(chain, maximises)
+        if how and _gets_worse(values, maximises):
+            yield entry.finding(
+                f"{how}: it has gone from {values[0]:.3g} to {values[-1]:.3g}",
+                site=chain.listed[wrong].module,
+                step=chain.step,
+                line=record.optimizer_line if maximises else chain.listed[wrong].line,
+                evidence=[("first loss", float(values[0])), ("last loss", float(values[-1]), "further away")],
+            )
 
 
 def _gets_worse(values: np.ndarray[tuple[int], np.dtype[np.float64]], maximises: bool) -> bool:
@@ -248,7 +212,7 @@ def _is_mean_of_squares(chain: Chain, number: int) -> bool:
 
 
 def _is_of_log_probabilities(chain: Chain, number: int) -> bool:
-    """Tell whether an operation is the mean, or the sum, of some log-probabilities."""
+    """Check whether an operation is the mean, or the sum, of some log-probabilities."""
     if chain.name(number) not in ("mean", "sum"):
         return False
     return chain.name(chain.maker(number, 0, _PICKING)) in ("log_softmax", "logsigmoid", "log_prob")
@@ -270,56 +234,21 @@ def _find_terms(chain: Chain, number: int, sign: int = 1) -> list[tuple[int, int
     return [found for each, one in known for found in _find_terms(chain, each, one)]
 
 
-class SummedLoss(Detector):
+@family.detector("loss-reduction-sum")
+def summed_loss(record: Record, entry: Entry) -> Iterator[Finding]:
     """A sum over the batch where the learning rate is that of a mean."""
-
-    slug = "loss-reduction-sum"
-    words = Words(
-        says="The loss is a sum over the batch, and training is unstable: gradients are as many times larger as it "
-        "has samples.",
-        example="mse_loss sums over float32[64, 1], so gradients are 64 times those of the mean, and training is "
-        "unstable.",
-        threshold="reduction='sum' of a loss that backward begins from, and a loss that is not finite or ends above "
-        "its begin",
-        source="our own choice",
-        guard="runs in which the loss falls are left alone, and so are optimizers whose updates do not grow with the "
-        "gradient, and numbers that are not finite though none had grown before",
-        repair="use reduction='mean', or a learning rate that is smaller by the number of samples.",
+    chain = record.need_chains()[0]
+    loss = chain.loss
+    is_sum = chain.name(loss) in LOSSES and argument_of(chain.listed[loss], "reduction") == "sum"
+    plain = bool(record.optimizers) and all(name.startswith("SGD") for name in record.optimizers)
+    if not is_sum or not plain or record.once(Training).fell or record.once(Births).is_sudden:
+        return
+    shape = list(chain.taken(loss) or ())
+    yield entry.finding(
+        f"{chain.name(loss)} sums over {shape}, so gradients are {shape[0] if shape else 1} times those of the "
+        "mean, and training is unstable",
+        site=chain.listed[loss].module,
+        step=chain.step,
+        line=chain.listed[loss].line,
+        evidence=[("reduction", "sum"), ("last loss", float(record.loss.values[-1]), "not below the first")],
     )
-    explains = (
-        "exploding",
-        "diverged",
-        "learning-rate-too-high",
-        "loss-spike",
-        "loss-noisy",
-        "dead-units",
-        "saturated",
-        "loss-flat",
-        "nan-forward",
-        "nan-backward",
-        "nan-update",
-    )
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        chain = record.need_chains()[0]
-        loss = chain.loss
-        is_sum = chain.name(loss) in LOSSES and argument_of(chain.listed[loss], "reduction") == "sum"
-        plain = bool(record.optimizers) and all(name.startswith("SGD") for name in record.optimizers)
-        if not is_sum or not plain or record.once(Training).fell or record.once(Births).is_sudden:
-            return
-        shape = list(chain.taken(loss) or ())
-        yield self.find(
-            "warning",
-            f"{chain.name(loss)} sums over {shape}, so gradients are {shape[0] if shape else 1} times those of the "
-            "mean, and training is unstable",
-            site=chain.listed[loss].module,
-            step=chain.step,
-            line=chain.listed[loss].line,
-            evidence=[
-                Evidence("reduction", "sum"),
-                Evidence("last loss", float(record.loss.values[-1]), "not below the first"),
-            ],
-            precondition=["the optimizer's updates grow with the gradient, and the loss does not fall"],
-            refute="training is as unstable with the mean and the same learning rate",
-        )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from retrograd.core.amounts import list_names
-from retrograd.core.runs.findings import MISSING_GRADIENT, Evidence, Finding
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.core.runs.findings import MISSING_GRADIENT, Finding
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.gradients import (
     LOOSE,
     LostGradient,
@@ -17,6 +17,8 @@ from retrograd.explaining.findings.gradients import (
     path_of,
 )
 from retrograd.explaining.findings.record import CannotTell, Record
+
+family = Family(__name__)
 
 FEWEST = 3
 """Recorded steps in which others have a gradient; our own choice."""
@@ -36,75 +38,56 @@ _ZERO = (
 )
 
 
-class MissingGradient(Detector):
+@family.detector(MISSING_GRADIENT)
+def missing_gradient(record: Record, entry: Entry) -> Iterator[Finding]:
     """An optimizer holds parameters that never get a gradient."""
+    gradients = record.once(ParameterGradients)
+    record.need_optimizers()
+    trained = [name for name, (_, some) in gradients.steps.items() if some >= FEWEST]
+    if not trained:
+        raise CannotTell(f"no parameter's gradient was recorded in {FEWEST} steps")
+    missing = [
+        name
+        for name in sorted(gradients.held & gradients.selected)
+        if not (gradients.is_trained(name) or name.startswith(LOOSE) or gradients.may_be_frozen(name))
+        and not gradients.has_hidden_one(name)
+    ]
+    groups: dict[tuple[str, str], tuple[LostGradient | None, list[str]]] = {}
+    for path in dict.fromkeys(map(path_of, missing)):
+        lost, key = find_reason(record, gradients, path, missing)
+        groups.setdefault(key, (lost, []))[1].extend(name for name in missing if path_of(name) == path)
+    for (kind, _), (lost, names) in groups.items():
+        if kind:
+            yield _describe_missing_gradient(entry, record, kind, lost, names, trained)
 
-    slug = MISSING_GRADIENT
-    words = Words(
-        says="An optimizer holds parameters that are to be trained and never get a gradient, and why.",
-        example="enc:weight and enc:bias never get a gradient, in 30 steps in which head:weight and 2 others do: "
-        "`detach` cuts it off from the graph (train.py:10).",
-        threshold=f"no gradient, or nothing but zeros, in all recorded steps, of which in at least {FEWEST} others "
-        "have one",
-        source="TrainCheck (OSDI 2025) names the fault; the number of steps is our own choice",
-        guard="parameters that are frozen, that no optimizer holds, that had a gradient in any pass (GANs, "
-        "alternating losses, zero-initialised gates), or that updates change (a gradient that is written by hand, as "
-        "to master weights) are left alone; layers that were never called beside others of a list, or of the same name "
-        "but for its end (experts, heads), are a note",
-        repair="let the gradient through at that line, or freeze these parameters.",
+
+def _describe_missing_gradient(
+    entry: Entry, record: Record, kind: str, lost: LostGradient | None, names: list[str], trained: Sequence[str]
+) -> Finding:
+    gradients = record.once(ParameterGradients)
+    steps = max(gradients.steps[name][1] for name in trained)
+    gets = "get nothing but zeros for a gradient" if kind == "zero" else "never get a gradient"
+    verb = gets if len(names) > 1 else gets.replace("get", "gets", 1)
+    path = path_of(names[0])
+    is_note = kind in ("spare", "unknown", "unseen") or (kind == "zero" and lost is None)
+    root = _root_of(record, names[0])
+    twin = _find_twin(record, gradients, root) if kind == "never called" else ""
+    reason = f": {root} is never called, and {twin}, whose parameters have the same names, is in no optimizer"
+    return entry.finding(
+        f"{list_names(names)} {verb} in {steps} steps, while {list_names(list(trained), 1)} "
+        f"{'does' if len(trained) == 1 else 'do'}{reason if twin else _describe_reason(kind, lost, path)}",
+        severity="note" if is_note else "warning",
+        site=path,
+        span=record,
+        line=lost.line if lost is not None else record.line_of(path),
+        evidence=[
+            ("steps with a gradient", 0, "= 0"),
+            ("steps in which others have one", steps, f"≥ {FEWEST}"),
+            ("parameters", len(names)),
+            *([("operation", lost.operation)] if lost is not None else []),
+        ],
+        repair=f"make the optimizer with the parameters of {twin}." if twin else _describe_repair(kind, lost),
     )
-    explains = ("loss-flat", "not-updated", "learning-rate-too-low", "vanishing", "embedding-unused")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Look at all parameters that optimizers hold, together by module and reason."""
-        gradients = record.once(ParameterGradients)
-        record.need_optimizers()
-        trained = [name for name, (_, some) in gradients.steps.items() if some >= FEWEST]
-        if not trained:
-            raise CannotTell(f"no parameter's gradient was recorded in {FEWEST} steps")
-        missing = [
-            name
-            for name in sorted(gradients.held & gradients.selected)
-            if not (gradients.is_trained(name) or name.startswith(LOOSE) or gradients.may_be_frozen(name))
-            and not gradients.has_hidden_one(name)
-        ]
-        groups: dict[tuple[str, str], tuple[LostGradient | None, list[str]]] = {}
-        for path in dict.fromkeys(map(path_of, missing)):
-            lost, key = find_reason(record, gradients, path, missing)
-            groups.setdefault(key, (lost, []))[1].extend(name for name in missing if path_of(name) == path)
-        for (kind, _), (lost, names) in groups.items():
-            if kind:
-                yield self._describe(record, kind, lost, names, trained)
-
-    def _describe(
-        self, record: Record, kind: str, lost: LostGradient | None, names: list[str], trained: Sequence[str]
-    ) -> Finding:
-        gradients = record.once(ParameterGradients)
-        steps = max(gradients.steps[name][1] for name in trained)
-        gets = "get nothing but zeros for a gradient" if kind == "zero" else "never get a gradient"
-        verb = gets if len(names) > 1 else gets.replace("get", "gets", 1)
-        path = path_of(names[0])
-        is_note = kind in ("spare", "unknown", "unseen") or (kind == "zero" and lost is None)
-        root = _root_of(record, names[0])
-        twin = _find_twin(record, gradients, root) if kind == "never called" else ""
-        reason = f": {root} is never called, and {twin}, whose parameters have the same names, is in no optimizer"
-        return self.find(
-            "note" if is_note else "warning",
-            f"{list_names(names)} {verb}, in {steps} steps in which {list_names(list(trained), 1)} "
-            f"{'does' if len(trained) == 1 else 'do'}{reason if twin else _tell_reason(kind, lost, path)}",
-            site=path,
-            span=record,
-            line=lost.line if lost is not None else record.line_of(path),
-            evidence=[
-                Evidence("steps with a gradient", 0, "= 0"),
-                Evidence("steps in which others have one", steps, f"≥ {FEWEST}"),
-                Evidence("parameters", len(names)),
-                *([Evidence("operation", lost.operation)] if lost is not None else []),
-            ],
-            precondition=["an optimizer holds them", "they are not frozen", "no pass gave them one but zeros"],
-            refute="they are meant to stay as they are",
-            repair=f"make the optimizer with the parameters of {twin}." if twin else _tell_repair(kind, lost),
-        )
 
 
 def _find_twin(record: Record, gradients: ParameterGradients, root: str) -> str:
@@ -158,12 +141,12 @@ def tell_reasons(record: Record, names: Sequence[str]) -> dict[str, str]:
     gradients, told = record.once(ParameterGradients), {}
     for path in dict.fromkeys(map(path_of, names)):
         lost, (kind, _) = find_reason(record, gradients, path, names)
-        reason = _tell_reason(kind, lost, path).removeprefix(": ")
+        reason = _describe_reason(kind, lost, path).removeprefix(": ")
         told.update({name: reason for name in names if reason and path_of(name) == path})
     return told
 
 
-def _tell_repair(kind: str, lost: LostGradient | None) -> str:
+def _describe_repair(kind: str, lost: LostGradient | None) -> str:
     if lost is not None:
         return lost.repair
     if kind == "never called":
@@ -173,7 +156,7 @@ def _tell_repair(kind: str, lost: LostGradient | None) -> str:
     return "use it in forward, or leave it out." if kind in ("never used", "spare") else _UNKNOWN
 
 
-def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:
+def _describe_reason(kind: str, lost: LostGradient | None, path: str) -> str:
     if lost is not None:
         return f": {lost.sentence}"
     if kind == "never called":
@@ -188,7 +171,7 @@ def _tell_reason(kind: str, lost: LostGradient | None, path: str) -> str:
 
 
 def _is_one_of_several(record: Record, gradients: ParameterGradients, path: str) -> bool:
-    """Tell whether it lies in a list of layers of which others were called, or beside one of nearly the same name."""
+    """Check whether it lies in a list of layers of which others were called, or beside one of nearly the same name."""
     parts = path.split(".")
     for depth in range(len(parts)):
         parent, name = ".".join(parts[:depth]), parts[depth]
@@ -204,7 +187,7 @@ def _is_one_of_several(record: Record, gradients: ParameterGradients, path: str)
 
 
 def _look_alike(name: str, other: str) -> bool:
-    """Tell whether two names are the same but for a number or a last word: ``head_a``, ``head2``."""
+    """Check whether two names are the same but for a number or a last word: ``head_a``, ``head2``."""
     stems = {_stem(each) for each in (name, other)}
     return len(stems) == 1 and _is_branch(name)
 
@@ -217,69 +200,50 @@ def _is_branch(name: str) -> bool:
     return "_" in name or _stem(name) in ("head", "expert", "branch", "task", "exit", "aux", "classifier", "decoder")
 
 
-class NotOptimized(Detector):
+@family.detector("not-optimized")
+def not_optimized(record: Record, entry: Entry) -> Iterator[Finding]:
     """Parameters get gradients and are in no optimizer."""
+    gradients = record.once(ParameterGradients)
+    if not gradients.held:
+        raise CannotTell("no optimizer was recorded that holds parameters of a recorded model")
+    if any(made.unknown for made in record.optimizers.values()):
+        raise CannotTell("an optimizer holds tensors that belong to no recorded model")
+    if record.is_staged and not gradients.held <= gradients.selected:
+        raise CannotTell("stages of a pipeline have parameters of one name")
+    for root in sorted(record.models | record.root_names):
+        names = [name for name in gradients.steps if _root_of(record, name) == root]
+        alone = [name for name in names if name not in gradients.held and gradients.steps[name][1] >= FEWEST]
+        trained = [name for name in names if name in gradients.held and gradients.is_trained(name)]
+        elsewhere = [name for name in gradients.steps if name in gradients.held and gradients.is_trained(name)]
+        if alone and trained:
+            yield _describe_not_optimized(entry, record, alone, trained)
+        elif alone and elsewhere and _come_before(record, alone, elsewhere) and gradients.are_fresh(alone):
+            yield _describe_not_optimized(entry, record, alone, elsewhere)
 
-    slug = "not-optimized"
-    words = Words(
-        says="Parameters get gradients and are in no optimizer, so they stay as they were initialised.",
-        example="head:weight and head:bias get gradients in 30 steps and are in no optimizer, while the layers before "
-        "them are trained.",
-        threshold=f"gradients in at least {FEWEST} steps and no optimizer that holds them, though one holds others "
-        "of the model",
-        source="TrainCheck (OSDI 2025) names the fault; the number of steps is our own choice",
-        guard="a model of which no parameter is in an optimizer (teachers, critics, what an input is optimised "
-        "through) is left alone, unless it comes before what is trained and has weights as torch makes them; layers "
-        "that come before all that are trained are a note where their weights are no such (a pretrained backbone)",
-        repair="give them to the optimizer: Optimizer(model.parameters()); or freeze them.",
+
+def _describe_not_optimized(entry: Entry, record: Record, alone: list[str], trained: list[str]) -> Finding:
+    gradients = record.once(ParameterGradients)
+    steps = max(gradients.steps[name][1] for name in alone)
+    is_backbone = _come_before(record, alone, trained) and not gradients.are_fresh(alone)
+    verb = "get gradients" if len(alone) > 1 else "gets gradients"
+    tail = (
+        "as befits layers that are kept on purpose; freezing them would save their backward pass"
+        if is_backbone
+        else f"while {list_names(trained, 2)} {'is' if len(trained) == 1 else 'are'} trained"
     )
-    explains = ("not-updated", "loss-flat", "weights-untied", "missing-zero-grad")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Look at each recorded model of which an optimizer holds something."""
-        gradients = record.once(ParameterGradients)
-        if not gradients.held:
-            raise CannotTell("no optimizer was recorded that holds parameters of a recorded model")
-        if any(made.unknown for made in record.optimizers.values()):
-            raise CannotTell("an optimizer holds tensors that belong to no recorded model")
-        if record.is_staged and not gradients.held <= gradients.selected:
-            raise CannotTell("stages of a pipeline have parameters of one name")
-        for root in sorted(record.models | record.root_names):
-            names = [name for name in gradients.steps if _root_of(record, name) == root]
-            alone = [name for name in names if name not in gradients.held and gradients.steps[name][1] >= FEWEST]
-            trained = [name for name in names if name in gradients.held and gradients.is_trained(name)]
-            elsewhere = [name for name in gradients.steps if name in gradients.held and gradients.is_trained(name)]
-            if alone and trained:
-                yield self._describe(record, alone, trained)
-            elif alone and elsewhere and _come_before(record, alone, elsewhere) and gradients.are_fresh(alone):
-                yield self._describe(record, alone, elsewhere)
-
-    def _describe(self, record: Record, alone: list[str], trained: list[str]) -> Finding:
-        gradients = record.once(ParameterGradients)
-        steps = max(gradients.steps[name][1] for name in alone)
-        is_backbone = _come_before(record, alone, trained) and not gradients.are_fresh(alone)
-        verb = "get gradients" if len(alone) > 1 else "gets gradients"
-        tail = (
-            "as befits layers that are kept on purpose; freezing them would save their backward pass"
-            if is_backbone
-            else f"while {list_names(trained, 2)} {'is' if len(trained) == 1 else 'are'} trained"
-        )
-        path = path_of(alone[0])
-        return self.find(
-            "note" if is_backbone else "warning",
-            f"{list_names(alone)} {verb} in {steps} steps and {'are' if len(alone) > 1 else 'is'} in no optimizer, "
-            f"{tail}",
-            site=path,
-            span=record,
-            line=record.optimizer_line or record.line_of(path),
-            evidence=[
-                Evidence("parameters with gradients in no optimizer", len(alone), "> 0"),
-                Evidence("steps in which they had one", steps, f"≥ {FEWEST}"),
-                Evidence("parameters of the model in an optimizer", len(trained), "> 0"),
-            ],
-            precondition=["an optimizer holds others that are trained", "they are not frozen"],
-            refute="they are meant to stay as they are",
-        )
+    path = path_of(alone[0])
+    return entry.finding(
+        f"{list_names(alone)} {verb} in {steps} steps and {'are' if len(alone) > 1 else 'is'} in no optimizer, {tail}",
+        severity="note" if is_backbone else "warning",
+        site=path,
+        span=record,
+        line=record.optimizer_line or record.line_of(path),
+        evidence=[
+            ("parameters with gradients in no optimizer", len(alone), "> 0"),
+            ("steps in which they had one", steps, f"≥ {FEWEST}"),
+            ("parameters of the model in an optimizer", len(trained), "> 0"),
+        ],
+    )
 
 
 def _root_of(record: Record, name: str) -> str:
@@ -288,73 +252,50 @@ def _root_of(record: Record, name: str) -> str:
 
 
 def _come_before(record: Record, alone: Sequence[str], trained: Sequence[str]) -> bool:
-    """Tell whether the forward reaches all modules of these before any that is trained."""
+    """Check whether the forward reaches all modules of these before any that is trained."""
     order = {path: place for place, path in reversed(list(enumerate(site.path for site in record.of_kind("output"))))}
     early = [order.get(path_of(name), -1) for name in alone]
     late = [order.get(path_of(name), -1) for name in trained]
     return max(early) < min(late)
 
 
-class LayersInAList(Detector):
+@family.detector("layers-in-a-list")
+def layers_in_a_list(record: Record, entry: Entry) -> Iterator[Finding]:
     """Layers that a model calls and that are no part of it."""
+    gradients = record.once(ParameterGradients)
+    by_program = {call.about for call in record.called("forward")} & record.models
+    if not by_program:
+        raise CannotTell("no call of a model was recorded")
+    if not gradients.held:
+        raise CannotTell("no optimizer was recorded that holds parameters of a recorded model")
+    found: dict[str, list[str]] = {}
+    for root in sorted(record.models - by_program):
+        names = [name for name in gradients.steps if path_of(name).split(".")[0] == root]
+        is_called = root in gradients.called
+        is_alone = not any(name in gradients.held for name in names)
+        if is_called and is_alone and any(gradients.steps[name][1] >= FEWEST for name in names):
+            found[root] = names
+    if found:
+        yield _describe_layers_in_a_list(entry, record, found, sorted(by_program))
 
-    slug = "layers-in-a-list"
-    words = Words(
-        says="A model calls layers that are not registered in it (in a Python list or dict), so no optimizer holds "
-        "them.",
-        example="linear (Linear) is called inside of self and gets gradients, but is not part of it: it stands in a "
-        "Python list or dict, and no optimizer holds it.",
-        threshold="a module that is called only inside of a model, is none of its parts, gets gradients in at least "
-        f"{FEWEST} steps, and is in no optimizer",
-        source="a pattern of PySIAssist (SANER 2024); the number of steps is our own choice",
-        guard="layers that an optimizer holds all the same, and those that get no gradient (a teacher that is hidden "
-        "on purpose), are left alone",
-        repair="put them into an nn.ModuleList, nn.ModuleDict or nn.Sequential, before the optimizer is made.",
+
+def _describe_layers_in_a_list(
+    entry: Entry, record: Record, found: dict[str, list[str]], callers: Sequence[str]
+) -> Finding:
+    roots = [f"{root} ({record.type_of(root)})" for root in found]
+    several = len(roots) > 1
+    names = [name for each in found.values() for name in each]
+    first = next(iter(found))
+    return entry.finding(
+        f"{list_names(roots)} {'are' if several else 'is'} called inside of {list_names(list(callers), 2)} and "
+        f"{'get' if several else 'gets'} gradients, but {'are' if several else 'is'} no part of it: "
+        f"{'they stand' if several else 'it stands'} in a Python list or dict, and no optimizer holds "
+        f"{'them' if several else 'it'}",
+        site=first,
+        span=record,
+        line=record.line_of(first) or _first_line(record, first),
+        evidence=[("layers", len(roots), "> 0"), ("parameters with gradients in no optimizer", len(names), "> 0")],
     )
-    explains = ("not-optimized", "not-updated", "loss-flat", "optimizer-before-change", "symmetric-init")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Look at models that the program itself never calls."""
-        gradients = record.once(ParameterGradients)
-        by_program = {call.about for call in record.called("forward")} & record.models
-        if not by_program:
-            raise CannotTell("no call of a model was recorded")
-        if not gradients.held:
-            raise CannotTell("no optimizer was recorded that holds parameters of a recorded model")
-        found: dict[str, list[str]] = {}
-        for root in sorted(record.models - by_program):
-            names = [name for name in gradients.steps if path_of(name).split(".")[0] == root]
-            is_called = root in gradients.called
-            is_alone = not any(name in gradients.held for name in names)
-            if is_called and is_alone and any(gradients.steps[name][1] >= FEWEST for name in names):
-                found[root] = names
-        if found:
-            yield self._describe(record, found, sorted(by_program))
-
-    def _describe(self, record: Record, found: dict[str, list[str]], callers: Sequence[str]) -> Finding:
-        roots = [f"{root} ({record.type_of(root)})" for root in found]
-        several = len(roots) > 1
-        names = [name for each in found.values() for name in each]
-        first = next(iter(found))
-        return self.find(
-            "critical",
-            f"{list_names(roots)} {'are' if several else 'is'} called inside of {list_names(list(callers), 2)} and "
-            f"{'get' if several else 'gets'} gradients, but {'are' if several else 'is'} no part of it: "
-            f"{'they stand' if several else 'it stands'} in a Python list or dict, and no optimizer holds "
-            f"{'them' if several else 'it'}",
-            site=first,
-            span=record,
-            line=record.line_of(first) or _first_line(record, first),
-            evidence=[
-                Evidence("layers", len(roots), "> 0"),
-                Evidence("parameters with gradients in no optimizer", len(names), "> 0"),
-            ],
-            precondition=[
-                "the program calls them only inside of another model",
-                "an optimizer holds recorded parameters",
-            ],
-            refute="they are trained by something that is not an optimizer of torch",
-        )
 
 
 def _first_line(record: Record, path: str) -> str:

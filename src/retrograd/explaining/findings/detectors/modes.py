@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 from retrograd.core.amounts import count_of
 from retrograd.core.history.facts import Call
-from retrograd.core.runs.findings import Evidence, Finding
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.core.runs.findings import Finding
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
 from retrograd.explaining.findings.updates import Update, is_within
+
+family = Family(__name__)
 
 SHARE = 0.1
 """Share of the updates whose forwards must have run in eval mode, and at least three; our own choice."""
@@ -78,55 +80,37 @@ def list_trained(record: Record) -> dict[str, list[Update]]:
     return found
 
 
-class EvalModeInTraining(Detector):
+@family.detector("eval-mode-in-training")
+def eval_mode_in_training(record: Record, entry: Entry) -> Iterator[Finding]:
     """Training goes on in eval mode."""
+    for model, updates in list_trained(record).items():
+        layers = count_modal(record, model)
+        used = [(update, call) for update in updates if (call := _find_forward(update, model)) is not None]
+        wrong = [(update, call) for update, call in used if call.details.get("training") is False]
+        if len(wrong) >= max(min(3, len(used)), SHARE * len(used)) > 0:
+            yield _describe_eval_mode_in_training(
+                entry, model, wrong, len(used), layers, _find_evaluation(record, model)
+            )
 
-    slug = "eval-mode-in-training"
-    words = Words(
-        says="The model is trained in eval mode: batch norm uses and keeps its old statistics, dropout does nothing.",
-        example="The model is trained in eval mode from step 10 on, after an evaluation: 50 of 60 updates, with 1 "
-        "batch norm and 1 dropout that do not train.",
-        threshold="eval mode of the whole model at the forward of at least 3 updates and a tenth of them",
-        source="our own choice",
-        guard="a model without batch norm and dropout, and parts that are put into eval mode alone (frozen "
-        "backbones), are left alone",
-        repair="call model.train() before each epoch of training.",
+
+def _describe_eval_mode_in_training(
+    entry: Entry, model: str, wrong: list[tuple[Update, Call]], among: int, layers: ModalLayers, evaluation: Call | None
+) -> Finding:
+    update, call = wrong[0]
+    always = len(wrong) == among
+    since = "all the time" if always else f"from step {update.step} on, after an evaluation"
+    return entry.finding(
+        f"The model is trained in eval mode {since}: {len(wrong)} of {among} updates, with {layers} that do not train",
+        site="" if model in ("", "self") else model,
+        step=update.step,
+        last_step=wrong[-1][0].step,
+        line=call.line,
+        evidence=[
+            ("updates whose forward ran in eval mode", len(wrong), f"≥ 3 and {SHARE:.0%} of {among}"),
+            *([("line of the evaluation", evaluation.line)] if evaluation and not always else []),
+        ],
+        checked=[f"the model that is called is in eval mode, and it has {layers}"],
     )
-    explains = (
-        "batch-norm", "loss-flat", "loss-noisy", "learning-rate-too-high", "exploding", "diverged", "vanishing",
-        "bad-init", "dead-units",
-    )  # fmt: skip
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        for model, updates in list_trained(record).items():
-            layers = count_modal(record, model)
-            used = [(update, call) for update in updates if (call := _find_forward(update, model)) is not None]
-            wrong = [(update, call) for update, call in used if call.details.get("training") is False]
-            if len(wrong) >= max(min(3, len(used)), SHARE * len(used)) > 0:
-                yield self._describe(model, wrong, len(used), layers, _find_evaluation(record, model))
-
-    def _describe(
-        self, model: str, wrong: list[tuple[Update, Call]], among: int, layers: ModalLayers, evaluation: Call | None
-    ) -> Finding:
-        update, call = wrong[0]
-        always = len(wrong) == among
-        since = "all the time" if always else f"from step {update.step} on, after an evaluation"
-        return self.find(
-            "warning",
-            f"The model is trained in eval mode {since}: {len(wrong)} of {among} updates, with {layers} that do not "
-            "train",
-            site="" if model in ("", "self") else model,
-            step=update.step,
-            last_step=wrong[-1][0].step,
-            line=call.line,
-            evidence=[
-                Evidence("updates whose forward ran in eval mode", len(wrong), f"≥ 3 and {SHARE:.0%} of {among}"),
-                *([Evidence("line of the evaluation", evaluation.line)] if evaluation and not always else []),
-            ],
-            precondition=[f"the model that is called is in eval mode, and it has {layers}"],
-            refute="statistics and dropout are frozen on purpose",
-        )
 
 
 def _find_forward(update: Update, model: str) -> Call | None:
@@ -147,58 +131,41 @@ def _find_evaluation(record: Record, model: str) -> Call | None:
     )
 
 
-class TrainModeInEvaluation(Detector):
+@family.detector("train-mode-in-evaluation")
+def train_mode_in_evaluation(record: Record, entry: Entry) -> Iterator[Finding]:
     """An evaluation runs in training mode."""
+    if record.once(Training).is_contest:
+        raise CannotTell("several models are trained against each other, and one may sample as it trains")
+    for model, updates in list_trained(record).items():
+        layers = count_modal(record, model)
+        calls = [call for call in record.called("forward") if call.about == model]
+        if any(not call.details.get("training", True) for call in calls):
+            continue
+        wrong, periods = find_evaluations(record, model, updates)
+        is_seldom = periods <= max(1, SELDOM * len(updates))
+        if not wrong or _is_sampled(wrong, periods, layers):
+            continue
+        if is_seldom or is_fixed_set(record, model):
+            often = "most updates have no such forward before them"
+            checked = often if is_seldom else "what these forwards are given is never trained with"
+            yield _describe_train_mode_in_evaluation(entry, model, wrong, periods, layers, checked)
 
-    slug = "train-mode-in-evaluation"
-    words = Words(
-        says="The model is evaluated in training mode: dropout drops, and batch norm uses the batch and learns from "
-        "it.",
-        example="The model is evaluated in training mode, with 1 batch norm and 1 dropout that behave as in training: "
-        "6 evaluations, none of them in eval mode.",
-        threshold="forwards without a backward pass, in training mode, before at most a third of the updates or "
-        "behind the last one, or of one input that is never trained with; and none in eval mode",
-        source="our own choice",
-        guard="models that are trained against each other (GANs); teachers, generators and policies that run without "
-        "grad at every update; the same input three times in "
-        "a row (Monte-Carlo dropout); programs that use eval mode elsewhere; models without batch norm and dropout",
-        repair="call model.eval() before the evaluation, and model.train() after it.",
+
+def _describe_train_mode_in_evaluation(
+    entry: Entry, model: str, wrong: list[Call], periods: int, layers: ModalLayers, checked: str
+) -> Finding:
+    return entry.finding(
+        f"The model is evaluated in training mode, with {layers} that behave as in training: "
+        f"{count_of(periods, 'evaluation')}, none of them in eval mode",
+        site="" if model in ("", "self") else model,
+        span=wrong,
+        line=wrong[0].line,
+        evidence=[
+            ("forwards without backward in training mode", len(wrong), "> 0"),
+            ("forwards in eval mode", 0, "none"),
+        ],
+        checked=[f"the model has {layers}", checked],
     )
-    explains = ("batch-norm",)
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        if record.once(Training).is_contest:
-            raise CannotTell("several models are trained against each other, and one may sample as it trains")
-        for model, updates in list_trained(record).items():
-            layers = count_modal(record, model)
-            calls = [call for call in record.called("forward") if call.about == model]
-            if any(not call.details.get("training", True) for call in calls):
-                continue
-            wrong, periods = find_evaluations(record, model, updates)
-            is_seldom = periods <= max(1, SELDOM * len(updates))
-            if not wrong or _is_sampled(wrong, periods, layers):
-                continue
-            if is_seldom or is_fixed_set(record, model):
-                often = "most updates have no such forward before them"
-                checked = often if is_seldom else "what these forwards are given is never trained with"
-                yield self._describe(model, wrong, periods, layers, checked)
-
-    def _describe(self, model: str, wrong: list[Call], periods: int, layers: ModalLayers, checked: str) -> Finding:
-        return self.find(
-            "warning",
-            f"The model is evaluated in training mode, with {layers} that behave as in training: "
-            f"{count_of(periods, 'evaluation')}, none of them in eval mode",
-            site="" if model in ("", "self") else model,
-            span=wrong,
-            line=wrong[0].line,
-            evidence=[
-                Evidence("forwards without backward in training mode", len(wrong), "> 0"),
-                Evidence("forwards in eval mode", 0, "none"),
-            ],
-            precondition=[f"the model has {layers}", checked],
-            refute="what these forwards return is not looked at, or is meant to be random",
-        )
 
 
 def find_evaluations(record: Record, model: str, updates: list[Update]) -> tuple[list[Call], int]:
@@ -243,12 +210,12 @@ def _pick_evaluations(stretch: list[Call], model: str, usual: set[str]) -> list[
 
 
 def _is_sampled(calls: list[Call], periods: int, layers: ModalLayers) -> bool:
-    """Tell whether one model with dropout alone is called many times from one line, once: a sample of predictions."""
+    """Check whether one model with dropout alone is called many times from one line, once: a sample of predictions."""
     return periods == 1 and not layers.batch_norms and len(calls) >= SAMPLED and len({call.line for call in calls}) == 1
 
 
 def is_fixed_set(record: Record, model: str) -> bool:
-    """Tell whether what a model is given without grad is always the same, and never what it is trained with."""
+    """Check whether what a model is given without grad is always the same, and never what it is trained with."""
     given: dict[str, set[str]] = {"train": set(), "no_grad": set()}
     count = 0
     for name, listed in record.inputs.items():

@@ -16,8 +16,8 @@ from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
 
 _FOLLOWING = (
-    "diverged", "loss-spike", "loss-flat", "loss-noisy", "not-updated", "dead-units", "saturated", "vanishing",
-    "exploding", "underflow", "overflow-headroom", "scaler-churn", "bf16-update-lost", "learning-rate-too-high",
+    "diverged", "loss-spike", "loss-flat", "not-updated", "dead-units", "saturated", "vanishing",
+    "exploding", "underflow", "scaler-churn", "bf16-update-lost", "learning-rate-too-high",
     "learning-rate-too-low", "attention-collapse", "nan-input", "nan-forward", "nan-backward", "nan-update", "failed",
     "momentum", "adam-epsilon", "batch-norm", "clip-always-on", "scheduler-per-step", "lr-zero",
     "lr-jump", "*",

@@ -8,13 +8,15 @@ import numpy as np
 
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.history.facts import MOST_OPTIMIZERS, OptimizerMade
-from retrograd.core.runs.findings import Evidence, Finding
+from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.births import GREW
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, FloatArray, Record
 from retrograd.explaining.findings.training import Training, as_list
 from retrograd.explaining.findings.update_norms import TOLD, Stillness, UpdateNorms
 from retrograd.explaining.findings.updates import by_optimizer
+
+family = Family(__name__)
 
 FEWEST = 3
 """Optimizers from one line that are a habit; our own choice."""
@@ -23,64 +25,44 @@ FEWEST_STILL = 5
 """Updates that have changed a parameter, and then have not; our own choice."""
 
 
-class MadeAnew(Detector):
+@family.detector("optimizer-made-anew")
+def made_anew(record: Record, entry: Entry) -> Iterator[Finding]:
     """An optimizer is constructed anew for the same parameters."""
+    record.need_optimizers()
+    counted = {name: len(updates) for name, updates in by_optimizer(record.updates).items()}
+    for same in _group_same(record).values():
+        if len(same) < FEWEST:
+            continue
+        often = _count_updates([counted.get(each.name, 0) for each in same])
+        is_set_back = _is_set_back(record, same)
+        if is_set_back is None and often > 1:
+            raise CannotTell("the weights were not recorded at the updates around those at which it was created again")
+        if not is_set_back:
+            yield _describe(entry, same, often)
 
-    slug = "optimizer-made-anew"
-    words = Words(
-        says="An optimizer is constructed again and again for the same parameters, so its momentum and averages are "
-        "lost.",
-        example="Adam is made anew 60 times for the same parameters, every 1 updates: its averages never last.",
-        threshold=f"at least {FEWEST} optimizers from one line that hold the same recorded parameters",
-        source="our own choice",
-        guard="Optimizers of models that are trained one after the other hold other parameters. Where the weights are "
-        "set back for each, as in the folds of a cross-validation, by their norms or by the loss, it is meant. One "
-        "without a state (SGD without momentum) is a note.",
-        repair="construct the optimizer once, before the loop.",
+
+def _describe(entry: Entry, same: Sequence[OptimizerMade], often: int) -> Finding:
+    kind = same[0].name.split("#")[0]
+    least = "at least " if any(map(_is_last, same)) else ""
+    every = {0: "", 1: ", at every update"}.get(often, f", every {often} updates")
+    has_state = kind != "SGD" or any(group.get("momentum") for group in same[0].groups)
+    lost = "so its momentum and averages never last" if has_state else "which is harmless, for it remembers nothing"
+    return entry.finding(
+        f"{kind} is created again {least}{len(same)} times for the same parameters{every}, {lost}",
+        severity="warning" if has_state else "note",
+        site=same[0].name,
+        step=same[1].step,
+        last_step=same[-1].step,
+        line=same[0].line,
+        evidence=[
+            ("optimizers for the same parameters", len(same), f"≥ {FEWEST}"),
+            *([("updates of each", often)] if often else []),
+        ],
     )
-    explains = ("loss-noisy", "loss-flat", "loss-spike", "learning-rate-too-high", "learning-rate-too-low")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        record.need_optimizers()
-        counted = {name: len(updates) for name, updates in by_optimizer(record.updates).items()}
-        for same in _group_same(record).values():
-            if len(same) < FEWEST:
-                continue
-            often = _count_updates([counted.get(each.name, 0) for each in same])
-            is_set_back = _is_set_back(record, same)
-            if is_set_back is None and often > 1:
-                raise CannotTell("the weights were not recorded at the updates around those at which it was made anew")
-            if not is_set_back:
-                yield self._describe(same, often)
-
-    def _describe(self, same: Sequence[OptimizerMade], often: int) -> Finding:
-        kind = same[0].name.split("#")[0]
-        least = "at least " if any(map(_is_last, same)) else ""
-        every = {0: "", 1: ", at every update"}.get(often, f", every {often} updates")
-        has_state = kind != "SGD" or any(group.get("momentum") for group in same[0].groups)
-        lost = "so its momentum and averages never last" if has_state else "which is harmless, for it remembers nothing"
-        return self.find(
-            "warning" if has_state else "note",
-            f"{kind} is made anew {least}{len(same)} times for the same parameters{every}, {lost}",
-            site=same[0].name,
-            step=same[1].step,
-            last_step=same[-1].step,
-            line=same[0].line,
-            evidence=[
-                Evidence("optimizers for the same parameters", len(same), f"≥ {FEWEST}"),
-                *([Evidence("updates of each", often)] if often else []),
-            ],
-            precondition=[
-                "all are from one line and hold the same parameters of one model",
-                "neither the loss nor the norms of the weights show that these were set back",
-            ],
-            refute="the optimizer's state is to be forgotten there (restarts, rounds of federated learning)",
-        )
 
 
 def _is_last(made: OptimizerMade) -> bool:
-    """Tell whether it is the last that was noted of its class: all later ones have its name."""
+    """Check whether it is the last that was noted of its class: all later ones have its name."""
     return made.name.endswith(f"#{MOST_OPTIMIZERS}")
 
 
@@ -94,7 +76,7 @@ def _count_updates(counted: Sequence[int]) -> int:
 
 
 def _is_set_back(record: Record, same: Sequence[OptimizerMade]) -> bool | None:
-    """Tell whether the weights were set to others before these optimizers, as for each fold of a cross-validation.
+    """Check whether the weights were set to others before these optimizers, as for each fold of a cross-validation.
 
     None where no norms of the weights at two updates in a row are known.
     """
@@ -113,7 +95,7 @@ def _is_set_back(record: Record, same: Sequence[OptimizerMade]) -> bool | None:
 
 
 def _has_jumped(updates: UpdateNorms, names: Sequence[str], steps: Sequence[int]) -> bool | None:
-    """Tell by norms whether something other than updates changed the weights before one of these steps.
+    """Check by norms whether something other than updates changed the weights before one of these steps.
 
     Either all weights are what they were at the first of them, or one has moved by more than the update before could.
     """
@@ -143,84 +125,56 @@ def _group_same(record: Record) -> dict[tuple[str, ...], list[OptimizerMade]]:
     return found
 
 
-class BeforeChange(Detector):
+@family.detector("optimizer-before-change")
+def before_change(record: Record, entry: Entry) -> Iterator[Finding]:
     """An optimizer holds tensors that are no parameters of the model any more."""
-
-    slug = "optimizer-before-change"
-    words = Words(
-        says="The optimizer was made before the model's parameters were replaced, so it updates what the model does "
-        "not use.",
-        example="Adam#1 updates 2 tensors that no recorded model has, while 2:weight and 2:bias have gradients "
-        "and are in no optimizer.",
-        threshold="an optimizer with tensors of no recorded model, while parameters with gradients are in none; or "
-        f"parameters that {FEWEST_STILL} updates or more have changed and none of {FEWEST_STILL} or more later ones, "
-        "though they have gradients",
-        source="our own choice",
-        guard="parameters without a gradient, or frozen, are no evidence; loose tensors alone are none either",
-        repair="construct the optimizer after the model has its final parameters (moved, copied, layers replaced).",
+    record.need_optimizers()
+    foreign = [made for made in record.optimizers.values() if made.unknown]
+    held = {name for made in record.optimizers.values() for name in made.parameters}
+    alone = [str(site.value) for site in record.of_kind("parameter", "grad")]
+    alone = [name for name in dict.fromkeys(alone) if name not in held and not name.startswith("optimizer/")]
+    if not foreign or not alone:
+        if len(record.optimizers) == 1:
+            yield from _check_replaced(entry, record, *record.optimizers.values())
+        return
+    made = foreign[0]
+    listed = list_names(alone, 2)
+    yield entry.finding(
+        f"{made.name} updates {count_of(made.unknown, 'tensor')} that no recorded model has, while {listed} "
+        f"{'has' if len(alone) == 1 else 'have'} gradients and {'is' if len(alone) == 1 else 'are'} in no "
+        "optimizer",
+        site=alone[0],
+        step=made.step,
+        line=made.line,
+        evidence=[
+            ("tensors of no recorded model", made.unknown, "> 0"),
+            ("parameters with a gradient in no optimizer", len(alone), "> 0"),
+        ],
     )
-    explains = (
-        "not-optimized",
-        "not-updated",
-        "loss-flat",
-        "missing-gradient",
-        "learning-rate-too-low",
-        "missing-zero-grad",
+
+
+def _check_replaced(entry: Entry, record: Record, made: OptimizerMade) -> Iterator[Finding]:
+    """Look for parameters that were updated at first, and later are not, while others of the optimizer are."""
+    stopped = _find_stopped(record, made)
+    if not stopped:
+        return
+    names, steps = list(stopped), record.once(Stillness).steps
+    step = int(steps[min(stopped.values())])
+    listed = list_names(names, 2)
+    verb = "has" if len(names) == 1 else "have"
+    yield entry.finding(
+        f"{listed} {verb} gradients and {verb} not been updated any more since step {step}, while {made.name} goes "
+        f"on with others: it holds the parameters that stood there before, which were replaced",
+        case="replaced",
+        site=names[0],
+        step=step,
+        last_step=record.last_step,
+        line=made.line,
+        evidence=[
+            ("parameters whose updates are 0 from then on", len(names), "> 0"),
+            ("updates after that", int((steps >= step).sum()), f"≥ {FEWEST_STILL}"),
+        ],
     )
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        record.need_optimizers()
-        foreign = [made for made in record.optimizers.values() if made.unknown]
-        held = {name for made in record.optimizers.values() for name in made.parameters}
-        alone = [str(site.value) for site in record.of_kind("parameter", "grad")]
-        alone = [name for name in dict.fromkeys(alone) if name not in held and not name.startswith("optimizer/")]
-        if not foreign or not alone:
-            if len(record.optimizers) == 1:
-                yield from self._check_replaced(record, *record.optimizers.values())
-            return
-        made = foreign[0]
-        listed = list_names(alone, 2)
-        yield self.find(
-            "critical",
-            f"{made.name} updates {count_of(made.unknown, 'tensor')} that no recorded model has, while {listed} "
-            f"{'has' if len(alone) == 1 else 'have'} gradients and {'is' if len(alone) == 1 else 'are'} in no "
-            "optimizer",
-            site=alone[0],
-            step=made.step,
-            line=made.line,
-            evidence=[
-                Evidence("tensors of no recorded model", made.unknown, "> 0"),
-                Evidence("parameters with a gradient in no optimizer", len(alone), "> 0"),
-            ],
-            precondition=["those parameters have gradients"],
-            refute="another optimizer, that was never stepped while this was recorded, holds them",
-        )
-
-    def _check_replaced(self, record: Record, made: OptimizerMade) -> Iterator[Finding]:
-        """Look for parameters that were updated at first, and later are not, while others of the optimizer are."""
-        stopped = _find_stopped(record, made)
-        if not stopped:
-            return
-        names, steps = list(stopped), record.once(Stillness).steps
-        step = int(steps[min(stopped.values())])
-        listed = list_names(names, 2)
-        verb = "has" if len(names) == 1 else "have"
-        yield self.find(
-            "critical",
-            f"{listed} {verb} gradients and {verb} not been updated any more since step {step}, while {made.name} goes "
-            f"on with others: it holds the parameters that stood there before, which were replaced",
-            site=names[0],
-            step=step,
-            last_step=record.last_step,
-            line=made.line,
-            evidence=[
-                Evidence("parameters whose updates are 0 from then on", len(names), "> 0"),
-                Evidence("updates after that", int((steps >= step).sum()), f"≥ {FEWEST_STILL}"),
-            ],
-            precondition=["they were updated before", "their gradients are not zero", "no learning rate is 0"],
-            refute="the same tensor was in the model before, and something keeps it as it is",
-        )
 
 
 def _find_stopped(record: Record, made: OptimizerMade) -> dict[str, int]:

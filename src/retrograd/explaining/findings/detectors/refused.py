@@ -9,11 +9,13 @@ from retrograd.core.amounts import list_names
 from retrograd.core.history.facts import Operation
 from retrograd.core.runs.findings import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.chain import MADE_BEFORE
-from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.detectors.broken_graphs import is_written
 from retrograd.explaining.findings.detectors.missing_gradients import find_reason
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.gradients import LostGradient, ParameterGradients, path_of
 from retrograd.explaining.findings.record import Record
+
+family = Family(__name__)
 
 _DIFFERS = re.compile(
     r"tensor at position (?P<place>\d+):\s*saved metadata: \{'shape': torch\.Size\(\[(?P<then>[\d, ]*)\]\), "
@@ -24,63 +26,42 @@ _RECOMPUTED = ("Recomputed values for the following tensors", "during the origin
                "trying to save more tensors during recomputation")  # fmt: skip
 
 
-class RecomputedOtherwise(Detector):
+@family.detector("recomputed-otherwise")
+def recomputed_otherwise(record: Record, entry: Entry) -> Iterator[Finding]:
     """A checkpoint computes something else in backward than in forward."""
-
-    slug = "recomputed-otherwise"
-    words = Words(
-        says="A checkpoint ran its function again in backward and got other tensors than in forward, and what it wrote "
-        "to meanwhile.",
-        example="The checkpoint in block computed something else in backward than in forward: what it saved first that "
-        "differs was int64[26] and is int64[32], as `getitem` (train.py:14) takes; `add_` (train.py:12) writes to "
-        "float32[2], which was made before, so the second run finds other values there.",
-        threshold="torch's own error",
-        source="torch.utils.checkpoint: Recomputed values for the following tensors have different metadata",
-        guard="speaks only where torch has raised; names a write only if operations were noted, and one in that part "
-        "writes to what was made before",
-        repair="let both runs find the same modes, buffers, counters, caches, random numbers; or leave that part out "
-        "of the checkpoint. torch.utils.checkpoint.set_checkpoint_debug_enabled(True) prints the operations of both.",
-    )
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        message = record.crash.message
-        if not any(text in message for text in _RECOMPUTED):
-            return
-        part = _list_operations(record)
-        found = _DIFFERS.search(message)
-        first = _find_first(part, found) if found is not None else None
-        writes = [each for each in part if is_written(each) and each.operands[:1] == (MADE_BEFORE,)]
-        where = f" in {record.crash.module}" if record.crash.module else ""
-        said = f"The checkpoint{where} computed something else in backward than in forward"
-        evidence = [Evidence("exception", message[:160])]
-        if found is not None:
-            then, now = f"{found['dtype']}[{found['then']}]", f"{found['other']}[{found['now']}]"
-            said += f": what it saved first that differs was {then} and is {now}"
-            if first is not None:
-                said += (
-                    f", as `{first.name}` ({shorten_line(first.line)}) {'takes' if then in first.takes else 'makes'}"
-                )
-            evidence.append(Evidence("first saved tensor that differs", int(found["place"])))
-        for each in writes[:1]:
-            said += (
-                f"; `{each.name}` ({shorten_line(each.line)}) writes to {each.takes[0]}, which was made before, so the "
-                "second run finds other values there"
-            )
-        yield self.find(
-            "critical",
-            said,
-            site=record.crash.module,
-            step=record.last_step or 0,
-            line=next((each.line for each in (*writes[:1], first) if each is not None), record.crash.line),
-            evidence=evidence,
-            precondition=["torch has refused what was recomputed"],
-            refute="" if not writes else "what is written there is not read in that part",
-            repair="write to it outside of the checkpointed part, once for each step; or leave that part out of the "
-            "checkpoint."
-            if writes
-            else "",
+    message = record.crash.message
+    if not any(text in message for text in _RECOMPUTED):
+        return
+    part = _list_operations(record)
+    found = _DIFFERS.search(message)
+    first = _find_first(part, found) if found is not None else None
+    writes = [each for each in part if is_written(each) and each.operands[:1] == (MADE_BEFORE,)]
+    where = f" in {record.crash.module}" if record.crash.module else ""
+    said = f"The checkpoint{where} computed something else in backward than in forward"
+    evidence = [Evidence("exception", message[:160])]
+    if found is not None:
+        then, now = f"{found['dtype']}[{found['then']}]", f"{found['other']}[{found['now']}]"
+        said += f": what it saved first that differs was {then} and is {now}"
+        if first is not None:
+            said += f", as `{first.name}` ({shorten_line(first.line)}) {'takes' if then in first.takes else 'makes'}"
+        evidence.append(Evidence("first saved tensor that differs", int(found["place"])))
+    for each in writes[:1]:
+        said += (
+            f"; `{each.name}` ({shorten_line(each.line)}) writes to {each.takes[0]}, which was made before, so the "
+            "second run finds other values there"
         )
+    yield entry.finding(
+        said,
+        site=record.crash.module,
+        step=record.last_step or 0,
+        line=next((each.line for each in (*writes[:1], first) if each is not None), record.crash.line),
+        evidence=evidence,
+        refute="" if not writes else "what is written there is not read in that part",
+        repair="write to it outside of the checkpointed part, once for each step; or leave that part out of the "
+        "checkpoint."
+        if writes
+        else "",
+    )
 
 
 def _list_operations(record: Record) -> list[Operation]:
@@ -100,40 +81,23 @@ _INFERENCE = ("Inference tensors cannot be saved for backward", "Inplace update 
               "Inference tensors do not track version counter")  # fmt: skip
 
 
-class InferenceTensor(Detector):
+@family.detector("inference-tensor")
+def inference_tensor(record: Record, entry: Entry) -> Iterator[Finding]:
     """What was made in inference mode is used where gradients are recorded."""
-
-    slug = "inference-tensor"
-    words = Words(
-        says="A tensor that was made in torch.inference_mode() is used where gradients are recorded.",
-        example="The run died at step 0: what `relu` (train.py:7) made in torch.inference_mode() is used where "
-        "gradients are recorded (train.py:8).",
-        threshold="torch's own error",
-        source="torch: Inference tensors cannot be saved for backward",
-        guard="speaks only where torch has raised; a line is named only where one operation alone may have made it",
-        repair="make it in torch.no_grad() instead of torch.inference_mode(), or clone() it outside of that.",
+    message = record.crash.message
+    if not any(text in message for text in _INFERENCE):
+        return
+    maker = _find_maker(record)
+    what = f"what `{maker.name}` ({shorten_line(maker.line)}) made" if maker is not None else "a tensor that was made"
+    when = f" at step {record.last_step}" if record.last_step is not None else ""
+    yield entry.finding(
+        f"The run died{when}: {what} in torch.inference_mode() is used where gradients are recorded "
+        f"({shorten_line(record.crash.line)})",
+        site=record.crash.module,
+        step=record.last_step,
+        line=maker.line if maker is not None else record.crash.line,
+        evidence=[("exception", message[:160])],
     )
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        message = record.crash.message
-        if not any(text in message for text in _INFERENCE):
-            return
-        maker = _find_maker(record)
-        what = (
-            f"what `{maker.name}` ({shorten_line(maker.line)}) made" if maker is not None else "a tensor that was made"
-        )
-        when = f" at step {record.last_step}" if record.last_step is not None else ""
-        yield self.find(
-            "critical",
-            f"The run died{when}: {what} in torch.inference_mode() is used where gradients are recorded "
-            f"({shorten_line(record.crash.line)})",
-            site=record.crash.module,
-            step=record.last_step,
-            line=maker.line if maker is not None else record.crash.line,
-            evidence=[Evidence("exception", message[:160])],
-            precondition=["torch has refused it"],
-        )
 
 
 def _find_maker(record: Record) -> Operation | None:
@@ -148,47 +112,29 @@ _WAITED = "Expected to have finished reduction in the prior iteration"
 _INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d+: (?P<indices>[\d ]+)")
 
 
-class UnusedInDDP(Detector):
+@family.detector("unused-in-ddp")
+def unused_in_d_d_p(record: Record, entry: Entry) -> Iterator[Finding]:
     """DistributedDataParallel waits for gradients that never come."""
-
-    slug = "unused-in-ddp"
-    words = Words(
-        says="DistributedDataParallel waits for the gradients of parameters that get none: which ones, and why.",
-        example="DistributedDataParallel waits for a gradient of spare:weight and spare:bias, which got none at step "
-        "0: `argmax` has no derivative, so what comes after it has no graph (train.py:9).",
-        threshold="torch's own error",
-        source="torch: Expected to have finished reduction in the prior iteration before starting a new one",
-        guard="speaks only where torch has raised; parameters are named only if the record and torch's own count agree",
-        repair="let the gradient through at that line, or freeze these parameters; where they are left out on purpose, "
-        "DistributedDataParallel(model, find_unused_parameters=True).",
+    if _WAITED not in record.crash.message:
+        return
+    names = _find_unused(record)
+    lost, why = _find_why(record, names)
+    what = f"a gradient of {list_names(names)}, which got none" if names else "gradients that did not come"
+    found = _INDICES.search(record.crash.message)
+    yield entry.finding(
+        f"DistributedDataParallel waits for {what} at step {record.last_step or 0}{why}",
+        site=path_of(names[0]) if names else "",
+        step=record.last_step or 0,
+        line=lost.line if lost is not None else record.crash.line,
+        evidence=[
+            ("exception", record.crash.message[:92]),
+            *([("indices of these parameters", found["indices"].strip())] if found is not None else []),
+        ],
+        repair=f"{lost.repair.rstrip('.')}; or, where that is meant, DistributedDataParallel(…, "
+        "find_unused_parameters=True)."
+        if lost is not None
+        else "",
     )
-    explains = ("missing-gradient", "ranks-disagree")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        if _WAITED not in record.crash.message:
-            return
-        names = _find_unused(record)
-        lost, why = _find_why(record, names)
-        what = f"a gradient of {list_names(names)}, which got none" if names else "gradients that did not come"
-        found = _INDICES.search(record.crash.message)
-        yield self.find(
-            "critical",
-            f"DistributedDataParallel waits for {what} at step {record.last_step or 0}{why}",
-            site=path_of(names[0]) if names else "",
-            step=record.last_step or 0,
-            line=lost.line if lost is not None else record.crash.line,
-            evidence=[
-                Evidence("exception", record.crash.message[:92]),
-                *([Evidence("indices of these parameters", found["indices"].strip())] if found is not None else []),
-            ],
-            precondition=["torch has refused the next forward"],
-            refute="other ranks lack the gradients of other parameters",
-            repair=f"{lost.repair.rstrip('.')}; or, where that is meant, DistributedDataParallel(…, "
-            "find_unused_parameters=True)."
-            if lost is not None
-            else "",
-        )
 
 
 def _find_unused(record: Record) -> list[str]:

@@ -10,21 +10,19 @@ import numpy.typing as npt
 
 from retrograd.core.amounts import list_names
 from retrograd.core.history.facts import Call
-from retrograd.core.runs.findings import Evidence, Finding
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.core.runs.findings import Finding
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import as_list
 from retrograd.explaining.findings.updates import Update, by_optimizer
+
+family = Family(__name__)
 
 FloatArray = npt.NDArray[np.float64]
 
 OF_EPOCHS = ("StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "ReduceLROnPlateau", "MultiplicativeLR")
 """Schedulers that are meant for epochs as a rule."""
 
-NEVER_LEARNED = (
-    "loss-flat", "learning-rate-too-low", "not-updated", "vanishing", "weight-decay-dominates", "bf16-update-lost",
-)  # fmt: skip
-"""Symptoms of a learning rate that is next to nothing."""
 
 MANY_EPOCHS = 3
 """Stretches of equally many updates that show at which end of an epoch a scheduler is stepped; our own choice."""
@@ -65,7 +63,7 @@ def loss_between(record: Record, first: int, last: int) -> float:
 
 
 def is_unlearned(record: Record, step: int) -> bool:
-    """Tell whether the loss at a step is still high, held against that of the first steps."""
+    """Check whether the loss at a step is still high, held against that of the first steps."""
     steps, _ = record.loss
     if not len(steps):
         return True
@@ -74,70 +72,54 @@ def is_unlearned(record: Record, step: int) -> bool:
     return not np.isfinite(begin) or begin <= 0 or not then < UNLEARNED * begin
 
 
-class RateIsZero(Detector):
+@family.detector("lr-zero")
+def rate_is_zero(record: Record, entry: Entry) -> Iterator[Finding]:
     """The learning rate is 0, or falls to next to nothing long before the end."""
+    schedule = list_schedule(record)
+    for optimizer, (updates, rates) in list_rates(record).items():
+        if not rates.any():
+            yield _describe_zero(entry, optimizer, updates, schedule, record)
+            continue
+        yield from _find_groups(entry, optimizer, updates, record)
+        since = find_collapse(rates)
+        is_nothing = bool(since) and not rates[max(since, len(rates) // 2) :].any()
+        is_of_epochs = _is_per_update(schedule, updates) and is_unlearned(record, updates[since].step)
+        if since and not is_of_epochs and (is_nothing or is_unlearned(record, updates[since].step)):
+            is_high = is_unlearned(record, updates[since].step)
+            yield describe_collapse(entry, optimizer, updates, rates, since, schedule, is_high=is_high)
 
-    slug = "lr-zero"
-    words = Words(
-        says="The learning rate is 0, or next to nothing, for most of the run.",
-        example="The learning rate of Adam#1 is 0 at all 100 updates (LambdaLR), so nothing is learned.",
-        threshold=f"0 at all updates, of all groups or of one; or, for {FEWEST} updates or more, below 0.01 of its "
-        "highest value in the whole second half or below 0.001 in the whole last third, while the loss is above "
-        f"{UNLEARNED:g} of its first value",
-        source="the shares are our own choice: cosine schedules pass below 0.001 in their last 2 %",
-        guard="schedules that reach 0 at their end are left alone, and so are runs that had learned before, unless "
-        "the rate is 0 exactly for all the rest",
-        repair="look at the schedule's length and factor, in the unit (updates or epochs) in which it is stepped.",
+
+def _find_groups(entry: Entry, optimizer: str, updates: list[Update], record: Record) -> Iterator[Finding]:
+    """Groups whose learning rate is 0 all the time, while that of others is not."""
+    listed = [update.call.details["lr"] for update in updates]
+    made = record.optimizers.get(optimizer)
+    for number, group in enumerate(made.groups if made else ()):
+        names = [str(name) for name in group.get("parameters", ())]
+        if names and all(len(rates) > number and rates[number] == 0 for rates in listed):
+            yield entry.finding(
+                f"The learning rate of {list_names(names, 1)} is 0 at all {len(updates)} updates of {optimizer}, "
+                "while that of its other groups is not",
+                case="groups",
+                site=names[0],
+                span=updates,
+                line=made.line if made else "",
+                evidence=[("highest learning rate of the group", 0.0, "0")],
+            )
+
+
+def _describe_zero(
+    entry: Entry, optimizer: str, updates: list[Update], schedule: list[Call], record: Record
+) -> Finding:
+    whose = f" ({schedule[0].about})" if schedule else ""
+    made = record.optimizers.get(optimizer)
+    return entry.finding(
+        f"The learning rate of {optimizer} is 0 at all {len(updates)} updates{whose}, so nothing is learned",
+        case="zero",
+        site=optimizer,
+        span=updates,
+        line=schedule[0].line if schedule else made.line if made else updates[0].call.line,
+        evidence=[("highest learning rate", 0.0, "0")],
     )
-    explains = NEVER_LEARNED
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        schedule = list_schedule(record)
-        for optimizer, (updates, rates) in list_rates(record).items():
-            if not rates.any():
-                yield self._describe_zero(optimizer, updates, schedule, record)
-                continue
-            yield from self._find_groups(optimizer, updates, record)
-            since = find_collapse(rates)
-            is_nothing = bool(since) and not rates[max(since, len(rates) // 2) :].any()
-            is_of_epochs = _is_per_update(schedule, updates) and is_unlearned(record, updates[since].step)
-            if since and not is_of_epochs and (is_nothing or is_unlearned(record, updates[since].step)):
-                is_high = is_unlearned(record, updates[since].step)
-                yield describe_collapse(self, optimizer, updates, rates, since, schedule, is_high=is_high)
-
-    def _find_groups(self, optimizer: str, updates: list[Update], record: Record) -> Iterator[Finding]:
-        """Groups whose learning rate is 0 all the time, while that of others is not."""
-        listed = [update.call.details["lr"] for update in updates]
-        made = record.optimizers.get(optimizer)
-        for number, group in enumerate(made.groups if made else ()):
-            names = [str(name) for name in group.get("parameters", ())]
-            if names and all(len(rates) > number and rates[number] == 0 for rates in listed):
-                yield self.find(
-                    "warning",
-                    f"The learning rate of {list_names(names, 1)} is 0 at all {len(updates)} updates of {optimizer}, "
-                    "while that of its other groups is not",
-                    site=names[0],
-                    span=updates,
-                    line=made.line if made else "",
-                    evidence=[Evidence("highest learning rate of the group", 0.0, "0")],
-                    precondition=["other groups of the same optimizer have a learning rate"],
-                    refute="these parameters are frozen on purpose",
-                )
-
-    def _describe_zero(self, optimizer: str, updates: list[Update], schedule: list[Call], record: Record) -> Finding:
-        whose = f" ({schedule[0].about})" if schedule else ""
-        made = record.optimizers.get(optimizer)
-        return self.find(
-            "critical",
-            f"The learning rate of {optimizer} is 0 at all {len(updates)} updates{whose}, so nothing is learned",
-            site=optimizer,
-            span=updates,
-            line=schedule[0].line if schedule else made.line if made else updates[0].call.line,
-            evidence=[Evidence("highest learning rate", 0.0, "0")],
-            precondition=["the rates are those of all groups, as they were when the update was made"],
-            refute="parameters change from update to update",
-        )
 
 
 def find_collapse(rates: FloatArray) -> int:
@@ -150,12 +132,12 @@ def find_collapse(rates: FloatArray) -> int:
 
 
 def _is_per_update(schedule: list[Call], updates: list[Update]) -> bool:
-    """Tell whether a scheduler that is meant for epochs goes on with every update."""
+    """Check whether a scheduler that is meant for epochs goes on with every update."""
     return any(call.about in OF_EPOCHS for call in schedule) and len(schedule) >= 0.9 * len(updates)
 
 
 def describe_collapse(
-    detector: Detector,
+    entry: Entry,
     optimizer: str,
     updates: list[Update],
     rates: FloatArray,
@@ -167,73 +149,53 @@ def describe_collapse(
     """A finding that says when the learning rate fell, and by whom."""
     by = f" by {schedule[0].about}" if schedule else ""
     how = ", which is stepped once per update" if _is_per_update(schedule, updates) else ""
-    return detector.find(
-        "warning",
+    return entry.finding(
         f"The learning rate of {optimizer} has fallen from {rates.max():.3g} to {rates[since]:.3g} after {since} of "
-        f"{len(rates)} updates{by}{how}: hardly anything is learned after it",
+        f"{len(rates)} updates{by}{how}: hardly anything is learned after that",
         site=optimizer,
         step=updates[since].step,
         last_step=updates[-1].step,
         line=schedule[0].line if schedule else updates[since].call.line,
         evidence=[
-            Evidence("learning rate at its highest", float(rates.max())),
-            Evidence("learning rate at the end", float(rates[-1]), "< 0.01 of it for the whole second half"),
-            Evidence("first update at which it was next to nothing", since, f"of {len(rates)}"),
+            ("learning rate at its highest", float(rates.max())),
+            ("learning rate at the end", float(rates[-1]), "< 0.01 of it for the whole second half"),
+            ("first update at which it was next to nothing", since, f"of {len(rates)}"),
         ],
-        precondition=[
+        checked=[
             f"the loss was not below {UNLEARNED:g} of its first value by then" if is_high else "the rate is 0 exactly"
         ],
         refute="the loss had reached the lowest value that this model and these data allow",
     )
 
 
-class SchedulerPerStep(Detector):
+@family.detector("scheduler-per-step")
+def scheduler_per_step(record: Record, entry: Entry) -> Iterator[Finding]:
     """A scheduler whose lengths are in epochs goes on with every update."""
+    schedule = list_schedule(record)
+    if not schedule:
+        raise CannotTell("no scheduler was stepped")
+    for optimizer, (updates, rates) in list_rates(record).items():
+        if not _is_per_update(schedule, updates) or not rates.any():
+            continue
+        since, waves = find_collapse(rates), count_waves(rates)
+        if since and is_unlearned(record, updates[since].step):
+            yield describe_collapse(entry, optimizer, updates, rates, since, schedule, is_high=True)
+        elif waves >= 2 and schedule[0].about == "CosineAnnealingLR":
+            yield _describe_waves(entry, optimizer, updates, rates, waves, schedule[0])
 
-    slug = "scheduler-per-step"
-    words = Words(
-        says="A scheduler that counts epochs is stepped once per update, so the learning rate collapses, or goes up "
-        "and down.",
-        example="The learning rate of SGD#1 has fallen from 0.1 to 0.001 after 20 of 256 updates by StepLR, which is "
-        "stepped once per update: hardly anything is learned after it.",
-        threshold="as many steps of a StepLR, MultiStepLR, ExponentialLR, CosineAnnealingLR or ReduceLROnPlateau as "
-        "updates, and the learning rate below 0.01 of its highest in the whole second half (0.001 in the last third); "
-        "or two full waves of CosineAnnealingLR",
-        source="our own choice",
-        guard="runs that had learned before; schedulers that are made for waves or for updates",
-        repair="step the scheduler once per epoch, or give it its lengths in updates.",
+
+def _describe_waves(
+    entry: Entry, optimizer: str, updates: list[Update], rates: FloatArray, waves: int, call: Call
+) -> Finding:
+    return entry.finding(
+        f"The learning rate of {optimizer} goes up and down {waves} times between {rates.min():.3g} and "
+        f"{rates.max():.3g}: {call.about} is stepped once per update, about {len(rates) // (2 * waves)} updates "
+        "are its T_max",
+        site=optimizer,
+        span=updates,
+        line=call.line,
+        evidence=[("full waves of the learning rate", waves, "≥ 2")],
     )
-    explains = (*NEVER_LEARNED, "loss-noisy", "lr-jump")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        schedule = list_schedule(record)
-        if not schedule:
-            raise CannotTell("no scheduler was stepped")
-        for optimizer, (updates, rates) in list_rates(record).items():
-            if not _is_per_update(schedule, updates) or not rates.any():
-                continue
-            since, waves = find_collapse(rates), count_waves(rates)
-            if since and is_unlearned(record, updates[since].step):
-                yield describe_collapse(self, optimizer, updates, rates, since, schedule, is_high=True)
-            elif waves >= 2 and schedule[0].about == "CosineAnnealingLR":
-                yield self._describe_waves(optimizer, updates, rates, waves, schedule[0])
-
-    def _describe_waves(
-        self, optimizer: str, updates: list[Update], rates: FloatArray, waves: int, call: Call
-    ) -> Finding:
-        return self.find(
-            "warning",
-            f"The learning rate of {optimizer} goes up and down {waves} times between {rates.min():.3g} and "
-            f"{rates.max():.3g}: {call.about} is stepped once per update, about {len(rates) // (2 * waves)} updates "
-            "are its T_max",
-            site=optimizer,
-            span=updates,
-            line=call.line,
-            evidence=[Evidence("full waves of the learning rate", waves, "≥ 2")],
-            precondition=["the scheduler is not one that restarts by design"],
-            refute="a cyclic learning rate is meant",
-        )
 
 
 def count_waves(rates: FloatArray) -> int:
@@ -243,51 +205,35 @@ def count_waves(rates: FloatArray) -> int:
     return sum(is_up and not was_up for was_up, is_up in pairwise(marks))
 
 
-class SchedulerBeforeStep(Detector):
+@family.detector("scheduler-before-step")
+def scheduler_before_step(record: Record, entry: Entry) -> Iterator[Finding]:
     """The scheduler goes on before the optimizer has made its first update."""
-
-    slug = "scheduler-before-step"
-    words = Words(
-        says="The scheduler is stepped before the optimizer, so the first value of the schedule is skipped.",
-        example="ExponentialLR is stepped before Adam#1 has made its first update, so the first learning rate is "
-        "skipped.",
-        threshold=f"a step of a scheduler ahead of the first update, or ahead of each of more than {MANY_EPOCHS} "
-        "equal stretches of updates, the last one too, where the first update has not the initial learning rate",
-        source="torch warns of the same",
-        guard="the step that a scheduler makes when it is constructed does not count",
-        repair="call scheduler.step() after optimizer.step().",
+    calls = record.called("step", "scheduler.step")
+    first = next((call for call in calls if call.name == "step"), None)
+    schedule = list_schedule(record)
+    if first is None or not schedule:
+        raise CannotTell("no scheduler, or no update, was seen")
+    is_ahead = calls[0].name == "scheduler.step"
+    is_skipped = record.status == "finished" and _begins_periods(calls) and _has_moved(record, first)
+    if not is_ahead and not is_skipped:
+        return
+    yield entry.finding(
+        f"{schedule[0].about} is stepped before the updates of its epoch, so the first learning rate of its "
+        "schedule is skipped",
+        site=first.about,
+        step=schedule[0].step,
+        line=schedule[0].line,
+        evidence=[("first of both", calls[0].name), ("last of both", calls[-1].name, "step")],
+        checked=[
+            "the first call of both is the scheduler's"
+            if is_ahead
+            else "it is stepped ahead of each of several equal stretches of updates, the last one too"
+        ],
     )
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        calls = record.called("step", "scheduler.step")
-        first = next((call for call in calls if call.name == "step"), None)
-        schedule = list_schedule(record)
-        if first is None or not schedule:
-            raise CannotTell("no scheduler, or no update, was seen")
-        is_ahead = calls[0].name == "scheduler.step"
-        is_skipped = record.status == "finished" and _begins_periods(calls) and _has_moved(record, first)
-        if not is_ahead and not is_skipped:
-            return
-        yield self.find(
-            "warning",
-            f"{schedule[0].about} is stepped before the updates of its epoch, so the first learning rate of its "
-            "schedule is skipped",
-            site=first.about,
-            step=schedule[0].step,
-            line=schedule[0].line,
-            evidence=[Evidence("first of both", calls[0].name), Evidence("last of both", calls[-1].name, "step")],
-            precondition=[
-                "the first call of both is the scheduler's"
-                if is_ahead
-                else "it is stepped ahead of each of several equal stretches of updates, the last one too"
-            ],
-            refute="the last step of the schedule is left out on purpose",
-        )
 
 
 def _begins_periods(calls: list[Call]) -> bool:
-    """Tell whether a scheduler is stepped ahead of each of at least three equal stretches of updates.
+    """Check whether a scheduler is stepped ahead of each of at least three equal stretches of updates.
 
     Its first step may have come before anything was recorded.
     """
@@ -298,59 +244,34 @@ def _begins_periods(calls: list[Call]) -> bool:
 
 
 def _has_moved(record: Record, first: Call) -> bool:
-    """Tell whether the first update is not made with the learning rate that the schedule begins from."""
+    """Check whether the first update is not made with the learning rate that the schedule begins from."""
     made = record.optimizers.get(first.about)
     begun = [group.get("initial_lr") for group in made.groups] if made else []
     return bool(begun) and None not in begun and begun != as_list(first.details.get("lr"))
 
 
-class RateJump(Detector):
+@family.detector("lr-jump")
+def rate_jump(record: Record, entry: Entry) -> Iterator[Finding]:
     """The learning rate rises at once, far above what it was, and the loss with it."""
-
-    slug = "lr-jump"
-    words = Words(
-        says="The learning rate jumps, and the loss rises after it.",
-        example="The learning rate of SGD#1 jumps from 0.01 to 1 at step 80, and the loss rises from 0.31 to 2.9.",
-        threshold="10 times its highest value before, not within the first 5 updates, and the loss of 10 steps after "
-        "it above 1.5 times that of the 10 before",
-        source="our own choice",
-        guard="warm-up rises in smaller steps or from 0, and restarts come back to what was there before",
-        repair="look at who sets the learning rate there: a schedule in another unit, or a factor.",
-    )
-    explains = (
-        "exploding",
-        "diverged",
-        "loss-spike",
-        "loss-noisy",
-        "learning-rate-too-high",
-        "dead-units",
-        "loss-flat",
-    )
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """See :class:`Detector`."""
-        schedule = list_schedule(record)
-        for optimizer, (updates, rates) in list_rates(record).items():
-            if len(rates) < 7:
-                continue
-            highest = np.maximum.accumulate(rates)[:-1]
-            jumps = np.flatnonzero((highest > 0) & (rates[1:] >= 10 * highest)) + 1
-            for place in jumps[jumps > 5][:1]:
-                step = updates[place].step
-                before, behind = loss_between(record, step - 10, step - 1), loss_between(record, step + 1, step + 10)
-                if not behind <= 1.5 * before:
-                    line = schedule[0].line if schedule else updates[place].call.line
-                    yield self.find(
-                        "warning",
-                        f"The learning rate of {optimizer} jumps from {rates[place - 1]:.3g} to {rates[place]:.3g} at "
-                        f"step {step}, and the loss goes from {before:.3g} to {behind:.3g}",
-                        site=optimizer,
-                        step=step,
-                        line=line,
-                        evidence=[
-                            Evidence("rise of the learning rate", float(rates[place] / rates[place - 1]), "≥ 10"),
-                            Evidence("loss after it, by that before", behind / before if before else behind, "> 1.5"),
-                        ],
-                        precondition=["it had never been as high before"],
-                        refute="the loss rises for another reason at this step",
-                    )
+    schedule = list_schedule(record)
+    for optimizer, (updates, rates) in list_rates(record).items():
+        if len(rates) < 7:
+            continue
+        highest = np.maximum.accumulate(rates)[:-1]
+        jumps = np.flatnonzero((highest > 0) & (rates[1:] >= 10 * highest)) + 1
+        for place in jumps[jumps > 5][:1]:
+            step = updates[place].step
+            before, behind = loss_between(record, step - 10, step - 1), loss_between(record, step + 1, step + 10)
+            if not behind <= 1.5 * before:
+                line = schedule[0].line if schedule else updates[place].call.line
+                yield entry.finding(
+                    f"The learning rate of {optimizer} jumps from {rates[place - 1]:.3g} to {rates[place]:.3g} at "
+                    f"step {step}, and the loss goes from {before:.3g} to {behind:.3g}",
+                    site=optimizer,
+                    step=step,
+                    line=line,
+                    evidence=[
+                        ("rise of the learning rate", float(rates[place] / rates[place - 1]), "≥ 10"),
+                        ("loss after it, by that before", behind / before if before else behind, "> 1.5"),
+                    ],
+                )

@@ -4,58 +4,37 @@ from __future__ import annotations
 
 import re
 
-from retrograd.core.runs.findings import Evidence, Finding
+from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.chain import AFFINE, LOSSES, RESHAPES, SOFTMAXES, Chain, argument_of, is_float
-from retrograd.explaining.findings.detector import OperationDetector, Words
+from retrograd.explaining.findings.entry import Entry, Family, first_operation
 from retrograd.explaining.findings.record import Record
 
-MISTRAINED = (
-    "loss-flat", "learning-rate-too-low", "vanishing", "loss-noisy", "saturated", "dead-units", "attention-collapse",
-    "relu-on-output", "not-updated", "symmetric-init", "missing-gradient",
-)  # fmt: skip
-"""Symptoms of a loss or a layer that mixes what does not belong together."""
+family = Family(__name__)
+
 
 _PAIRWISE = frozenset({"sub", "rsub", "add", "mul", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "div"})
 
 
-class BroadcastLoss(OperationDetector):
-    """Every output is held against every target."""
-
-    slug = "broadcast-loss"
-    words = Words(
-        says="Output and target have shapes that broadcast, so each output is held against the targets of all samples.",
-        example="Output float32[64, 1] and target float32[64] broadcast to [64, 64] in sub: each output is held "
-        "against the targets of all samples.",
-        threshold="operands of shapes (n, 1) and (n) of which one depends on the model's output, and a result of (n, "
-        "n), n > 1, that the loss is made of",
-        source="torch warns of the same in mse_loss",
-        guard="distances between all pairs are made of two views of one kind, or of an added dimension: both operands "
-        "have as many dimensions there, or both depend on the model",
-        repair="give both the same shape: squeeze(1) of the one of shape (n, 1), or unsqueeze(1) of the other.",
+@family.detector("broadcast-loss")
+@first_operation
+def broadcast_loss(record: Record, chain: Chain, number: int, entry: Entry) -> Finding | None:
+    """Every output is compared with every target."""
+    if not _broadcasts(chain, number):
+        return None
+    operation = chain.listed[number]
+    first, second = operation.takes[:2]
+    is_output_long = _depends(chain, number)[0] == (len(chain.taken(number) or ()) == 2)
+    long, short = ("output", "target") if is_output_long else ("target", "output")
+    shape = list(chain.made(number)) if chain.name(number) not in LOSSES else [max(_plain(chain, number))] * 2
+    return entry.finding(
+        f"{first} and {second} broadcast to {shape} in {chain.name(number)}, so each output is compared with the "
+        "targets of all samples",
+        site=operation.module,
+        step=chain.step,
+        line=operation.line,
+        evidence=[("operands", f"{first}, {second}", "(n, 1) with (n)"), ("result", str(shape))],
+        repair=f"give both the same shape: {long}.squeeze(1), or {short}.unsqueeze(1).",
     )
-    explains = MISTRAINED
-
-    def judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
-        """See :class:`OperationDetector`."""
-        if not _broadcasts(chain, number):
-            return None
-        operation = chain.listed[number]
-        first, second = operation.takes[:2]
-        is_output_long = _depends(chain, number)[0] == (len(chain.taken(number) or ()) == 2)
-        long, short = ("output", "target") if is_output_long else ("target", "output")
-        shape = list(chain.made(number)) if chain.name(number) not in LOSSES else [max(_plain(chain, number))] * 2
-        return self.find(
-            "critical",
-            f"{first} and {second} broadcast to {shape} in {chain.name(number)}, so each output is held against the "
-            "targets of all samples",
-            site=operation.module,
-            step=chain.step,
-            line=operation.line,
-            evidence=[Evidence("operands", f"{first}, {second}", "(n, 1) with (n)"), Evidence("result", str(shape))],
-            precondition=["one operand depends on the model's output, the other does not, and the loss is made of it"],
-            refute="all pairs are meant",
-            repair=f"give both the same shape: {long}.squeeze(1), or {short}.unsqueeze(1).",
-        )
 
 
 def _plain(chain: Chain, number: int) -> tuple[int, ...]:
@@ -74,49 +53,29 @@ def _broadcasts(chain: Chain, number: int) -> bool:
 
 
 def _depends(chain: Chain, number: int) -> list[bool]:
-    """Tell of each of two operands whether the model's output is in it."""
+    """Check of each of two operands whether the model's output is in it."""
     made_by = chain.of_outputs | chain.behind_outputs
     return [operand in made_by for operand in chain.listed[number].operands[:2]]
 
 
-class WrongDimension(OperationDetector):
+@family.detector("wrong-dim")
+@first_operation
+def wrong_dimension(record: Record, chain: Chain, number: int, entry: Entry) -> Finding | None:
     """A function that works along a dimension that it should not."""
-
-    slug = "wrong-dim"
-    words = Words(
-        says="A softmax, a loss or a recurrent layer works along the wrong dimension.",
-        example="log_softmax runs over dimension 0 of float32[64, 2], which is the batch: probabilities of one sample "
-        "do not add up to 1.",
-        threshold="softmax before the loss over the batch, or over a dimension of size 1; attention whose weights are "
-        "normalised over the queries, a gate whose are over the samples, vectors whose are over another dimension than "
-        "that of their inner products; classes in another dimension than dim 1 for cross_entropy; the last step taken "
-        "along the batch of a recurrent layer that is not batch_first",
-        source="our own choice; each is read from shapes and from the operations that made and use the tensor",
-        guard="softmax over dim 0 inside the model, weights that are normalised again (slot attention), convolutions "
-        "and permuted logits are left alone",
-        repair="name the dimension that is meant: dim=-1 for classes and keys, batch_first=True, or a permute.",
+    message = next((found for judge in _JUDGES if (found := judge(chain, number))), "")
+    if not message:
+        return None
+    operation = chain.listed[number]
+    return entry.finding_at(
+        record,
+        chain,
+        number,
+        message,
+        evidence=[
+            ("operation", f"{chain.name(number)}({operation.arguments})"),
+            ("operands", ", ".join(operation.takes[:2])),
+        ],
     )
-    explains = MISTRAINED
-
-    def judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
-        """See :class:`OperationDetector`."""
-        message = next((found for judge in _JUDGES if (found := judge(chain, number))), "")
-        if not message:
-            return None
-        operation = chain.listed[number]
-        return self.find_at(
-            record,
-            chain,
-            number,
-            "critical",
-            message,
-            evidence=[
-                Evidence("operation", f"{chain.name(number)}({operation.arguments})"),
-                Evidence("operands", ", ".join(operation.takes[:2])),
-            ],
-            precondition=["the shapes are those of this step, and the loss is made of the result"],
-            refute="the tensor's dimensions mean something else than their places tell",
-        )
 
 
 def _dimension(chain: Chain, number: int) -> int | None:
@@ -152,7 +111,7 @@ def _judge_softmax(chain: Chain, number: int) -> str:
 
 
 def _is_last(chain: Chain, number: int) -> bool:
-    """Tell whether the loss is made of it without another layer in between."""
+    """Check whether the loss is made of it without another layer in between."""
     behind = chain.descendants((number,)) & chain.of_loss
     return bool(behind) and not any(chain.name(each) in _LAYERS for each in behind)
 
@@ -245,7 +204,7 @@ def _picks_last(chain: Chain, number: int, dimensions: int) -> bool:
 
 
 def _is_of_layer(chain: Chain, number: int) -> bool:
-    """Tell whether it works on what a linear layer has made, the features of which are in the last dimension."""
+    """Check whether it works on what a linear layer has made, the features of which are in the last dimension."""
     maker = chain.maker(number, 0, frozenset({"dropout", "to", "float", "add", "div", "mul"}))
     return chain.name(maker) == "linear" and chain.made(maker) == chain.taken(number)
 
@@ -318,41 +277,22 @@ def _picked_dimension(chain: Chain, number: int) -> int | None:
 _JUDGES = (_judge_softmax, _judge_attention, _judge_normalize, _judge_classes, _judge_recurrent)
 
 
-class ReshapeMixes(OperationDetector):
+@family.detector("reshape-mixes-batch")
+@first_operation
+def reshape_mixes(record: Record, chain: Chain, number: int, entry: Entry) -> Finding | None:
     """A reshape where a permutation is meant."""
-
-    slug = "reshape-mixes-batch"
-    words = Words(
-        says="A view or reshape swaps sizes without moving elements, so samples, steps or heads are mixed with each "
-        "other.",
-        example="view makes [12, 32, 6] of [32, 12, 6]: elements stay where they are, so samples and steps are mixed "
-        "with each other.",
-        threshold="a result whose sizes are those of the operand in another order; or heads split off, or joined, "
-        "across a dimension in between",
-        source="our own choice",
-        guard="sizes of 1, and equal sizes, prove nothing and do not count; merged and split dimensions in their "
-        "order are left alone",
-        repair="use permute or transpose to swap dimensions, and reshape only to split or merge neighbours.",
+    what = _mixes(chain, number)
+    if not what:
+        return None
+    before, after = list(chain.taken(number) or ()), list(chain.made(number))
+    return entry.finding_at(
+        record,
+        chain,
+        number,
+        f"{chain.name(number)} makes {after} of {before}: elements stay where they are, so {what} are mixed with "
+        "each other",
+        evidence=[("shape before", str(before)), ("shape after", str(after))],
     )
-    explains = MISTRAINED
-
-    def judge(self, record: Record, chain: Chain, number: int) -> Finding | None:
-        """See :class:`OperationDetector`."""
-        what = _mixes(chain, number)
-        if not what:
-            return None
-        before, after = list(chain.taken(number) or ()), list(chain.made(number))
-        return self.find_at(
-            record,
-            chain,
-            number,
-            "critical",
-            f"{chain.name(number)} makes {after} of {before}: elements stay where they are, so {what} are mixed with "
-            "each other",
-            evidence=[Evidence("shape before", str(before)), Evidence("shape after", str(after))],
-            precondition=["no permute or transpose made what it is given"],
-            refute="the tensor already lies in the order that the new shape names",
-        )
 
 
 def _mixes(chain: Chain, number: int) -> str:
@@ -373,7 +313,7 @@ def _mixes(chain: Chain, number: int) -> str:
 
 
 def _splits_across(old: tuple[int, ...], new: tuple[int, ...]) -> bool:
-    """Tell whether ``(…, t, h·d)`` becomes ``(…, h, t, d)``."""
+    """Check whether ``(…, t, h·d)`` becomes ``(…, h, t, d)``."""
     if len(new) != len(old) + 1 or len(old) < 2:
         return False
     *rest, steps, features = old

@@ -10,17 +10,19 @@ import numpy as np
 from retrograd.core.amounts import count_more
 from retrograd.core.history.facts import Softmax
 from retrograd.core.history.matrix import Matrix
-from retrograd.core.runs.findings import Evidence, Finding
-from retrograd.explaining.findings.detector import Detector, Words
+from retrograd.core.runs.findings import Finding
+from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.layers import Layer, Layers
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import FloatArray, IntArray, Training
 
+family = Family(__name__)
+
 DEAD = 0.5
-"""Share of a layer's units from which on it is spoken of, where the loss does not fall."""
+"""Share of a layer's units from which on it is reported, where the loss does not fall."""
 
 MOST = 0.9
-"""Share of a layer's units from which on it is spoken of, where the loss falls."""
+"""Share of a layer's units from which on it is reported, where the loss falls."""
 
 LOOKS = 4
 """Looks, or steps, over which a unit must have been zero."""
@@ -35,7 +37,7 @@ ONE_HOT = 0.95
 """Σp² / Σp of a softmax from which on it picks one."""
 
 ALWAYS = 0.9
-"""Σp² / Σp from which on it is spoken of where the loss falls too, if it has been so at all looks."""
+"""Σp² / Σp from which on it is reported where the loss falls too, if it has been so in all sampled steps."""
 
 SHARP = 0.7
 """Σp² / Σp at the first steps, where it should be near to 1/n."""
@@ -49,7 +51,7 @@ class Dead:
         layer: which.
         dead, units: how many of how many.
         since: the first step since which they have been.
-        seen: at how many looks, or steps.
+        seen: in how many steps that was observed.
         state: how they have been: zero, or below zero before a ReLU that is not a module.
     """
 
@@ -66,64 +68,44 @@ class Dead:
         return self.dead / self.units
 
 
-class DeadUnits(Detector):
+@family.detector("dead-units")
+def dead_units(record: Record, entry: Entry) -> Iterator[Finding]:
     """Units behind a ReLU that are zero for all that comes in."""
+    found = record.once(list_dead)
+    bound = MOST if record.once(Training).fell else DEAD
+    most = [dead for dead in found if dead.share > bound]
+    if most:
+        yield _describe_dead_units(entry, record, most, bound)
 
-    slug = "dead-units"
-    words = Words(
-        says="Most units of a layer have been zero for all samples since a step, so no gradient passes them.",
-        example="92 % of the units of relu3 have been zero for all samples since step 40.",
-        threshold=f"More than half of a layer's units zero at all looks, at least {LOOKS} of them over at least "
-        f"{SAMPLES} samples; more than 90 % where the loss falls.",
-        source="SageMaker Debugger's DeadRelu, AutoTrainer (0.7 of the activations); the looks and samples are ours.",
-        guard="Zeros of dropout, padding and sparse inputs are of no unit at all looks; only ReLU and its kin are "
-        "looked at, and layers whose gradient is zero; where the loss falls half of the units may rest.",
-        repair="Initialise the biases at 0 where the units began so, else lower the learning rate; or use LeakyReLU, "
-        "whose slope is nowhere 0.",
+
+def _describe_dead_units(entry: Entry, record: Record, found: list[Dead], bound: float) -> Finding:
+    worst = max(found, key=lambda dead: dead.share)
+    more = f", and so have those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
+    whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
+    began_so = worst.since <= record.steps[0]
+    start = "since the first step: they were initialised that way" if began_so else f"since step {worst.since}"
+    change = "Initialise the biases before it at 0" if began_so else "Lower the learning rate"
+    return entry.finding(
+        f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for every sample {start}{more}.",
+        severity="critical" if worst.share == 1 else "warning",
+        site=worst.layer.path,
+        step=worst.since,
+        last_step=record.last_step,
+        line=worst.layer.line,
+        evidence=[
+            ("share of its units that are dead", worst.share, f"> {bound:g}"),
+            ("steps in which this was observed", worst.seen, f"≥ {LOOKS}"),
+        ],
+        checked=[
+            f"the layer is a {worst.layer.type}"
+            if "ReLU" in worst.layer.type
+            else f"they were so {worst.seen} times one after the other",
+            "the loss has not fallen"
+            if not record.once(Training).fell
+            else f"more than {MOST:.0%} of the units are dead",
+        ],
+        repair=f"{change}; or use LeakyReLU, whose slope is nowhere 0.",
     )
-    explains = (
-        "vanishing", "loss-flat", "not-updated", "learning-rate-too-low", "missing-gradient", "adam-epsilon",
-        "saturated", "weight-decay-dominates", "underflow",
-    )  # fmt: skip
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Look for layers in the order of the forward."""
-        found = record.once(list_dead)
-        bound = MOST if record.once(Training).fell else DEAD
-        most = [dead for dead in found if dead.share > bound]
-        if most:
-            yield self._tell(record, most, bound)
-
-    def _tell(self, record: Record, found: list[Dead], bound: float) -> Finding:
-        worst = max(found, key=lambda dead: dead.share)
-        more = f", and so have those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
-        whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
-        began_so = worst.since <= record.steps[0]
-        start = "since the first step: they began so" if began_so else f"since step {worst.since}"
-        change = "Initialise the biases before it at 0" if began_so else "Lower the learning rate"
-        return self.find(
-            "critical" if worst.share == 1 else "warning",
-            f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for all samples "
-            f"{start}{more}.",
-            site=worst.layer.path,
-            step=worst.since,
-            last_step=record.last_step,
-            line=worst.layer.line,
-            evidence=[
-                Evidence("share of its units that are dead", worst.share, f"> {bound:g}"),
-                Evidence("looks, or steps, at which they were", worst.seen, f"≥ {LOOKS}"),
-            ],
-            precondition=[
-                f"the layer is a {worst.layer.type}"
-                if "ReLU" in worst.layer.type
-                else f"they were so {worst.seen} times one after the other",
-                "the loss has not fallen"
-                if not record.once(Training).fell
-                else f"more than {MOST:.0%} of the units are dead",
-            ],
-            refute="one of these units is above zero for some sample of the data",
-            repair=f"{change}; or use LeakyReLU, whose slope is nowhere 0.",
-        )
 
 
 def list_dead(record: Record) -> list[Dead]:
@@ -205,56 +187,39 @@ def _since(layer: Layer, steps: np.ndarray, is_dead: np.ndarray, count: FloatArr
     return Dead(layer, 1, 1, int(steps[begin]), len(steps) - begin)
 
 
-class Saturated(Detector):
+@family.detector("saturated")
+def saturated(record: Record, entry: Entry) -> Iterator[Finding]:
     """Tanh and sigmoid whose outputs stand at their bounds, so that no gradient passes."""
+    layers = record.once(Layers).listed
+    bounded = [k for k, layer in enumerate(layers[:-1]) if layer.type in ("Tanh", "Sigmoid")]
+    if not bounded:
+        raise CannotTell("there is no Tanh or Sigmoid among the modules, but for the last")
+    slopes = {k: slope_of(record, layers[k]) for k in bounded}
+    flat = [k for k, slope in slopes.items() if len(slope) >= LOOKS and np.median(slope[-LOOKS:]) < FLAT]
+    if record.once(Training).fell:  # then it is no more than a handicap, but for one that has been there from the start
+        flat = [k for k in flat if (slopes[k] < FLAT).all() and record.steps[0] == 0]
+    if flat:
+        yield _describe_saturated(entry, record, layers, flat[0], slopes[flat[0]], len(flat))
 
-    slug = "saturated"
-    words = Words(
-        says="The outputs of a tanh or sigmoid stand at their bounds, and next to no gradient passes it.",
-        example="The outputs of 1 (Sigmoid) stand at their bounds: its mean slope is 1 % of the largest, and the "
-        "gradient falls to 0.024 after it.",
-        threshold="Mean slope below 8 % of the largest (1 − y² of tanh, 4y(1 − y) of sigmoid) at the first and at "
-        "the last steps; and the loss has not fallen by a tenth, or it has been so from the start.",
-        source="SageMaker Debugger (|tanh| > 0.99 for half of the samples), put as the mean slope by us.",
-        guard="The last layer may saturate, for that is certainty; gates inside of LSTM and GRU are not looked at; a "
-        "loss that falls is none.",
-        repair="Scale the inputs to unit variance, and the weights to 1/fan_in; or use ReLU.",
+
+def _describe_saturated(
+    entry: Entry, record: Record, layers: list[Layer], place: int, slope: FloatArray, count: int
+) -> Finding:
+    layer = layers[place]
+    steep = np.flatnonzero(~(slope < FLAT))
+    begin = int(steep[-1]) + 1 if len(steep) else 0
+    since = int(record.series(layer.site).steps[begin])
+    more = f", and so do those of {count_more(count - 1, 'layer')}" if count > 1 else ""
+    return entry.finding(
+        f"The outputs of {layer.path} ({layer.type}) stand at their bounds since step {since}{more}: its mean "
+        f"slope is {np.median(slope[begin:]):.1%} of the largest.",
+        site=layer.path,
+        step=since,
+        last_step=record.last_step,
+        line=layer.line,
+        evidence=[("mean slope over the largest", float(np.median(slope[begin:])), f"< {FLAT:g}")],
+        checked=["it is not the last layer", tell_loss(record, "it was so at all steps, from the first on")],
     )
-    explains = ("vanishing", "loss-flat", "not-updated", "learning-rate-too-low")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Look at the slopes."""
-        layers = record.once(Layers).listed
-        bounded = [k for k, layer in enumerate(layers[:-1]) if layer.type in ("Tanh", "Sigmoid")]
-        if not bounded:
-            raise CannotTell("there is no Tanh or Sigmoid among the modules, but for the last")
-        slopes = {k: slope_of(record, layers[k]) for k in bounded}
-        flat = [k for k, slope in slopes.items() if len(slope) >= LOOKS and np.median(slope[-LOOKS:]) < FLAT]
-        if record.once(
-            Training
-        ).fell:  # then it is no more than a handicap, but for one that has been there from the start
-            flat = [k for k in flat if (slopes[k] < FLAT).all() and record.steps[0] == 0]
-        if flat:
-            yield self._tell(record, layers, flat[0], slopes[flat[0]], len(flat))
-
-    def _tell(self, record: Record, layers: list[Layer], place: int, slope: FloatArray, count: int) -> Finding:
-        layer = layers[place]
-        steep = np.flatnonzero(~(slope < FLAT))
-        begin = int(steep[-1]) + 1 if len(steep) else 0
-        since = int(record.series(layer.site).steps[begin])
-        more = f", and so do those of {count_more(count - 1, 'layer')}" if count > 1 else ""
-        return self.find(
-            "warning",
-            f"The outputs of {layer.path} ({layer.type}) stand at their bounds since step {since}{more}: its mean "
-            f"slope is {np.median(slope[begin:]):.1%} of the largest.",
-            site=layer.path,
-            step=since,
-            last_step=record.last_step,
-            line=layer.line,
-            evidence=[Evidence("mean slope over the largest", float(np.median(slope[begin:])), f"< {FLAT:g}")],
-            precondition=["it is not the last layer", tell_loss(record, "it was so at all steps, from the first on")],
-            refute="the inputs of this layer are mostly between −2 and 2",
-        )
 
 
 def tell_loss(record: Record, otherwise: str) -> str:
@@ -270,54 +235,38 @@ def slope_of(record: Record, layer: Layer) -> FloatArray:
     return np.asarray(4 * (series.mean - series.rms**2))
 
 
-class AttentionCollapse(Detector):
+@family.detector("attention-collapse")
+def attention_collapse(record: Record, entry: Entry) -> Iterator[Finding]:
     """A softmax inside of the model that picks one from the start."""
+    found = _list_called(record) or _list_modules(record)
+    if not found:
+        raise CannotTell("no softmax was seen inside of the model")
+    for each in found:
+        began_so = bool(record.steps[0] == 0 and np.median(each.sure[:LOOKS]) >= SHARP)
+        bound = SHARP if began_so else ONE_HOT
+        always = bool(record.steps[0] == 0 and (each.sure >= ALWAYS).all())
+        if len(each.sure) < LOOKS or not np.median(each.sure[-LOOKS:]) >= bound:
+            continue
+        if record.once(Training).fell and not always:
+            continue
+        yield _describe_attention_collapse(entry, record, each, bound)
+        return
 
-    slug = "attention-collapse"
-    words = Words(
-        says="A softmax inside of the model gives all its weight to one, so that no gradient passes it.",
-        example="The softmax att.sm gives 98 % of its weight to one of all since step 0.",
-        threshold=f"Σp²/Σp at least {ONE_HOT:g} at the last steps, or {SHARP:g} from the first step on, and the loss "
-        "has not fallen by a tenth.",
-        source="Zhai et al. 2023 (arXiv 2303.06296) on entropy collapse; the bound is ours.",
-        guard="The last layer may be certain; a loss that falls is none; a softmax of two is none; one inside "
-        "of nn.MultiheadAttention or of fused attention is not seen.",
-        repair="Divide the logits by √d, and normalise queries and keys.",
+
+def _describe_attention_collapse(entry: Entry, record: Record, each: Sure, bound: float) -> Finding:
+    below = np.flatnonzero(~(each.sure >= bound))
+    since = int(each.steps[min(int(below[-1]) + 1 if len(below) else 0, len(each.steps) - 1)])
+    sure = float(np.median(each.sure[-LOOKS:]))
+    return entry.finding(
+        f"The softmax in {each.path} gives {sure:.0%} of its weight to one of all since step {since}, so that "
+        "next to no gradient passes it.",
+        site=each.path,
+        step=since,
+        last_step=record.last_step,
+        line=each.line,
+        evidence=[("Σp²/Σp", sure, f"≥ {bound:g}")],
+        checked=["it is not the last layer", tell_loss(record, "it was so in all sampled steps")],
     )
-    explains = ("loss-flat", "vanishing")
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Look at softmax functions and modules but for the last layer."""
-        found = _list_called(record) or _list_modules(record)
-        if not found:
-            raise CannotTell("no softmax was seen inside of the model")
-        for each in found:
-            began_so = bool(record.steps[0] == 0 and np.median(each.sure[:LOOKS]) >= SHARP)
-            bound = SHARP if began_so else ONE_HOT
-            always = bool(record.steps[0] == 0 and (each.sure >= ALWAYS).all())
-            if len(each.sure) < LOOKS or not np.median(each.sure[-LOOKS:]) >= bound:
-                continue
-            if record.once(Training).fell and not always:
-                continue
-            yield self._tell(record, each, bound)
-            return
-
-    def _tell(self, record: Record, each: Sure, bound: float) -> Finding:
-        below = np.flatnonzero(~(each.sure >= bound))
-        since = int(each.steps[min(int(below[-1]) + 1 if len(below) else 0, len(each.steps) - 1)])
-        sure = float(np.median(each.sure[-LOOKS:]))
-        return self.find(
-            "warning",
-            f"The softmax in {each.path} gives {sure:.0%} of its weight to one of all since step {since}, so that "
-            "next to no gradient passes it.",
-            site=each.path,
-            step=since,
-            last_step=record.last_step,
-            line=each.line,
-            evidence=[Evidence("Σp²/Σp", sure, f"≥ {bound:g}")],
-            precondition=["it is not the last layer", tell_loss(record, "it was so at all looks")],
-            refute="the entropy of its rows is above 0.1·log n",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,43 +307,23 @@ def _list_modules(record: Record) -> list[Sure]:
     return found
 
 
-class EmbeddingUnused(Detector):
+@family.detector("embedding-unused")
+def embedding_unused(record: Record, entry: Entry) -> Iterator[Finding]:
     """An embedding of which one row alone is ever looked up."""
-
-    slug = "embedding-unused"
-    words = Words(
-        says="All look-ups of an embedding are of one row, so that its input tells nothing.",
-        example="Of the 1000 rows of emb:weight one alone was looked up at all of 7 looks in 60 steps.",
-        threshold=f"One row of at least 4, over at least {LOOKS} looks of at least {SAMPLES} look-ups.",
-        source="Ours; exact.",
-        guard="Rows that are rare are not spoken of, only an input that is always the same.",
-        repair="See what goes in: the indices are all equal.",
-    )
-    explains = ("loss-flat",)
-
-    def check(self, record: Record) -> Iterator[Finding]:
-        """Look at what was used."""
-        looks = [each for each in record.units if each.used >= 0]
-        if not looks:
-            raise CannotTell("no look at an embedding was recorded")
-        for name in dict.fromkeys(each.name for each in looks):
-            listed = [each for each in looks if each.name == name]
-            last, path = listed[-1], name.rpartition(":")[0]
-            if (
-                last.used == 1
-                and last.value >= 4
-                and len(listed) >= LOOKS
-                and sum(e.samples for e in listed) >= SAMPLES
-            ):
-                yield self.find(
-                    "warning",
-                    f"Of the {last.value:.0f} rows of {path} one alone was looked up at all of {len(listed)} looks in "
-                    f"{len(record.steps)} steps.",
-                    site=path,
-                    step=listed[0].step,
-                    last_step=last.step,
-                    line=record.line_of(path),
-                    evidence=[Evidence("rows looked up", last.used, "1")],
-                    precondition=[f"at {len(listed)} looks"],
-                    refute="the indices differ",
-                )
+    looks = [each for each in record.units if each.used >= 0]
+    if not looks:
+        raise CannotTell("no look at an embedding was recorded")
+    for name in dict.fromkeys(each.name for each in looks):
+        listed = [each for each in looks if each.name == name]
+        last, path = listed[-1], name.rpartition(":")[0]
+        if last.used == 1 and last.value >= 4 and len(listed) >= LOOKS and sum(e.samples for e in listed) >= SAMPLES:
+            yield entry.finding(
+                f"Only one of the {last.value:.0f} rows of {path} was looked up in all of {len(listed)} sampled steps, "
+                f"of {len(record.steps)}.",
+                site=path,
+                step=listed[0].step,
+                last_step=last.step,
+                line=record.line_of(path),
+                evidence=[("rows looked up", last.used, "1")],
+                checked=[f"in {len(listed)} sampled steps"],
+            )
