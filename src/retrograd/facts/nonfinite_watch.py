@@ -5,7 +5,6 @@ A mask of −inf is none, nor is what nothing comes of: told is what reaches the
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from retrograd.hooks.dispatch import is_in_compiled_call
 from retrograd.hooks.node_tap import NodeTaps
 from retrograd.hooks.nonfinite import (
     BornGradient,
-    BornOperation,
     GradientBirths,
     ResultWatch,
     are_fine,
@@ -42,7 +40,7 @@ from retrograd.hooks.nonfinite import (
     name_bad,
 )
 from retrograd.hooks.program_watch import NodeOrigin, ProgramWatch
-from retrograd.hooks.torch_calls import tensors_of, user_frame
+from retrograd.hooks.torch_calls import TorchCall, tensors_of, user_line
 
 _NAMES = ("self", "other", "third", "fourth")
 _TAUGHT = ("input", "target", "weight")
@@ -154,8 +152,8 @@ class NonFiniteWatch(FactSource):
 
     # ---- what was found ----
 
-    def _look(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if self._results.look(function, args, kwargs, result):
+    def _look(self, call: TorchCall) -> None:
+        if self._results.look(call):
             self._watch.is_bad = True
 
     def _search(self, tensor: Tensor) -> NonFinite | None:
@@ -188,33 +186,28 @@ class NonFiniteWatch(FactSource):
         self._is_over, self._told = True, MOST_TOLD
         self.host.fault("non-finite numbers", error)
 
-    def _see_operation(self, born: BornOperation) -> NonFinite:
-        seen = self._see(born)
+    def _see_operation(self, call: TorchCall, broken: Tensor | None) -> NonFinite:
+        seen = self._see(call, broken)
         if seen.born == "forward" and (self._first_made is None or self._first_made.step != seen.step):
             self._first_made = seen
         return seen
 
-    def _see(self, born: BornOperation) -> NonFinite:
+    def _see(self, call: TorchCall, broken: Tensor | None) -> NonFinite:
         module = running_module()
-        name = born.name if born.name.startswith("__") else born.name.rstrip("_")
-        operands = tensors_of(born.args, born.kwargs)
-        made = next((each for each in tensors_of((born.result,), None) if not is_fine(each)), None)
+        name = call.name if call.name.startswith("__") else call.name.rstrip("_")
+        operands = call.operands
+        made = next((each for each in tensors_of((call.result,), None) if not is_fine(each)), None)
         return NonFinite(
             name=(self.host.name_module(module) if module is not None else None) or "",
-            born="forward" if born.broken is None else "update" if self._is_parameter(born.broken) else "input",
+            born="forward" if broken is None else "update" if self._is_parameter(broken) else "input",
             operation=name,
-            line=_name_line(),
-            reason=self._find_reason(name, born, operands, made),
+            line=call.line,
+            reason=find_reason(_make_case(name, call, made)) if broken is None else self._tell_broken(broken),
             operands=_describe(name, operands),
             made=name_bad(made),
             watched=True,
             moment=self.host.now,
         )
-
-    def _find_reason(self, name: str, born: BornOperation, operands: list[Tensor], made: Tensor | None) -> str:
-        if born.broken is None:
-            return find_reason(_make_case(name, born, operands, made))
-        return self._tell_broken(born.broken)
 
     def _is_parameter(self, tensor: Tensor) -> bool:
         return self.host.name_parameter(tensor) is not None
@@ -268,7 +261,7 @@ class NonFiniteWatch(FactSource):
             name=self.host.name_parameter(parameter) or "",
             born="update",
             operation=f"{kind}.step",
-            line=_name_line(),
+            line=user_line(),
             reason=_judge_epsilon(kind, group.get("eps"), parameter),
             operands={} if gradient is None else {"gradient": describe_values(gradient)},
             made=name_bad(parameter),
@@ -290,21 +283,16 @@ def _judge_epsilon(optimizer: str, epsilon: Any, parameter: Tensor) -> str:
     return f"{what} in {optimizer}, whose eps {f'of {epsilon:g} is 0 in {kind}' if epsilon else 'is 0'}"
 
 
-def _name_line() -> str:
-    frame = user_frame(sys._getframe(1))
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _make_case(name: str, born: BornOperation, operands: list[Tensor], made: Tensor | None) -> Case:
-    numbers = [each for each in born.args if isinstance(each, int | float) and not isinstance(each, bool)]
-    named = dict(zip(_LENGTHS, born.args[1:], strict=False)) if name == "ctc_loss" else {}
-    named |= born.kwargs
-    for each in born.args:
+def _make_case(name: str, call: TorchCall, made: Tensor | None) -> Case:
+    numbers = [each for each in call.args if isinstance(each, int | float) and not isinstance(each, bool)]
+    named = dict(zip(_LENGTHS, call.args[1:], strict=False)) if name == "ctc_loss" else {}
+    named |= call.kwargs
+    for each in call.args:
         if isinstance(each, tuple | list) and all(isinstance(dim, int) for dim in each):
             named.setdefault("dim", each)
         elif isinstance(each, str):
             named.setdefault("reduction", each)  # of a loss; no other rule asks for it
-    return Case(name, operands, made, numbers, named)
+    return Case(name, call.operands, made, numbers, named)
 
 
 def _describe(name: str, operands: list[Tensor]) -> dict[str, str]:

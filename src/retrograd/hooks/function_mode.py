@@ -23,7 +23,7 @@ from retrograd.hooks.compiled import compiled_call_listeners
 from retrograd.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
 from retrograd.hooks.module import ModuleHooks, hook_every_call
 from retrograd.hooks.parts import parameters_of
-from retrograd.hooks.torch_calls import TORCHS_WAY, SameFrames, find_caller
+from retrograd.hooks.torch_calls import TORCHS_WAY, SameFrames, TorchCall, find_caller
 from retrograd.notices import warn
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -36,28 +36,20 @@ class FunctionListener:
     Its methods must be ``uncompiled``.
     """
 
-    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    def before(self, call: TorchCall) -> Any:
         """A function is about to be called.
-
-        Args:
-            function: the torch function.
-            args: what it is given.
-            kwargs: what it is given by name.
-            frame: of who calls it, perhaps torch's.
 
         Returns:
             What comes back with its result; None if that is not to be shown.
         """
-        raise NotImplementedError
+        return ()
 
-    def after(self, seen: Any, function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, seen: Any) -> None:
         """A function has returned.
 
         Args:
+            call: the call, with its result.
             seen: what :meth:`before` returned.
-            function: the torch function.
-            result: what it returned.
-            frame: of who called it.
         """
         raise NotImplementedError
 
@@ -73,14 +65,12 @@ class SeveralListeners(FunctionListener):
         self._listeners = listeners
 
     @uncompiled
-    def before(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> list[tuple[FunctionListener, Any]] | None:
+    def before(self, call: TorchCall) -> list[tuple[FunctionListener, Any]] | None:
         """Show it to all; return what those have seen that want to see more."""
         noted = []
         for listener in self._listeners:
             try:
-                seen = listener.before(function, args, kwargs, frame)
+                seen = listener.before(call)
             except Exception as error:
                 self._drop(listener, error)
             else:
@@ -89,12 +79,12 @@ class SeveralListeners(FunctionListener):
         return noted or None
 
     @uncompiled
-    def after(self, noted: list[tuple[FunctionListener, Any]], function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, seen: list[tuple[FunctionListener, Any]]) -> None:
         """Show it to these."""
-        while noted:
-            listener, seen = noted.pop()
+        while seen:
+            listener, own = seen.pop()
             try:
-                listener.after(seen, function, result, frame)
+                listener.after(call, own)
             except Exception as error:
                 self._drop(listener, error)
 
@@ -129,8 +119,9 @@ class FunctionMode(TorchFunctionMode):
         if is_python:
             frame = find_caller(frame, function)
         if listener is not None:
+            shown = TorchCall(function, args, kwargs, frame)
             try:
-                seen = listener.before(function, args, kwargs, frame)
+                seen = listener.before(shown)
             except Exception as error:
                 self._drop(listener, error)
         else:
@@ -140,8 +131,9 @@ class FunctionMode(TorchFunctionMode):
         result = frames.call_python(frame, call, function, args, kwargs) if is_python else call(function, args, kwargs)
         if seen is None or listener is None:
             return result
+        shown.result = result
         try:
-            listener.after(seen, function, result, frame)
+            listener.after(shown, seen)
         except Exception as error:
             self._drop(listener, error)
         return result

@@ -31,13 +31,13 @@ from retrograd.hooks.nodes import edges_of, is_python, name_of, number_of
 from retrograd.hooks.reach import DeepGraphGuard
 from retrograd.hooks.torch_calls import (
     VALUES,
+    TorchCall,
     describe_arguments,
+    describe_frame,
     describe_tensor,
     is_bare,
     is_inner,
     is_ours,
-    name_function,
-    tensors_of,
     user_line,
 )
 
@@ -64,18 +64,13 @@ class NotedOperation(NamedTuple):
     checkpoint: str = ""
 
 
-class _Called(NamedTuple):
-    """An operation that is called, with its tensors as they are before it."""
+class _Taken(NamedTuple):
+    """What an operation takes, as it is before it."""
 
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    tensors: list[Tensor]
     operands: tuple[int, ...]
     described: tuple[str, ...]
     requires_grad: bool
-    first: Tensor | None
-    number: int
-    """Number of the first node that it can make."""
 
 
 class OperationNotes(ForwardListener):
@@ -147,32 +142,27 @@ class OperationNotes(ForwardListener):
         self._lines.clear()
 
     @uncompiled
-    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> _Called | None:
+    def before(self, call: TorchCall) -> _Taken | None:
         """Note what an operation takes; None of what is none, or is ours."""
-        if function is SWITCH_GRAD and args:
-            self._grad.switched(args[0], frame)
-        name = name_function(function)
-        if not name or is_ours[frame.f_code.co_filename] or not self._is_noting():
+        if call.function is SWITCH_GRAD and call.args:
+            self._grad.switched(call.args[0], call.frame)
+        if not call.name or is_ours[call.frame.f_code.co_filename] or not self._is_noting():
             return None
         with without_functions():
-            tensors = tensors_of(args, kwargs)
-            return _Called(
-                name,
-                args,
-                kwargs,
-                tuple(self._find(each) for each in tensors),
-                tuple(describe_tensor(each) for each in tensors),
+            tensors = call.operands
+            return _Taken(
+                tensors,
+                tuple(map(self._find, tensors)),
+                tuple(map(describe_tensor, tensors)),
                 any(each.requires_grad for each in tensors),
-                tensors[0] if tensors else None,
-                next_sequence_number(),
             )
 
     @uncompiled
-    def after(self, seen: _Called, function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, taken: _Taken) -> None:
         """Note it, unless it has made no tensor."""
         with without_functions():
-            self._note(seen, result, frame)
-            self._span(seen.number, next_sequence_number())
+            self._note(call, taken)
+            self._span(call.first, next_sequence_number())
 
     def fail(self, error: Exception) -> None:
         """Note nothing more."""
@@ -208,28 +198,26 @@ class OperationNotes(ForwardListener):
             return False
         return self.is_started and not is_tracing() and not is_jit_tracing() and current_graph_task() == OUTSIDE
 
-    def _note(self, taken: _Called, result: Any, frame: FrameType) -> None:
-        name = taken.name
-        made = tensors_of((result,), None)
-        if name == "setitem" and taken.first is not None:
-            made = [taken.first]
-        elif not made and name not in VALUES:
+    def _note(self, call: TorchCall, taken: _Taken) -> None:
+        name, made = call.name, call.made
+        first = taken.tensors[0] if taken.tensors else None
+        if not made and name not in VALUES:
             return
         number = len(self.noted)
         mode = "" if grad_enabled() else "inference" if inference_enabled() else "no_grad"
-        line, module, applied = self._locate(frame, is_whole=bool(mode))
+        line, module, applied = self._locate(call.frame, is_whole=bool(mode))
         checkpoint = ""
         if applied is not None:
-            if taken.requires_grad and self._grad.is_on and (caller := find_cut_checkpoint(frame)) is not None:
+            if taken.requires_grad and self._grad.is_on and (caller := find_cut_checkpoint(call.frame)) is not None:
                 checkpoint = user_line(caller)
             mode, module = "function", module or applied[1]
             self._applied[number] = applied
         requires_grad = any(each.requires_grad for each in made)
         cuts = taken.requires_grad and not requires_grad and mode != "function" and not is_bare(name)
-        is_written = name == "setitem" or (name.endswith("_") and bool(made) and made[0] is taken.first)
+        is_written = name == "setitem" or (name.endswith("_") and bool(made) and made[0] is first)
         node = self._name_node(made, number, is_written=is_written) if requires_grad else ""
         makes = tuple(map(describe_tensor, made))
-        arguments = describe_arguments(name, taken.args, taken.kwargs)
+        arguments = describe_arguments(name, call.args, call.kwargs)
         self.noted.append(
             NotedOperation(
                 name, line, module, node, taken.operands, taken.described, makes, arguments, cuts, mode, checkpoint
@@ -319,5 +307,5 @@ class OperationNotes(ForwardListener):
         key = id(frame.f_code), frame.f_lasti
         known = self._lines.get(key)
         if known is None:
-            known = self._lines[key] = frame.f_code, f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            known = self._lines[key] = frame.f_code, describe_frame(frame)
         return known[1]

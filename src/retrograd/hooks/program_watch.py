@@ -11,7 +11,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable
-from types import BuiltinFunctionType, CodeType, FrameType, MethodDescriptorType, WrapperDescriptorType
+from types import BuiltinFunctionType, CodeType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,17 +28,11 @@ from retrograd.hooks.engine import (
 )
 from retrograd.hooks.function_mode import ForwardListener
 from retrograd.hooks.nodes import LEAF_NUMBER
-from retrograd.hooks.torch_calls import line_at, name_function, user_frame
+from retrograd.hooks.torch_calls import TorchCall, line_at, name_function, user_frame
 from retrograd.hooks.writes import WriteNotes
 
-SeeResult = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
-"""Shown a function, its arguments and its result."""
-
-SeeNodes = Callable[[int, Any, bool], None]
-"""Shown the number of the first node that was made, the result, and whether something was written to."""
-
-_Called = tuple[int, tuple[Any, ...], dict[str, Any], list[tuple[Tensor, int]] | None, int]
-"""A function's kind, its arguments, the versions of what it may write to, and the number of the next node."""
+_Seen = tuple[int, list[tuple[Tensor, int]] | None]
+"""A function's kind, and the versions of what it may write to."""
 
 
 class ProgramWatch(ForwardListener):
@@ -51,8 +45,8 @@ class ProgramWatch(ForwardListener):
     Attributes:
         places: where nodes were made.
         writes: the last writes in place.
-        see_result: shown results, while the operation's frame is on the stack.
-        see_nodes: shown nodes that were made.
+        see_result: shown calls that have returned, while the frame is on the stack.
+        see_nodes: shown calls that have made nodes, and whether something was written to.
         tables: of hooks on tensors, where one was set since the last step began.
         is_bad: something is not finite, so that also what functions only carry on is shown.
         is_rough: since the step began a node may have been made whose derivative is infinite.
@@ -66,8 +60,8 @@ class ProgramWatch(ForwardListener):
         self._put_on: Callable[[], None] | None = None
         self.places = NodePlaces(name_module)
         self.writes = WriteNotes()
-        self.see_result: SeeResult | None = None
-        self.see_nodes: SeeNodes | None = None
+        self.see_result: Callable[[TorchCall], None] | None = None
+        self.see_nodes: Callable[[TorchCall, bool], None] | None = None
         self.tables: list[weakref.ref[Any]] = []
         self.is_bad = self.is_rough = False
         self._last = 0
@@ -108,31 +102,29 @@ class ProgramWatch(ForwardListener):
         self._last = next_sequence_number()
 
     @uncompiled
-    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> _Called | None:
+    def before(self, call: TorchCall) -> _Seen | None:
         """Note the versions of what may be written to; None of what makes nothing."""
-        kind = kind_of(function)
+        kind = kind_of(call.function)
         if kind == IDLE or current_graph_task() != OUTSIDE or is_tracing():
             return None
-        may_write = kind & WRITES or "out" in kwargs
-        seen = self.writes.before(function, args, kwargs, frame) if may_write else None
-        return kind, args, kwargs, seen, next_sequence_number()
+        return kind, self.writes.before(call) if kind & WRITES or "out" in call.kwargs else None
 
     @uncompiled
-    def after(self, called: _Called, function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, seen: _Seen) -> None:
         """Note where its nodes are made, and show what is asked for."""
-        kind, args, kwargs, seen, first = called
+        kind, versions = seen
         if kind & HOOKS:
-            self._note_hook(args)
-        last = next_sequence_number()
+            self._note_hook(call.args)
+        first, last = call.first, next_sequence_number()
         if last != first:
             if first != self._last or not kind & SMOOTH:  # nodes that no function was seen to make, or rough ones
                 self.is_rough = True
             self._last = last
-            outer = user_frame(frame)
-            self.places.note(first, last, outer.f_code, outer.f_lasti, function)
-        if seen or self.see_nodes is not None or not self._is_dull(kind, result):
+            outer = user_frame(call.frame)
+            self.places.note(first, last, outer.f_code, outer.f_lasti, call.function)
+        if versions or self.see_nodes is not None or not self._is_dull(kind, call.result):
             with without_functions():
-                self._show(function, args, kwargs, result, seen, first, frame)
+                self._show(call, versions)
 
     def fail(self, error: Exception) -> None:
         """Watch nothing more."""
@@ -153,23 +145,14 @@ class ProgramWatch(ForwardListener):
             return False
         return type(result) is not Tensor or (result.dtype is not torch.float16 and result.dim() > 0)
 
-    def _show(
-        self,
-        function: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-        seen: list[tuple[Tensor, int]] | None,
-        first: int,
-        frame: FrameType,
-    ) -> None:
-        is_written = bool(seen) and any(tensor._version != version for tensor, version in seen or ())
-        if seen:
-            self.writes.after(seen, function, result, frame)
-        if self.see_nodes is not None and next_sequence_number() > first:
-            self.see_nodes(first, result, is_written)
+    def _show(self, call: TorchCall, versions: list[tuple[Tensor, int]] | None) -> None:
+        is_written = any(tensor._version != version for tensor, version in versions or ())
+        if versions:
+            self.writes.after(call, versions)
+        if self.see_nodes is not None and next_sequence_number() > call.first:
+            self.see_nodes(call, is_written)
         if self.see_result is not None:
-            self.see_result(function, args, kwargs, result)
+            self.see_result(call)
 
     @uncompiled
     def module_begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -15,7 +15,7 @@ import torch.overrides
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from retrograd.hooks.engine import uncompiled, uncompiled_itself
+from retrograd.hooks.engine import next_sequence_number, uncompiled, uncompiled_itself
 
 _OVERRIDES = torch.overrides.__file__
 TORCHS_WAY: CodeType = torch.overrides.handle_torch_function.__code__
@@ -258,6 +258,47 @@ def tensors_of(args: Any, kwargs: Mapping[str, Any] | None) -> list[Tensor]:
         elif isinstance(value, list | tuple):
             found.extend(tensors_of(value, None))
     return found
+
+
+class TorchCall:
+    """A call of a torch function, as listeners of a function mode are shown it. It holds tensors: not to be kept.
+
+    Attributes:
+        function, args, kwargs: what is called, and with what.
+        frame: of who calls it, perhaps torch's.
+        first: the number of the first node that it can make.
+        result: what it returned; None until then.
+    """
+
+    __slots__ = ("args", "first", "frame", "function", "kwargs", "result")
+
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.frame = frame
+        self.first = next_sequence_number()
+        self.result: Any = None
+
+    @property
+    def name(self) -> str:
+        """Its name, as :func:`name_function` gives it."""
+        return name_function(self.function)
+
+    @property
+    def operands(self) -> list[Tensor]:
+        """The tensors that it is given."""
+        return tensors_of(self.args, self.kwargs)
+
+    @property
+    def made(self) -> list[Tensor]:
+        """The tensors that it has made, or written to by ``x[…] = …``."""
+        return tensors_of(self.args[:1] if self.name == "setitem" else (self.result,), None)
+
+    @property
+    def line(self) -> str:
+        """``file:line`` of the user's code that calls it."""
+        return user_line(self.frame)
 
 
 def describe_tensor(tensor: Tensor) -> str:
