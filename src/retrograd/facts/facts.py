@@ -30,6 +30,7 @@ from retrograd.hooks.engine import is_abstract
 from retrograd.hooks.names import walk_parameters, walk_paths
 from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import OptimizerNumbers, optimizer_listeners
+from retrograd.hooks.program_watch import ProgramWatch
 from retrograd.identities import IdentityDict
 from retrograd.sites.site import ROOT
 
@@ -87,7 +88,9 @@ class Facts:
     def __init__(self, taker: FactTaker, sources: Sequence[MakeSource] = SOURCES) -> None:
         self._taker = weakref.ref(taker)
         self.optimizers = OptimizerNumbers()
-        self._sources = [make(self) for make in sources]
+        self._program_watch: ProgramWatch | None = None
+        made = [make(self) for make in sources]
+        self._sources = [each for each in made if type(each) not in {other.replaces for other in made}]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._modules: IdentityDict[nn.Module, str] = IdentityDict()
         self._telling = threading.RLock()
@@ -151,6 +154,14 @@ class Facts:
     def tell_operations(self, notes: OperationNotes) -> None:
         """Tell all sources which operations stand between a forward and its pass."""
         self._tell("operations_noted", notes)
+
+    @property
+    def program_watch(self) -> ProgramWatch:
+        """Watches the program, for all sources that need that."""
+        if self._program_watch is None:
+            about = "overwritten tensors and non-finite numbers"
+            self._program_watch = ProgramWatch(self.name_module, lambda error: self.fault(about, error))
+        return self._program_watch
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The name of a parameter of a recorded model."""
@@ -234,6 +245,7 @@ class Facts:
         self._tell("drain", patience=_PATIENCE)
         self._tell("end", patience=_PATIENCE)
         self._sources.clear()  # they refer to this object, and it to them
+        self._program_watch = None
         for listeners in self._listeners:
             listeners.clear()
 

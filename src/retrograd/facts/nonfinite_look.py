@@ -164,21 +164,23 @@ class NonFiniteLook(FactSource):
 
     def _describe(self, born: BornInGraph) -> NonFinite:
         parameter = self.host.name_parameter(born.leaf) if born.leaf is not None else None
-        place: dict[str, Any] = {"name": parameter}
-        if born.leaf is not None and not parameter:
-            place = {}
-        elif not parameter:
-            number, kinds = born.number - self._base, self._count(born.kinds)
-            place = self._locate(number, kinds, born.operation, self.host.step)
         return NonFinite(
-            **place,
+            **(self._find_place(born) if born.leaf is None else {"name": parameter or ""}),
             born="input" if born.born == "update" and not parameter else born.born,
-            reason=UNNAMED_LEAF if born.leaf is not None and not parameter else born.reason,
+            reason=born.reason if born.born == "forward" else self._tell_broken(born),
             operands={name: describe_values(each) for name, each in born.operands.items()},
             made=born.made,
             certain=born.is_made,
             moment=self._fine if born.born == "update" and parameter else NOW,
         )
+
+    def _tell_broken(self, born: BornInGraph) -> str:
+        """Why a tensor is not finite that the graph took so."""
+        return UNNAMED_LEAF if born.leaf is not None and not self.host.name_parameter(born.leaf) else ""
+
+    def _find_place(self, born: BornInGraph) -> dict[str, Any]:
+        """Operation, module and line of what a graph has made."""
+        return self._locate(born.number - self._base, self._count(born.kinds), born.operation, self.host.step)
 
     def _count(self, kinds: Mapping[int, str]) -> Mapping[int, str]:
         """Number nodes from the first one of the forward."""

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.errors import NoGraphError
 from retrograd.graph.node import readable_values
-from retrograd.graph.origins import Origins
+from retrograd.graph.origins import Origin, Origins
 from retrograd.hooks.backward import EngineRun
 from retrograd.hooks.dispatch import plain_torch
 from retrograd.hooks.flow import Cut, FlowNotes
@@ -158,10 +158,8 @@ class PassWatch:
 
 
 def _find_place(node: Any, origins: Origins) -> tuple[str, str | None]:
-    origin = origins.find(number_of(node))
-    if origin is None:
-        return "", None
-    return (f"{origin.line.file}:{origin.line.line}" if origin.line is not None else ""), origin.module
+    origin = origins.find(number_of(node)) or Origin()
+    return origin.place, origin.module
 
 
 def _find_leaves(

@@ -229,9 +229,12 @@ def _name(function: Any) -> str:
     name = called_name(function)
     if function.__name__ in _ACCESS:
         return name if name in _PROPERTIES else ""
+    return "" if name in _UNINTERESTING else plain_name(name)
+
+
+def plain_name(name: str) -> str:
+    """``getitem`` for ``__getitem__``, of the name of a torch function; others as they are."""
     plain = name.strip("_") if name.startswith("__") else name
-    if name in _UNINTERESTING:
-        return ""
     return plain if plain in _OPERATORS else name
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.facts.exact_watch import OverwriteWatch
 from retrograd.facts.facts import SOURCES
+from retrograd.facts.overwrites import OverwriteWatch
 from retrograd.facts.watches import WATCHES
 from retrograd.findings.detectors.broken_graphs import OverwrittenTensor
 from retrograd.findings.record import Record
