@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint
 import retrograd as rg
 from retrograd.facts import facts, operations
 from retrograd.facts.nonfinite_look import NonFiniteLook
+from retrograd.facts.operation_notes import OperationNotes
 from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.units import UnitLooks
 from retrograd.history.facts import GraphSize, Operation, Operations, read_facts
 from retrograd.history.history import History
-from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.recording.recorder import Recorder
 from tests.facts.looking import facts_while, line_of
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import retrograd as rg
+from retrograd.facts.operation_notes import OperationNotes
 from retrograd.hooks.function_mode import FunctionMode
-from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.program_watch import ProgramWatch
 from retrograd.hooks.writes import WriteNotes
 

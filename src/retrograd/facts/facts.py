@@ -18,6 +18,7 @@ from retrograd.facts.calls import CallSource
 from retrograd.facts.freed_graphs import FreedGraphs
 from retrograd.facts.modes import ModeSource
 from retrograd.facts.nonfinite_look import NonFiniteLook
+from retrograd.facts.operation_notes import OperationNotes
 from retrograd.facts.operations import ForwardOperations
 from retrograd.facts.saved_pairs import SavedPairs
 from retrograd.facts.second_derivatives import SecondDerivatives
@@ -28,7 +29,6 @@ from retrograd.history.fact import NOW, Fact, JsonObject, tell_many
 from retrograd.history.sink import EventKind, Moment
 from retrograd.hooks.engine import is_abstract
 from retrograd.hooks.names import walk_parameters, walk_paths
-from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import OptimizerNumbers, optimizer_listeners
 from retrograd.hooks.program_watch import ProgramWatch
 from retrograd.identities import IdentityDict

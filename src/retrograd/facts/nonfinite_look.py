@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from retrograd.facts.graph_births import BornInGraph, find_birth
 from retrograd.facts.nonfinite_reasons import UNNAMED_LEAF, describe_values, find_gradient_reason, operation_of
+from retrograd.facts.operation_notes import OperationNotes
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import NOW
-from retrograd.history.facts import NonFinite
+from retrograd.history.facts import NonFinite, Operation
 from retrograd.history.sink import Moment
 from retrograd.hooks.engine import next_sequence_number, without_functions
 from retrograd.hooks.nodes import edges_of, number_of
 from retrograd.hooks.nonfinite import is_fine, read_saved
-from retrograd.hooks.operation_notes import NotedOperation, OperationNotes
 
 _PARTED = frozenset(
     {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0", "PowBackward0", "LogBackward0", "Log2Backward0",
@@ -56,7 +56,7 @@ class _Structure:
         self._made = sorted(made, key=lambda each: each[0])
         self._firsts = [first for (first, _), _ in self._made]
 
-    def find(self, number: int, kinds: Mapping[int, str]) -> NotedOperation | None:
+    def find(self, number: int, kinds: Mapping[int, str]) -> Operation | None:
         """Find the operation that a node belongs to; None where the nodes of a step are not those of this look.
 
         Args:
@@ -73,7 +73,7 @@ class _Structure:
             found is None or found[1].node == kind or number < found[0][1] - 1
         )  # its last one, the result's, is noted
 
-    def _at(self, number: int) -> tuple[tuple[int, int], NotedOperation] | None:
+    def _at(self, number: int) -> tuple[tuple[int, int], Operation] | None:
         index = bisect_right(self._firsts, number) - 1
         return self._made[index] if index >= 0 and number < self._made[index][0][1] else None
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from retrograd.facts.operation_notes import GRAPH_BEFORE, OperationNotes
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import LostPart
+from retrograd.history.facts import LostPart, Operation
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.derived import may_differentiate
 from retrograd.hooks.engine import next_sequence_number
 from retrograd.hooks.nodes import holds, is_python, name_of, number_of, saved_tensors_of
-from retrograd.hooks.operation_notes import GRAPH_BEFORE, NotedOperation, OperationNotes
 from retrograd.hooks.reach import PassNodes, number_nodes
 
 _IN_FUNCTION = "function"
@@ -102,7 +102,7 @@ def _list_lost(nodes: Iterable[Any], notes: OperationNotes) -> Iterator[LostPart
                     break
 
 
-def _is_derived(noted: Sequence[NotedOperation], number: int) -> bool:
+def _is_derived(noted: Sequence[Operation], number: int) -> bool:
     """Tell whether it was computed, within a forward of a Function, of something that has a graph."""
     waiting, seen = [number], {number}
     for each in waiting:  # which grows

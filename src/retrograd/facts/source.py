@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from retrograd.facts.operation_notes import OperationNotes
 from retrograd.history.fact import Fact, JsonObject
 from retrograd.history.sink import Moment
-from retrograd.hooks.operation_notes import OperationNotes
 from retrograd.hooks.optimizer import OptimizerNumbers
 from retrograd.hooks.program_watch import ProgramWatch
 

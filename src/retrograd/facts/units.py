@@ -18,9 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from retrograd.facts.operation_notes import MADE_BEFORE, OperationNotes
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import NOW
-from retrograd.history.facts import Units
+from retrograd.history.facts import Operation, Units
 from retrograd.hooks.argument_taps import unwatch_arguments, watch_arguments
 from retrograd.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.hooks.engine import (
@@ -34,7 +35,6 @@ from retrograd.hooks.engine import (
 from retrograd.hooks.module import unwatch_forward, watch_forward
 from retrograd.hooks.names import walk_modules
 from retrograd.hooks.nested import Keys
-from retrograd.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.identities import IdentityDict
 from retrograd.sites.site import Site
 
@@ -206,7 +206,7 @@ class UnitLooks(FactSource):
             if place >= 0:
                 self._follow(noted[place], each.module, is_used_once=uses[place] == 1)
 
-    def _follow(self, source: NotedOperation, module: str, *, is_used_once: bool) -> None:
+    def _follow(self, source: Operation, module: str, *, is_used_once: bool) -> None:
         if source.name.startswith(_CHANNELS):
             self._channels_first.update((module, source.module))
         made_in = self._modules.get(source.module, lambda: None)()

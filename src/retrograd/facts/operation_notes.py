@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from retrograd.history.facts import Operation
 from retrograd.hooks.calls import MODULE_CALLS
 from retrograd.hooks.checkpoints import SWITCH_GRAD, GradSwitch, find_cut_checkpoint
 from retrograd.hooks.engine import (
@@ -48,22 +49,6 @@ GRAPH_BEFORE = -2
 """The same, where the tensor has a graph: it is not a parameter, and no data."""
 
 
-class NotedOperation(NamedTuple):
-    """A torch function that was called: see :class:`retrograd.history.facts.Operation`."""
-
-    name: str
-    line: str
-    module: str
-    node: str
-    operands: tuple[int, ...]
-    takes: tuple[str, ...]
-    makes: tuple[str, ...]
-    arguments: str
-    cuts: bool
-    mode: str
-    checkpoint: str = ""
-
-
 class _Taken(NamedTuple):
     """What an operation takes, as it is before it."""
 
@@ -94,7 +79,7 @@ class OperationNotes(ForwardListener):
         name_module: Callable[[nn.Module], str | None],
         limit: int,
         fault: Callable[[Exception], None],
-        see: Callable[[NotedOperation, Tensor], None] = lambda noted, result: None,
+        see: Callable[[Operation, Tensor], None] = lambda noted, result: None,
     ) -> None:
         super().__init__()
         self._see = see
@@ -109,7 +94,7 @@ class OperationNotes(ForwardListener):
 
     def clear(self) -> None:
         """Forget what was noted."""
-        self.noted: list[NotedOperation] = []
+        self.noted: list[Operation] = []
         self.spans: list[tuple[int, int]] = []
         self.is_cut = False
         self._first = next_sequence_number()
@@ -187,7 +172,7 @@ class OperationNotes(ForwardListener):
         known = self._made.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else MADE_BEFORE
 
-    def made_by(self, number: int) -> NotedOperation | None:
+    def made_by(self, number: int) -> Operation | None:
         """The operation whose result the node with this number belongs to."""
         place = self._numbers.get(number)
         return None if place is None else self.noted[place]
@@ -219,7 +204,7 @@ class OperationNotes(ForwardListener):
         makes = tuple(map(describe_tensor, made))
         arguments = describe_arguments(name, call.args, call.kwargs)
         self.noted.append(
-            NotedOperation(
+            Operation(
                 name, line, module, node, taken.operands, taken.described, makes, arguments, cuts, mode, checkpoint
             )
         )
@@ -276,7 +261,7 @@ class OperationNotes(ForwardListener):
         operands = tuple(self._numbers.get(number_of(each), MADE_BEFORE) for each in before)
         number = self._numbers[number_of(node)] = len(self.noted)
         makes = (describe_tensor(tensor),)
-        self.noted.append(NotedOperation(name, line, module, kind, operands, (), makes, "", cuts=False, mode=""))
+        self.noted.append(Operation(name, line, module, kind, operands, (), makes, "", cuts=False, mode=""))
         self._made[id(tensor)] = weakref.ref(tensor), number
         self._span(number_of(node), number_of(node) + 1)
         return number
