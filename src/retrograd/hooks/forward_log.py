@@ -41,7 +41,7 @@ from retrograd.hooks.engine import (
     uncompiled,
     uncompiled_itself,
 )
-from retrograd.hooks.function_mode import FunctionListener, FunctionMode, SeveralListeners, is_fused
+from retrograd.hooks.function_mode import FunctionListener, FunctionMode, is_fused
 from retrograd.hooks.listeners import Listeners, Patch, Undo, replace
 from retrograd.hooks.module import ModuleHooks
 from retrograd.hooks.native import native
@@ -64,8 +64,7 @@ class ForwardLog:
     def __init__(self, names: Names, logs: Logs, *listeners: FunctionListener, lines: bool = True) -> None:
         self._names = names
         self._logs = logs
-        log = OperationLog(logs)
-        self._listener = SeveralListeners(log, *listeners) if listeners else log
+        self._listeners = (OperationLog(logs), *listeners)
         self._make_tap = _tap_maker(logs, listeners)
         self._mode = FunctionMode() if lines else None
         self._undo: list[Callable[[], None]] = []
@@ -94,7 +93,7 @@ class ForwardLog:
         self._undo.append(lambda: compiled_call_listeners.remove(self))
         if self._mode is not None:
             mode = self._mode
-            mode.listener = self._listener
+            mode.listeners = self._listeners
             if self._make_tap is not None:
                 mode.hasten(self._make_tap(mode).call)
             mode.put_on()

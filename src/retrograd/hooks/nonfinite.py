@@ -170,7 +170,7 @@ class BackwardLook(FunctionListener):
         if node is not None and is_python(node) and not self._has_failed:
             self._node = node
             self._results = ResultWatch(self._note, lambda tensor: None)
-            self._mode.listener = self
+            self._mode.listeners = (self,)
             self._mode.put_on()
 
     def found_in(self, node: Any) -> Any:

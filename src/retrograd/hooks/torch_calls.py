@@ -275,6 +275,7 @@ class TorchCall:
 
     __slots__ = ("args", "first", "frame", "function", "kwargs", "result")
 
+    @uncompiled
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> None:
         self.function = function
         self.args = args
