@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from retrograd.history.facts import Operation
+from retrograd.history.facts import CARRIED, MADE_BEFORE, Operation
 from retrograd.hooks.calls import MODULE_CALLS
 from retrograd.hooks.checkpoints import SWITCH_GRAD, GradSwitch, find_cut_checkpoint
 from retrograd.hooks.engine import (
@@ -41,12 +41,6 @@ from retrograd.hooks.torch_calls import (
     is_ours,
     user_line,
 )
-
-MADE_BEFORE = -1
-"""The number of the operation that made a tensor, where that is none of those noted."""
-
-GRAPH_BEFORE = -2
-"""The same, where the tensor has a graph: it is not a parameter, and no data."""
 
 
 class _Taken(NamedTuple):
@@ -88,8 +82,6 @@ class OperationNotes(ForwardListener):
         self._fault = fault
         self._guard = DeepGraphGuard()
         self._is_forward = False
-        self._lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
-        """Identity of code, and offset in it → the code, held, and the line."""
         self.clear()
 
     def clear(self) -> None:
@@ -124,7 +116,6 @@ class OperationNotes(ForwardListener):
         self.stop()
         self.forward_ends()
         self.clear()
-        self._lines.clear()
 
     @uncompiled
     def before(self, call: TorchCall) -> _Taken | None:
@@ -248,7 +239,7 @@ class OperationNotes(ForwardListener):
         made_by = self._numbers.get(number_of(node), MADE_BEFORE)
         if made_by != MADE_BEFORE:
             return made_by
-        return self._note_unseen(node, tensor, number) if number_of(node) >= self._first else GRAPH_BEFORE
+        return self._note_unseen(node, tensor, number) if number_of(node) >= self._first else CARRIED
 
     def _note_unseen(self, node: Any, tensor: Tensor, inner: int) -> int:
         """Note what made a tensor without passing through here: a Python Function, or compiled code."""
@@ -277,7 +268,7 @@ class OperationNotes(ForwardListener):
         while frame is not None:
             code = frame.f_code
             if line is None and not is_inner[code.co_filename]:
-                line = self._name_line(frame)
+                line = describe_frame(frame)
             if module is None and code in MODULE_CALLS:
                 module = self._name_module(frame.f_locals[code.co_varnames[0]])
             if is_whole and inner is None and begins_function(code):
@@ -287,10 +278,3 @@ class OperationNotes(ForwardListener):
             frame = frame.f_back
         found = line or "", module or ""
         return (*found, None) if inner is None else (*inner, found)
-
-    def _name_line(self, frame: FrameType) -> str:
-        key = id(frame.f_code), frame.f_lasti
-        known = self._lines.get(key)
-        if known is None:
-            known = self._lines[key] = frame.f_code, describe_frame(frame)
-        return known[1]

@@ -16,9 +16,9 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from retrograd.facts.operation_notes import MADE_BEFORE, OperationNotes
+from retrograd.facts.operation_notes import OperationNotes
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import GraphSize, Operation, Operations, Softmax
+from retrograd.history.facts import MADE_BEFORE, GraphSize, Operation, Operations, Softmax
 from retrograd.hooks.dispatch import carry_out_unseen, is_in_compiled_call, without_graph
 from retrograd.hooks.engine import OUTSIDE, current_graph_task, grad_enabled, is_transformed
 from retrograd.hooks.nested import flatten

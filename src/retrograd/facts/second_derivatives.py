@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from retrograd.facts.operation_notes import GRAPH_BEFORE, OperationNotes
+from retrograd.facts.operation_notes import OperationNotes
 from retrograd.facts.source import FactHost, FactSource
-from retrograd.history.facts import LostPart, Operation
+from retrograd.history.facts import CARRIED, LostPart, Operation
 from retrograd.hooks.backward import EngineRun, backward_followers
 from retrograd.hooks.derived import may_differentiate
 from retrograd.hooks.engine import next_sequence_number
@@ -113,7 +113,7 @@ def _is_derived(noted: Sequence[Operation], number: int) -> bool:
             continue
         if not may_differentiate(operation.name) or not operation.makes[:1] or "float" not in operation.makes[0]:
             continue
-        if GRAPH_BEFORE in operation.operands:
+        if CARRIED in operation.operands:
             return True
         fresh = {operand for operand in operation.operands if operand >= 0} - seen
         seen |= fresh

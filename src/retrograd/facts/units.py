@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from retrograd.facts.operation_notes import MADE_BEFORE, OperationNotes
+from retrograd.facts.operation_notes import OperationNotes
 from retrograd.facts.source import FactHost, FactSource
 from retrograd.history.fact import NOW
-from retrograd.history.facts import Operation, Units
+from retrograd.history.facts import MADE_BEFORE, Operation, Units
 from retrograd.hooks.argument_taps import unwatch_arguments, watch_arguments
 from retrograd.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.hooks.engine import (

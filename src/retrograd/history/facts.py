@@ -198,6 +198,13 @@ class Units(Fact):
     used: int = -1
 
 
+MADE_BEFORE = -1
+"""The number of the operation that made a tensor, where that is none of those noted."""
+
+CARRIED = -2
+"""The same, where the tensor has a graph: it is not a parameter, and no data."""
+
+
 class Operation(NamedTuple):
     """A torch function that the program called.
 

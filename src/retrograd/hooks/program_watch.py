@@ -26,7 +26,7 @@ from retrograd.hooks.engine import (
     without_functions,
 )
 from retrograd.hooks.function_mode import ForwardListener
-from retrograd.hooks.torch_calls import TorchCall, name_function, user_frame
+from retrograd.hooks.torch_calls import Remembered, TorchCall, name_function, user_frame
 from retrograd.hooks.writes import WriteNotes
 
 _Seen = tuple[int, list[tuple[Tensor, int]] | None]
@@ -229,20 +229,13 @@ _SMOOTH = frozenset(
 )  # fmt: skip
 
 
-_MANY = 4096
 _BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
-_known: dict[Any, int] = {}
 
 
 def kind_of(function: Any) -> int:
     """The kind of a torch function: what it can do, as flags."""
     try:
-        return _known[function]
-    except KeyError:
-        if len(_known) > _MANY:
-            _known.clear()
-        kind = _known[function] = _find_kind(function)
-        return kind
+        return _kinds[function]
     except TypeError:  # somebody's own, that cannot be hashed
         return MAKES | WRITES
 
@@ -257,6 +250,9 @@ def _find_kind(function: Any) -> int:
     if name in _CARRYING:
         kind |= CARRIES
     return kind | SMOOTH if name in _CARRYING or name in _SMOOTH else kind
+
+
+_kinds = Remembered[Any, int](_find_kind)
 
 
 def _may_write(function: Any, name: str) -> bool:

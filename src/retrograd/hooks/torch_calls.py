@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.overrides
@@ -23,31 +23,45 @@ TORCHS_WAY: CodeType = torch.overrides.handle_torch_function.__code__
 
 _CALL: CodeType = (lambda function, args, kwargs: function(*args, **kwargs)).__code__  # on one line
 
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
 
-class _InnerFiles(dict[str, bool]):
-    """Source file → whether its lines are none of the user's: torch's, ours, or generated."""
+_MANY = 4096
 
-    _inner = tuple(f"{Path(str(package)).parent}/" for package in (torch.__file__, Path(__file__).parent))
 
-    def __missing__(self, file: str) -> bool:
-        answer = self[file] = file.startswith((*self._inner, "<eval_with_key>", "<frozen "))
+class Remembered(dict[Key, Answer]):
+    """What a function returns for a key, computed when that is first asked for.
+
+    Args:
+        find: the function.
+    """
+
+    def __init__(self, find: Callable[[Key], Answer]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, key: Key) -> Answer:
+        if len(self) >= _MANY:
+            self.clear()
+        answer = self[key] = self._find(key)
         return answer
 
 
-is_inner = _InnerFiles()
+_OURS = f"{Path(str(sys.modules['retrograd'].__file__)).parent}/"
+_OUTSIDE = (f"{Path(torch.__file__).parent}/", _OURS, "<eval_with_key>", "<frozen ")
+_PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 
+is_inner = Remembered[str, bool](lambda file: file.startswith(_OUTSIDE))
+"""Source file → whether its lines are none of the user's: torch's, ours, or generated."""
 
-class _OurFiles(dict[str, bool]):
-    """Source file → whether it is ours."""
+is_ours = Remembered[str, bool](lambda file: file.startswith(_OURS))
+"""Source file → whether it is ours."""
 
-    _ours = f"{Path(__file__).parents[1]}/"
-
-    def __missing__(self, file: str) -> bool:
-        answer = self[file] = file.startswith(self._ours)
-        return answer
-
-
-is_ours = _OurFiles()
+_is_installed = Remembered[str, bool](
+    lambda file: is_inner[file] or file.startswith(_PYTHON) or any(each in file for each in _PACKAGES)
+)
+"""Source file → whether it belongs to an installed package, or to Python."""
 
 
 def user_frame(frame: FrameType) -> FrameType:
@@ -63,21 +77,6 @@ def user_frame(frame: FrameType) -> FrameType:
 def user_line(frame: FrameType | None = None) -> str:
     """``file:line`` of the user's code around a frame; around the caller where it is left out."""
     return describe_frame(user_frame(frame or sys._getframe(1)))
-
-
-class _Installed(dict[str, bool]):
-    """Source file → whether it belongs to an installed package, or to Python."""
-
-    _python = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
-    _packages = ("/site-packages/", "/dist-packages/")
-
-    def __missing__(self, file: str) -> bool:
-        is_package = file.startswith(self._python) or any(each in file for each in self._packages)
-        answer = self[file] = is_inner[file] or is_package
-        return answer
-
-
-_is_installed = _Installed()
 
 
 def program_frame(frame: FrameType) -> FrameType:
@@ -204,23 +203,14 @@ _ALONG = frozenset(
 
 _ACCESS = ("__get__", "__set__")
 _SHORTEST, _LONGEST = 40, 160
-_MANY = 4096
-
-_names: dict[Any, str] = {}
-_described: dict[Any, str] = {}
 
 
 def name_function(function: Any) -> str:
     """The name of a torch function, ``getitem`` for ``__getitem__``; empty for one that makes nothing of interest."""
     try:
-        known = _names.get(function)
+        return _names[function]
     except TypeError:  # somebody's own, that cannot be hashed
         return _name(function)
-    if known is None:
-        if len(_names) > _MANY:
-            _names.clear()
-        known = _names[function] = _name(function)
-    return known
 
 
 def _name(function: Any) -> str:
@@ -230,6 +220,9 @@ def _name(function: Any) -> str:
     if function.__name__ in _ACCESS:
         return name if name in _PROPERTIES else ""
     return "" if name in _UNINTERESTING else plain_name(name)
+
+
+_names = Remembered[Any, str](_name)
 
 
 def plain_name(name: str) -> str:
@@ -311,13 +304,10 @@ def describe_tensor(tensor: Tensor) -> str:
         return f"nested_{_short(tensor.dtype)}"
     if is_lazy(tensor):
         return _short(tensor.dtype)  # it has no shape yet
-    key = tensor.dtype, tensor.shape
-    known = _described.get(key)
-    if known is None:
-        if len(_described) > _MANY:
-            _described.clear()
-        known = _described[key] = f"{_short(tensor.dtype)}{list(map(int, tensor.shape))}"
-    return known
+    return _described[tensor.dtype, tensor.shape]
+
+
+_described = Remembered[tuple[torch.dtype, torch.Size], str](lambda key: f"{_short(key[0])}{list(map(int, key[1]))}")
 
 
 def describe_arguments(name: str, args: Any, kwargs: Mapping[str, Any] | None) -> str:
