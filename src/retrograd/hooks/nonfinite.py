@@ -31,7 +31,7 @@ from retrograd.hooks.function_mode import FunctionListener, FunctionMode
 from retrograd.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.hooks.nodes import is_python, is_saved_tensor, name_of, number_of, peek, saved_of, variable_of
 from retrograd.hooks.reach import PassNodes, read_links
-from retrograd.hooks.torch_calls import TorchCall, is_bare
+from retrograd.hooks.torch_calls import TorchCall, describe_function, is_bare
 
 _MASKING = frozenset(
     {"masked_fill", "where", "full", "full_like", "new_full", "fill", "setitem", "tensor", "as_tensor", "from_numpy"}
@@ -316,8 +316,7 @@ class GradientBirths:
 def source_of(node: Any) -> str:
     """``file:line`` of the ``backward`` of a Python ``Function``; empty for another node."""
     backward = getattr(getattr(type(node), "_forward_cls", None), "backward", None) if is_python(node) else None
-    code = getattr(inspect.unwrap(backward), "__code__", None) if callable(backward) else None
-    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+    return describe_function(inspect.unwrap(backward))[1] if callable(backward) else ""
 
 
 def _are_fine(incoming: tuple[Tensor | None, ...]) -> bool:
