@@ -18,14 +18,15 @@ from retrograd.core.history.fact import NOW, Fact, JsonObject, tell_many
 from retrograd.core.history.sink import EventKind, Moment
 from retrograd.core.hooks.engine import is_abstract
 from retrograd.core.hooks.names import walk_parameters, walk_paths
-from retrograd.core.hooks.operation_notes import OperationNotes
 from retrograd.core.hooks.optimizer import OptimizerNumbers, optimizer_listeners
+from retrograd.core.hooks.program_watch import ProgramWatch
 from retrograd.core.identities import IdentityDict
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.facts.calls import CallSource
 from retrograd.explaining.facts.freed_graphs import FreedGraphs
 from retrograd.explaining.facts.modes import ModeSource
 from retrograd.explaining.facts.nonfinite_look import NonFiniteLook
+from retrograd.explaining.facts.operation_notes import OperationNotes
 from retrograd.explaining.facts.operations import ForwardOperations
 from retrograd.explaining.facts.saved_pairs import SavedPairs
 from retrograd.explaining.facts.second_derivatives import SecondDerivatives
@@ -87,7 +88,9 @@ class Facts:
     def __init__(self, taker: FactTaker, sources: Sequence[MakeSource] = SOURCES) -> None:
         self._taker = weakref.ref(taker)
         self.optimizers = OptimizerNumbers()
-        self._sources = [make(self) for make in sources]
+        self._program_watch: ProgramWatch | None = None
+        made = [make(self) for make in sources]
+        self._sources = [each for each in made if type(each) not in {other.replaces for other in made}]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._modules: IdentityDict[nn.Module, str] = IdentityDict()
         self._telling = threading.RLock()
@@ -151,6 +154,14 @@ class Facts:
     def tell_operations(self, notes: OperationNotes) -> None:
         """Tell all sources which operations stand between a forward and its pass."""
         self._tell("operations_noted", notes)
+
+    @property
+    def program_watch(self) -> ProgramWatch:
+        """Watches the program, for all sources that need that."""
+        if self._program_watch is None:
+            about = "overwritten tensors and non-finite numbers"
+            self._program_watch = ProgramWatch(self.name_module, lambda error: self.fault(about, error))
+        return self._program_watch
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The name of a parameter of a recorded model."""
@@ -234,6 +245,7 @@ class Facts:
         self._tell("drain", patience=_PATIENCE)
         self._tell("end", patience=_PATIENCE)
         self._sources.clear()  # they refer to this object, and it to them
+        self._program_watch = None
         for listeners in self._listeners:
             listeners.clear()
 

@@ -11,8 +11,9 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.sink import Moment
-from retrograd.core.hooks.operation_notes import OperationNotes
 from retrograd.core.hooks.optimizer import OptimizerNumbers
+from retrograd.core.hooks.program_watch import ProgramWatch
+from retrograd.explaining.facts.operation_notes import OperationNotes
 
 
 class FactHost(Protocol):
@@ -56,6 +57,10 @@ class FactHost(Protocol):
     def tell_operations(self, notes: OperationNotes) -> None:
         """Tell all sources which operations stand between a forward and its pass."""
 
+    @property
+    def program_watch(self) -> ProgramWatch:
+        """Watches the program, for all sources that need that; whoever begins or ends it does so for all."""
+
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The site of a parameter; None where it belongs to no recorded model."""
 
@@ -69,9 +74,11 @@ class FactSource:
     Attributes:
         rests: nothing happens for it while steps are not recorded. It is still told of the first of several such steps,
             so that it can put away what it has begun, and of all that is no call, pass or update.
+        replaces: a source that is left out beside this one, which knows the same exactly.
     """
 
     rests = False
+    replaces: type[FactSource] | None = None
 
     def __init__(self, host: FactHost) -> None:
         self.host = host

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from retrograd.core.history.facts import Overwrite, read_facts
 from retrograd.core.history.history import History
 from retrograd.core.recording.recorder import Recorder
-from retrograd.explaining.facts.exact_watch import OverwriteWatch
 from retrograd.explaining.facts.facts import SOURCES
+from retrograd.explaining.facts.overwrites import OverwriteWatch
 from retrograd.explaining.facts.watches import WATCHES
 from retrograd.explaining.findings.detectors.broken_graphs import OverwrittenTensor
 from retrograd.explaining.findings.record import Record
