@@ -14,9 +14,9 @@ from torch import nn
 
 import retrograd as rg
 from retrograd.core.hooks.function_mode import FunctionMode
-from retrograd.core.hooks.operation_notes import OperationNotes
 from retrograd.core.hooks.program_watch import ProgramWatch
 from retrograd.core.hooks.writes import WriteNotes
+from retrograd.explaining.facts.operation_notes import OperationNotes
 
 
 def fail(error: Exception) -> None:

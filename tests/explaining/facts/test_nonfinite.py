@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 from retrograd.core.history.facts import NonFinite, read_facts
 from retrograd.core.history.history import History
+from retrograd.core.recording.fact_source import MakeSource
 from retrograd.core.recording.recorder import Recorder
 from retrograd.explaining.facts.nonfinite_watch import NonFiniteWatch
 from retrograd.explaining.facts.sources import SOURCES, WATCHES
@@ -29,10 +31,10 @@ from tests.explaining.facts.births import (
 from tests.explaining.facts.looking import line_of
 
 
-def record(program: Program, *, is_watched: bool) -> list[NonFinite]:
+def record(program: Program, sources: Sequence[MakeSource] = (NonFiniteWatch,)) -> list[NonFinite]:
     net = program.model()
     history = History()
-    recorder = Recorder(net, history, sources=(NonFiniteWatch,) if is_watched else SOURCES)
+    recorder = Recorder(net, history, sources=sources)
     recorder.attach()
     try:
         program.train(net)
@@ -46,7 +48,7 @@ def record(program: Program, *, is_watched: bool) -> list[NonFinite]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_watched_program_tells_operation_line_and_reason(name: str) -> None:
     program = PROGRAMS[name]
-    [found] = record(program, is_watched=True)
+    [found] = record(program)
     assert found.step == BAD_STEP
     assert found.born == program.born
     assert found.operation == program.operation
@@ -55,20 +57,32 @@ def test_a_watched_program_tells_operation_line_and_reason(name: str) -> None:
     assert found.name == program.module
 
 
-@pytest.mark.filterwarnings("ignore:std")
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_plain_recording_tells_what_the_failing_step_still_holds(name: str) -> None:
-    program = PROGRAMS[name]
-    [found] = record(program, is_watched=False)
-    if program.born == "update":  # it is seen one step later, in the weights
-        assert (found.born, found.name, found.step) == ("update", "fc:weight", BAD_STEP)
-        return
-    assert (found.step, found.born, found.operation) == (BAD_STEP, program.born, program.operation)
-    assert found.line == line_of("# born", program.source)
-    assert found.name == program.module
-    if program.born != "input":
-        known = {"exp overflow": "exp of a number above 88.7", "half overflow": "in float16"}
-        assert known.get(name, program.reason) in found.reason
+class DividesLate(nn.Module):
+    """It divides by 0 from a step on that no sampled step is like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.calls = nn.Linear(4, 4), nn.Linear(4, 3), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        self.calls += 1
+        h = h / (h.sum() * 0 if self.calls > BAD_STEP else 1.0)  # born
+        return self.last(h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("sources", "name", "line"),
+    [(SOURCES, "", ""), ((*SOURCES, *WATCHES), "self", line_of("# born", DividesLate))],
+    ids=["sampled", "watched"],
+)
+def test_what_was_watched_is_told_alone_and_what_no_sample_had_has_no_line(
+    sources: Sequence[MakeSource], name: str, line: str
+) -> None:
+    program = Program(DividesLate, lambda net: train(net, mse), "", "", "", "", None)
+    [found] = record(program, sources)
+    assert (found.step, found.operation, found.reason) == (BAD_STEP, "div", "division by 0")
+    assert (found.name, found.line, found.watched) == (name, line, bool(line))
 
 
 HEALTHY: dict[str, Any] = {
@@ -80,11 +94,10 @@ HEALTHY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-@pytest.mark.parametrize("is_watched", [False, True])
-def test_what_is_masked_is_not_told(name: str, is_watched: bool) -> None:
+def test_what_is_masked_is_not_told(name: str) -> None:
     model, loss_of = HEALTHY[name]
     program = Program(model, lambda net: train(net, loss_of), "", "", "", "", None)
-    assert record(program, is_watched=is_watched) == []
+    assert record(program) == []
 
 
 def test_an_overflow_that_loss_scaling_skips_is_expected() -> None:
@@ -98,7 +111,7 @@ def test_an_overflow_that_loss_scaling_skips_is_expected() -> None:
             scaler.step(optimizer)
             scaler.update()
 
-    assert record(Program(Simple, run, "", "", "", "", None), is_watched=True) == []
+    assert record(Program(Simple, run, "", "", "", "", None)) == []
 
 
 def test_a_program_that_stops_at_nan_is_told_of() -> None:
@@ -109,7 +122,7 @@ def test_a_program_that_stops_at_nan_is_told_of() -> None:
                 break
             loss.backward()
 
-    [found] = record(Program(Simple, run, "", "", "", "", None), is_watched=True)
+    [found] = record(Program(Simple, run, "", "", "", "", None))
     assert (found.operation, found.step) == ("log", 0)
 
 
@@ -157,7 +170,7 @@ def test_a_function_of_the_program_is_looked_into(
             loss.backward()
             optimizer.step()
 
-    [found] = record(Program(Simple, run, "", "", "", "", None), is_watched=True)
+    [found] = record(Program(Simple, run, "", "", "", "", None))
     assert (found.born, found.operation, found.step) == (born, operation, 5)
     assert found.line == line_of(mark, function)
 

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from retrograd.core.history.history import History
-from retrograd.core.recording.fact_source import FactSource
+from retrograd.core.recording.fact_source import MakeSource
 from retrograd.core.recording.recorder import Recorder
 from retrograd.core.runs.ending import describe_exception
 from retrograd.core.runs.findings import Finding, Findings
-from retrograd.explaining.facts.exact_watch import ExactWatch
-from retrograd.explaining.facts.kink_watch import KinkWatch
-from retrograd.explaining.facts.sources import SOURCES
+from retrograd.explaining.facts.sources import SOURCES, WATCHES
 from retrograd.explaining.findings.detectors import DETECTORS
 from retrograd.explaining.findings.explain import explain_record
 from retrograd.explaining.findings.record import Record
@@ -28,7 +26,7 @@ TRAINING = "# training\n"
 """The line of a program at which recording begins."""
 
 
-def explain_program(text: str, path: Path, watches: Sequence[type[FactSource]] = ()) -> Findings:
+def explain_program(text: str, path: Path, watches: Sequence[MakeSource] = ()) -> Findings:
     """What is said of a program, which may raise; ``watches``: what is noted besides."""
     setup, training = text.split(TRAINING)
     path.write_text(text)
@@ -55,7 +53,7 @@ def list_all(found: Findings) -> Iterator[Finding]:
 @pytest.mark.filterwarnings("ignore")  # torch warns of some of these faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_remedy_helps(fault: Fault, tmp_path: Path) -> None:
-    watches = [KinkWatch] if fault.slug == "kinks" else [ExactWatch] if fault.kind == IN_A_HOOK else []
+    watches = WATCHES if fault.slug == "kinks" or fault.kind == IN_A_HOOK else ()
     said = [
         each
         for each in list_all(explain_program(fault.faulty, tmp_path / "train.py", watches))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
 
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.sink import Event, Moment
@@ -198,8 +198,14 @@ class Units(Fact):
     used: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+MADE_BEFORE = -1
+"""The number of the operation that made a tensor, where that is none of those noted."""
+
+CARRIED = -2
+"""The same, where the tensor has a graph: it is not a parameter, and no data."""
+
+
+class Operation(NamedTuple):
     """A torch function that the program called.
 
     Attributes:
@@ -231,9 +237,6 @@ class Operation:
     checkpoint: str = ""
 
 
-_OPERATION = tuple(each.name for each in fields(Operation))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations(Fact):
     """The operations from the begin of a forward to its backward, in order; written when they are not as before.
@@ -262,7 +265,9 @@ class Operations(Fact):
         return [self._read(one) for one in self.listed]
 
     def _read(self, one: tuple[Any, ...]) -> Operation:
-        return Operation(**{name: self._spell(name, value) for name, value in zip(_OPERATION, one, strict=False)})
+        return Operation(
+            **{name: self._spell(name, value) for name, value in zip(Operation._fields, one, strict=False)}
+        )
 
     def _spell(self, name: str, value: Any) -> Any:
         if name in ("operands", "cuts"):
@@ -272,8 +277,8 @@ class Operations(Fact):
         return self.texts[value] if isinstance(value, int) else value
 
     @classmethod
-    def pack(cls, operations: Iterable[tuple[Any, ...]], **fields: Any) -> Self:
-        """Make the fact of operations, each with its fields in the order of :class:`Operation`."""
+    def pack(cls, operations: Iterable[Operation], **fields: Any) -> Self:
+        """Make the fact of operations."""
         texts: dict[str, int] = {}
 
         def number(text: str) -> int:

@@ -2,11 +2,11 @@
 
 #include "_native.h"
 
-static PyObject *s_version, *s_log, *s_begin, *s_is_silent, *s_operations, *s_top, *s_owner, *s_insert, *s_after,
+static PyObject *s_version, *s_log, *s_begin, *s_is_silent, *s_operations, *s_top, *s_owner, *s_insert, *s_note,
     *s_filename, *s_back, *s_lasti;
 static const Name NAMES[] = {
     {&s_version, "_version"}, {&s_log, "log"}, {&s_begin, "begin"}, {&s_is_silent, "is_silent"},
-    {&s_operations, "operations"}, {&s_top, "top"}, {&s_owner, "owner"}, {&s_insert, "insert"}, {&s_after, "after"},
+    {&s_operations, "operations"}, {&s_top, "top"}, {&s_owner, "owner"}, {&s_insert, "insert"}, {&s_note, "note"},
     {&s_filename, "co_filename"}, {&s_back, "f_back"}, {&s_lasti, "f_lasti"},
 };
 
@@ -62,7 +62,7 @@ static void gather(OperationTap *tap, PyObject *value, Seen *seen, int depth)
 }
 
 /* Tell of what was written to, or given away; forget all that was seen. */
-static bool tell_writes(OperationTap *tap, Seen *seen, PyObject *function, PyObject *result, PyObject *frame)
+static bool tell_writes(OperationTap *tap, Seen *seen, PyObject *function, PyObject *frame)
 {
     bool gives = false;
     for (Py_ssize_t at = 0; at < PyTuple_Size(tap->to_arrays); at++)
@@ -80,7 +80,7 @@ static bool tell_writes(OperationTap *tap, Seen *seen, PyObject *function, PyObj
     }
     seen->count = 0;
     PyObject *noted = fine && told
-        ? PyObject_CallMethodObjArgs(tap->writes, s_after, told, function, result, frame, NULL) : NULL;
+        ? PyObject_CallMethodObjArgs(tap->writes, s_note, told, function, frame, NULL) : NULL;
     fine = fine && (!told || noted);
     Py_XDECREF(noted);
     Py_XDECREF(told);
@@ -203,7 +203,7 @@ static PyObject *call_noted(OperationTap *tap, PyObject *function, PyObject *arg
     if (!result) {
         while (seen->count) Py_DECREF(seen->tensors[--seen->count]);
     } else if (first) {
-        bool fine = tap->writes == Py_None || tell_writes(tap, seen, function, result, frame);
+        bool fine = tap->writes == Py_None || tell_writes(tap, seen, function, frame);
         last = fine ? PyObject_CallNoArgs(tap->sequence_number) : NULL;
         int made = last ? PyObject_RichCompareBool(last, first, Py_NE) : -1;
         if (made < 0 || (made && !note_operation(tap, first, last, function, frame))) tell_fault(tap);

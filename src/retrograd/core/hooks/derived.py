@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import TracebackType
+from typing import Self
 
 from torch import Tensor
 
 from retrograd.core.hooks.engine import uncompiled
 from retrograd.core.hooks.function_mode import ForwardListener
-from retrograd.core.hooks.torch_calls import called_name, is_bare, tensors_of
+from retrograd.core.hooks.torch_calls import TorchCall, called_name, is_bare
 
 _CUTTING = frozenset(
     {"detach", "detach_", "data", "round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside", "bernoulli"}
@@ -49,21 +49,15 @@ class DerivedTensors(ForwardListener):
         return id(tensor) in self._derived
 
     @uncompiled
-    def before(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> list[Tensor] | None:
-        """Return what is taken, if a derivative may go through."""
-        name = called_name(function)
-        taken = tensors_of(args, kwargs)
-        if not may_differentiate(name) or not any(map(self.holds, taken)):
-            return None
-        return taken[:1] if name == "__setitem__" else []
+    def before(self, call: TorchCall) -> tuple[()] | None:
+        """Ask for its result if a derivative may go through."""
+        is_through = may_differentiate(called_name(call.function)) and any(map(self.holds, call.operands))
+        return () if is_through else None
 
     @uncompiled
-    def after(self, seen: list[Tensor], function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, seen: tuple[()]) -> None:
         """Hold what was made."""
-        made = seen or tensors_of((result,), None)
-        self._derived |= {id(each): each for each in made if each.is_floating_point() or each.is_complex()}
+        self._derived |= {id(each): each for each in call.made if each.is_floating_point() or each.is_complex()}
 
     def fail(self, error: Exception) -> None:
         """Know nothing."""

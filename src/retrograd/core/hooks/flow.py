@@ -18,7 +18,7 @@ from retrograd.core.hooks.engine import grad_enabled, inference_enabled, uncompi
 from retrograd.core.hooks.function_mode import FunctionListener
 from retrograd.core.hooks.nodes import root_edges, variable_of
 from retrograd.core.hooks.reach import find_nodes
-from retrograd.core.hooks.torch_calls import VALUES, called_name, is_bare, tensors_of, user_line
+from retrograd.core.hooks.torch_calls import VALUES, TorchCall, called_name, is_bare, user_line
 
 How = Literal["detached", "no_grad", "inference_mode", "left torch", "copied", "no derivative"]
 
@@ -111,25 +111,21 @@ class FlowNotes(FunctionListener):
         self._grad = GradSwitch()
 
     @uncompiled
-    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> tuple[Any, ...]:
-        """Return what a function is given."""
-        return (*args, *kwargs.values()) if kwargs else args
-
-    @uncompiled
-    def after(self, seen: tuple[Any, ...], function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, seen: tuple[()]) -> None:
         """Note what its result is made of, or what it has switched."""
-        name = called_name(function)
+        name, given = called_name(call.function), (*call.args, *call.kwargs.values())
         if name == "_set_grad_enabled":
-            self._switched = "" if seen[0] else user_line(frame)
-            self._grad.switched(bool(seen[0]), frame)
+            self._switched = "" if given[0] else call.line
+            self._grad.switched(bool(given[0]), call.frame)
         elif name in ("__set__ grad", "zero_", "_foreach_zero_"):
-            self._note_clearing(name, seen, frame)
-        elif name in ("requires_grad_", "__set__ requires_grad") and any(each is False for each in seen):
-            self._note_freezing(seen[0], frame)
+            if name != "__set__ grad" or given[1] is None:
+                self.cleared |= dict.fromkeys(map(id, call.operands), call.line)
+        elif name in ("requires_grad_", "__set__ requires_grad") and any(each is False for each in given):
+            self._note_freezing(given[0], call)
         elif name not in _UNRELATED and not _takes_shape_alone(name) and not name.startswith("__set__"):
-            operands = tensors_of(seen, None)
-            if operands and (grad_enabled() or not _is_in(_OPTIMIZERS, "step", frame)):
-                self._follow(name, operands, result, frame)
+            operands = call.operands
+            if operands and (grad_enabled() or not _is_in(_OPTIMIZERS, "step", call.frame)):
+                self._follow(name, operands, call)
 
     def cuts_behind(self, tensor: Tensor) -> list[Cut]:
         """The cuts that a tensor was made behind."""
@@ -144,38 +140,38 @@ class FlowNotes(FunctionListener):
     def _list(self, bits: int) -> list[Cut]:
         return [cut for place, cut in enumerate(self.cuts) if bits >> place & 1]
 
-    def _follow(self, name: str, operands: list[Tensor], result: Any, frame: FrameType) -> None:
+    def _follow(self, name: str, operands: list[Tensor], call: TorchCall) -> None:
         sources = cuts = 0
         for operand in operands:
             flow = self._flow_of(operand)
             sources, cuts = sources | flow.sources, cuts | flow.cuts
             place = self._places.get(operand)
             if place is not None:
-                self.uses[place].append(self._describe_use(name, operand, frame))
-        results = [operands[0]] if name == "__setitem__" else tensors_of((result,), None)
+                self.uses[place].append(self._describe_use(name, operand, call))
+        results = call.made
         is_cut = sources and (name in VALUES or any(not each.requires_grad for each in results))
         if name in VALUES:
             self.left |= cuts
         bit = 0
-        if is_cut and not _is_in(_FUNCTIONS, "apply", frame):
+        if is_cut and not _is_in(_FUNCTIONS, "apply", call.frame):
             bit = 1 << len(self.cuts)
-            self.cuts.append(self._describe_cut(name, sources, results, frame))
+            self.cuts.append(self._describe_cut(name, sources, call))
         if sources or cuts:
             for each in results:
                 kept = (sources, cuts) if each.requires_grad else (0, cuts | bit)
                 self._flows[each] = _Flow(*kept)
 
-    def _describe_use(self, name: str, parameter: Tensor, frame: FrameType) -> ParameterUse:
+    def _describe_use(self, name: str, parameter: Tensor, call: TorchCall) -> ParameterUse:
         is_on, caller = grad_enabled(), None
         if not is_on and parameter.requires_grad and self._grad.is_on:
-            caller = find_cut_checkpoint(frame)
+            caller = find_cut_checkpoint(call.frame)
         line = "" if caller is None else user_line(caller)
-        return ParameterUse(name, user_line(frame), self._logs.running_path(), is_on, line)
+        return ParameterUse(name, call.line, self._logs.running_path(), is_on, line)
 
-    def _describe_cut(self, name: str, sources: int, results: list[Tensor], frame: FrameType) -> Cut:
-        how = _explain_cut(name, results)
+    def _describe_cut(self, name: str, sources: int, call: TorchCall) -> Cut:
+        how = _explain_cut(name, call.made)
         switched = self._switched if how == "no_grad" else ""
-        return Cut(name, how, user_line(frame), self._logs.running_path(), sources, switched)
+        return Cut(name, how, call.line, self._logs.running_path(), sources, switched)
 
     def _flow_of(self, tensor: Tensor) -> _Flow:
         place = self._places.get(tensor)
@@ -194,16 +190,10 @@ class FlowNotes(FunctionListener):
             found |= 0 if place is None else 1 << place
         return found
 
-    def _note_clearing(self, name: str, seen: tuple[Any, ...], frame: FrameType) -> None:
-        if name == "__set__ grad" and seen[1] is not None:
-            return
-        for each in tensors_of(seen, None):
-            self.cleared[id(each)] = user_line(frame)
-
-    def _note_freezing(self, tensor: Any, frame: FrameType) -> None:
+    def _note_freezing(self, tensor: Any, call: TorchCall) -> None:
         place = self._places.get(tensor) if isinstance(tensor, Tensor) else None
         if place is not None:
-            self.frozen[place] = user_line(frame)
+            self.frozen[place] = call.line
 
 
 def _explain_cut(name: str, results: list[Tensor]) -> How:

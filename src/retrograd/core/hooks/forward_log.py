@@ -41,11 +41,11 @@ from retrograd.core.hooks.engine import (
     uncompiled,
     uncompiled_itself,
 )
-from retrograd.core.hooks.function_mode import FunctionListener, FunctionMode, SeveralListeners, is_fused
+from retrograd.core.hooks.function_mode import FunctionListener, FunctionMode, is_fused
 from retrograd.core.hooks.listeners import Listeners, Patch, Undo, replace
 from retrograd.core.hooks.module import ModuleHooks
 from retrograd.core.hooks.native import native
-from retrograd.core.hooks.torch_calls import TORCHS_WAY, is_inner, user_frame
+from retrograd.core.hooks.torch_calls import TORCHS_WAY, TorchCall, is_inner, user_frame
 from retrograd.core.hooks.writes import TO_ARRAYS, WriteNotes
 
 
@@ -64,8 +64,7 @@ class ForwardLog:
     def __init__(self, names: Names, logs: Logs, *listeners: FunctionListener, lines: bool = True) -> None:
         self._names = names
         self._logs = logs
-        log = OperationLog(logs)
-        self._listener = SeveralListeners(log, *listeners) if listeners else log
+        self._listeners = (OperationLog(logs), *listeners)
         self._make_tap = _tap_maker(logs, listeners)
         self._mode = FunctionMode() if lines else None
         self._undo: list[Callable[[], None]] = []
@@ -94,7 +93,7 @@ class ForwardLog:
         self._undo.append(lambda: compiled_call_listeners.remove(self))
         if self._mode is not None:
             mode = self._mode
-            mode.listener = self._listener
+            mode.listeners = self._listeners
             if self._make_tap is not None:
                 mode.hasten(self._make_tap(mode).call)
             mode.put_on()
@@ -238,17 +237,13 @@ class OperationLog(FunctionListener):
         self._most = logs.limit * FIELDS
 
     @uncompiled
-    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> int:
-        """Return the number of the first node that it can make."""
-        return next_sequence_number()
-
-    @uncompiled
-    def after(self, first: int, function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, seen: tuple[()]) -> None:
         """Note it if it has made nodes. Written out: a call more would cost a tenth of the whole."""
-        last = next_sequence_number()
+        first, last = call.first, next_sequence_number()
         if last == first:
             return
         log = self._here.log or self._logs.begin()
+        frame = call.frame
         while is_inner[frame.f_code.co_filename]:
             outer = frame.f_back
             if outer is None:
@@ -257,7 +252,7 @@ class OperationLog(FunctionListener):
         if log.is_silent:  # left on in a thread of the user's
             return
         operations = log.operations
-        operation = (first, last, frame.f_code, frame.f_lasti, function, log.top or log.owner())
+        operation = (first, last, frame.f_code, frame.f_lasti, call.function, log.top or log.owner())
         if operations[1 - FIELDS] > first or len(operations) > self._most:
             log.insert(*operation)
         else:
@@ -416,20 +411,17 @@ class OperationClock(FunctionListener):
         compiled_call_listeners.remove(self)
 
     @uncompiled
-    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> _Begun | None:
+    def before(self, call: TorchCall) -> _Begun | None:
         """Read the clock."""
         if threading.get_ident() != self._thread or current_graph_task() != OUTSIDE:
             return None
         return self._begin()
 
     @uncompiled
-    def after(self, begun: _Begun, function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, begun: _Begun) -> None:
         """Note the time if nodes were made."""
-        end, (mark, first, begin), last = _now(), begun, next_sequence_number()
-        if last != first and function not in _PASSES:
-            self._operations.append((first, last, begin, end))
-            if self._events is not None:
-                self._events.append((mark, _mark()))
+        if call.function not in _PASSES:
+            self._end(begun)
 
     @uncompiled
     def compiled_call_begins(self, function: object, frame: FrameType) -> None:
@@ -442,7 +434,14 @@ class OperationClock(FunctionListener):
         """Put the mode back as it was before the pass."""
         if self._compiled is not None and threading.get_ident() == self._thread:
             begun, self._compiled = self._compiled, None
-            self.after(begun, None, None, sys._getframe())
+            self._end(begun)
+
+    def _end(self, begun: _Begun) -> None:
+        end, (mark, first, begin), last = _now(), begun, next_sequence_number()
+        if last != first:
+            self._operations.append((first, last, begin, end))
+            if self._events is not None:
+                self._events.append((mark, _mark()))
 
     def _begin(self) -> _Begun:
         return _mark() if self._events is not None else None, next_sequence_number(), _now()

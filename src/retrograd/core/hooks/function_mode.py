@@ -1,4 +1,4 @@
-"""A function mode that shows its listener every call of a torch function, and is out of the way where it must be.
+"""A function mode that shows its listeners every call of a torch function, and is out of the way where it must be.
 
 Compiled code is left alone, for torch.compile guards its graphs against modes. Some modules compute by other kernels
 where a mode is on; it is not on while they run. A mode belongs to a thread, and nobody else can take it off: the thread
@@ -23,7 +23,7 @@ from retrograd.core.hooks.compiled import compiled_call_listeners
 from retrograd.core.hooks.engine import grad_enabled, is_compiling, uncompiled, uncompiled_itself
 from retrograd.core.hooks.module import ModuleHooks, hook_every_call
 from retrograd.core.hooks.parts import parameters_of
-from retrograd.core.hooks.torch_calls import TORCHS_WAY, SameFrames, find_caller
+from retrograd.core.hooks.torch_calls import TORCHS_WAY, SameFrames, TorchCall, find_caller
 from retrograd.core.notices import warn_of_fault
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -36,28 +36,21 @@ class FunctionListener:
     Its methods must be ``uncompiled``.
     """
 
-    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    @uncompiled
+    def before(self, call: TorchCall) -> Any:
         """A function is about to be called.
-
-        Args:
-            function: the torch function.
-            args: what it is given.
-            kwargs: what it is given by name.
-            frame: of who calls it, perhaps torch's.
 
         Returns:
             What comes back with its result; None if that is not to be shown.
         """
-        raise NotImplementedError
+        return ()
 
-    def after(self, seen: Any, function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, seen: Any) -> None:
         """A function has returned.
 
         Args:
+            call: the call, with its result.
             seen: what :meth:`before` returned.
-            function: the torch function.
-            result: what it returned.
-            frame: of who called it.
         """
         raise NotImplementedError
 
@@ -66,53 +59,16 @@ class FunctionListener:
         warn_of_fault("note what operations do", error, "It is not noted any more.")
 
 
-class SeveralListeners(FunctionListener):
-    """Stands for some listeners, the last of which is shown what is called first when it has returned."""
-
-    def __init__(self, *listeners: FunctionListener) -> None:
-        self._listeners = listeners
-
-    @uncompiled
-    def before(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> list[tuple[FunctionListener, Any]] | None:
-        """Show it to all; return what those have seen that want to see more."""
-        noted = []
-        for listener in self._listeners:
-            try:
-                seen = listener.before(function, args, kwargs, frame)
-            except Exception as error:
-                self._drop(listener, error)
-            else:
-                if seen is not None:
-                    noted.append((listener, seen))
-        return noted or None
-
-    @uncompiled
-    def after(self, noted: list[tuple[FunctionListener, Any]], function: Any, result: Any, frame: FrameType) -> None:
-        """Show it to these."""
-        while noted:
-            listener, seen = noted.pop()
-            try:
-                listener.after(seen, function, result, frame)
-            except Exception as error:
-                self._drop(listener, error)
-
-    def _drop(self, listener: FunctionListener, error: Exception) -> None:
-        self._listeners = tuple(each for each in self._listeners if each is not listener)
-        listener.fail(error)
-
-
 class FunctionMode(TorchFunctionMode):
     """Is put on a thread's stack, and taken off, wherever it stands in it; other modes keep their order.
 
     Attributes:
-        listener: is shown what is called; None from ``leave`` on.
+        listeners: are shown what is called, in order, and in reverse when it has returned; none from ``leave`` on.
     """
 
-    def __init__(self, listener: FunctionListener | None = None) -> None:
+    def __init__(self, *listeners: FunctionListener) -> None:
         super().__init__()
-        self.listener = listener
+        self.listeners = listeners
         self._frames = SameFrames()
         self._places: Counter[int] = Counter()
         """Thread → how often it is on its stack, with where torch has put it aside for a call of ``backward``."""
@@ -123,40 +79,46 @@ class FunctionMode(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Written out: it runs for every call of a torch function."""
         kwargs = kwargs or {}
-        listener, seen = self.listener, None
         frame = sys._getframe(1)
         is_python = frame.f_code is TORCHS_WAY
         if is_python:
             frame = find_caller(frame, function)
-        if listener is not None:
+        shown, seen = TorchCall(function, args, kwargs, frame), []
+        for listener in self.listeners:
             try:
-                seen = listener.before(function, args, kwargs, frame)
+                own = listener.before(shown)
             except Exception as error:
                 self._drop(listener, error)
-        else:
+            else:
+                if own is not None:
+                    seen.append((listener, own))
+        if not self.listeners:
             self._leave_here()
         frames = self._frames
         call = frames.made.get((id(frame.f_code), frame.f_lasti)) or frames.make(frame)
-        result = frames.call_python(frame, call, function, args, kwargs) if is_python else call(function, args, kwargs)
-        if seen is None or listener is None:
-            return result
-        try:
-            listener.after(seen, function, result, frame)
-        except Exception as error:
-            self._drop(listener, error)
-        return result
+        shown.result = (
+            frames.call_python(frame, call, function, args, kwargs) if is_python else call(function, args, kwargs)
+        )
+        while seen:
+            listener, own = seen.pop()
+            try:
+                listener.after(shown, own)
+            except Exception as error:
+                self._drop(listener, error)
+        return shown.result
 
     @uncompiled
     def _drop(self, listener: FunctionListener, error: Exception) -> None:
-        self.listener = None
+        self.listeners = tuple(each for each in self.listeners if each is not listener)
         vars(self).pop("__torch_function__", None)
         listener.fail(error)
 
     @uncompiled
     def fail(self, error: Exception) -> None:
-        """Show nothing more: its listener has raised."""
-        if self.listener is not None:
-            self._drop(self.listener, error)
+        """Show nothing more: one of its listeners has raised."""
+        listeners, self.listeners = self.listeners, ()
+        if listeners:
+            self._drop(listeners[0], error)
 
     def hasten(self, call: Callable[..., Any]) -> None:
         """Have this called in place of ``__torch_function__``, until ``leave``: compiled code that does the same."""
@@ -188,7 +150,7 @@ class FunctionMode(TorchFunctionMode):
             used: threads that use torch; all where left out. Another that it was put on when it began may never do so,
                 and nothing waits in torch's tables for it before it does.
         """
-        self.listener = None
+        self.listeners = ()
         vars(self).pop("__torch_function__", None)
         self._take_off()
         self._frames.clear()
@@ -221,7 +183,7 @@ class FunctionMode(TorchFunctionMode):
         run_errands()
 
     def _leave_thread(self) -> None:
-        if self.listener is None:  # else it was put on again since
+        if not self.listeners:  # else it was put on again since
             self._take_off()
 
     def _take_off(self) -> None:
@@ -294,7 +256,7 @@ class ForwardListener(FunctionListener):
     def start(self) -> None:
         """Begin to listen, as low on the stack as a mode may stay."""
         self._thread = threading.get_ident()
-        self._mode.listener = self
+        self._mode.listeners = (self,)
         self._mode.put_on(_lowest_place())
         self._hooks = ModuleHooks(self.module_begins, self.module_ends)
         compiled_call_listeners.add(self)

@@ -11,7 +11,6 @@ import inspect
 import math
 import weakref
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +31,7 @@ from retrograd.core.hooks.function_mode import FunctionListener, FunctionMode
 from retrograd.core.hooks.node_tap import NodeTap, NodeTaps
 from retrograd.core.hooks.nodes import is_python, is_saved_tensor, name_of, number_of, peek, saved_of, variable_of
 from retrograd.core.hooks.reach import PassNodes, read_links
-from retrograd.core.hooks.torch_calls import is_bare, name_function, tensors_of
+from retrograd.core.hooks.torch_calls import TorchCall, describe_function, is_bare
 
 _MASKING = frozenset(
     {"masked_fill", "where", "full", "full_like", "new_full", "fill", "setitem", "tensor", "as_tensor", "from_numpy"}
@@ -40,33 +39,23 @@ _MASKING = frozenset(
 """Functions by which a program writes −inf, or inf, on purpose."""
 
 
-class BornOperation(NamedTuple):
-    """An operation that made numbers that are not finite. It holds its tensors: not to be kept.
-
-    Attributes:
-        name, args, kwargs, result: the operation.
-        broken: an operand that was not finite when the program brought it: a parameter, an input.
-    """
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
-    broken: Tensor | None
+See = Callable[[TorchCall, Tensor | None], Any]
+"""Given a call that has made numbers that are not finite, while its frame is on the stack, and an operand that was not
+finite when the program brought it (a parameter, an input); returns the birth."""
 
 
 class ResultWatch:
     """Looks at results, and follows those that are not finite.
 
     Args:
-        see: told of each birth, while the operation's frame is on the stack; what it returns tells the birth.
+        see: told of each birth.
         search: what a tensor goes back to that is not finite, and was seen to be made by nobody; None if not known.
 
     Attributes:
         newest: the birth that the newest scalar goes back to, of those that are not finite.
     """
 
-    def __init__(self, see: Callable[[BornOperation], Any], search: Callable[[Tensor], Any]) -> None:
+    def __init__(self, see: See, search: Callable[[Tensor], Any]) -> None:
         self._see = see
         self._search = search
         self.newest: Any = None
@@ -83,23 +72,15 @@ class ResultWatch:
         known = self._births.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
-    def look(self, function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> bool:
+    def look(self, call: TorchCall) -> bool:
         """Look at a result; whether something is not finite, and not on purpose."""
-        name = name_function(function)
-        made = args[0] if name == "setitem" else result
-        if not name or made is None:
-            return False
-        if type(made) is Tensor:
-            bad = [] if is_fine(made) else [made]
-        elif isinstance(made, tuple | list):
-            bad = [each for each in tensors_of(made, None) if not is_fine(each)]
-        else:
-            bad = []
-        return bool(bad) and self._trace(name, args, kwargs, result, bad)
+        bad = [each for each in call.made if not is_fine(each)] if call.name else []
+        return bool(bad) and self._trace(call, bad)
 
-    def _trace(self, name: str, args: Any, kwargs: dict[str, Any], result: Any, made: list[Tensor]) -> bool:
+    def _trace(self, call: TorchCall, made: list[Tensor]) -> bool:
         """Find out what these go back to; whether that is a birth."""
-        operands = [] if is_bare(name) else [each for each in tensors_of(args, kwargs) if not is_fine(each)]
+        name = call.name
+        operands = [] if is_bare(name) else [each for each in call.operands if not is_fine(each)]
         births = [self._births[id(each)] for each in operands if self._knows(each)]
         given = [each for each in operands if not self._knows(each)]
         carried = next((birth for _, birth in births if birth is not None), None)
@@ -108,7 +89,7 @@ class ResultWatch:
         broken = next((each for each in given if each.isnan().any() or isinstance(each, torch.nn.Parameter)), None)
         is_meant = bool(operands) or name.rstrip("_") in _MASKING
         if carried is None and (broken is not None or not is_meant or any(bool(each.isnan().any()) for each in made)):
-            carried = self._see(BornOperation(name, args, kwargs, result, broken))
+            carried = self._see(call, broken)
         for each in made:
             if carried is not None and each.ndim == 0:
                 self.newest = carried
@@ -172,7 +153,7 @@ class BackwardLook(FunctionListener):
         fault: told of an error of ours; nothing is looked at after it.
     """
 
-    def __init__(self, see: Callable[[BornOperation], Any], fault: Callable[[Exception], None]) -> None:
+    def __init__(self, see: See, fault: Callable[[Exception], None]) -> None:
         self._see = see
         self._fault = fault
         self._has_failed = False
@@ -189,7 +170,7 @@ class BackwardLook(FunctionListener):
         if node is not None and is_python(node) and not self._has_failed:
             self._node = node
             self._results = ResultWatch(self._note, lambda tensor: None)
-            self._mode.listener = self
+            self._mode.listeners = (self,)
             self._mode.put_on()
 
     def found_in(self, node: Any) -> Any:
@@ -197,27 +178,20 @@ class BackwardLook(FunctionListener):
         return self._found.get(id(node))
 
     @uncompiled
-    def before(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what the function is given."""
-        return args, kwargs
-
-    @uncompiled
-    def after(self, seen: tuple[tuple[Any, ...], dict[str, Any]], function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, seen: tuple[()]) -> None:
         """Look at what it returned."""
         if self._results is not None:
             with without_functions():
-                self._results.look(function, *seen, result)
+                self._results.look(call)
 
     def fail(self, error: Exception) -> None:
         """Look at nothing more."""
         self._has_failed = True
         self._fault(error)
 
-    def _note(self, born: BornOperation) -> Any:
-        if born.broken is None and self._node is not None:
-            self._found.setdefault(id(self._node), self._see(born))
+    def _note(self, call: TorchCall, broken: Tensor | None) -> Any:
+        if broken is None and self._node is not None:
+            self._found.setdefault(id(self._node), self._see(call, None))
         return self._found.get(id(self._node), "")
 
 
@@ -267,7 +241,7 @@ class GradientBirths:
         taps: NodeTaps,
         run: EngineRun,
         fault: Callable[[Exception], None],
-        see: Callable[[BornOperation], Any],
+        see: See,
     ) -> None:
         self._look = BackwardLook(see, fault)
         self._taps = taps
@@ -342,8 +316,7 @@ class GradientBirths:
 def source_of(node: Any) -> str:
     """``file:line`` of the ``backward`` of a Python ``Function``; empty for another node."""
     backward = getattr(getattr(type(node), "_forward_cls", None), "backward", None) if is_python(node) else None
-    code = getattr(inspect.unwrap(backward), "__code__", None) if callable(backward) else None
-    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+    return describe_function(inspect.unwrap(backward))[1] if callable(backward) else ""
 
 
 def _are_fine(incoming: tuple[Tensor | None, ...]) -> bool:

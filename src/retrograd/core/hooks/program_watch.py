@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from bisect import bisect_right
-from collections.abc import Callable
-from types import BuiltinFunctionType, CodeType, FrameType, MethodDescriptorType, WrapperDescriptorType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from retrograd.core.hooks.calls import span_at
+from retrograd.core.hooks.calls import ThreadLog, frame_of_call
 from retrograd.core.hooks.engine import (
     OUTSIDE,
     current_graph_task,
@@ -27,18 +26,11 @@ from retrograd.core.hooks.engine import (
     without_functions,
 )
 from retrograd.core.hooks.function_mode import ForwardListener
-from retrograd.core.hooks.nodes import LEAF_NUMBER
-from retrograd.core.hooks.torch_calls import line_at, name_function, user_frame
+from retrograd.core.hooks.torch_calls import Remembered, TorchCall, name_function, user_frame
 from retrograd.core.hooks.writes import WriteNotes
 
-SeeResult = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
-"""Shown a function, its arguments and its result."""
-
-SeeNodes = Callable[[int, Any, bool], None]
-"""Shown the number of the first node that was made, the result, and whether something was written to."""
-
-_Called = tuple[int, tuple[Any, ...], dict[str, Any], list[tuple[Tensor, int]] | None, int]
-"""A function's kind, its arguments, the versions of what it may write to, and the number of the next node."""
+_Seen = tuple[int, list[tuple[Tensor, int]] | None]
+"""A function's kind, and the versions of what it may write to."""
 
 
 class ProgramWatch(ForwardListener):
@@ -49,10 +41,10 @@ class ProgramWatch(ForwardListener):
         fault: told of an error of ours; nothing is noted after it.
 
     Attributes:
-        places: where nodes were made.
+        log: which operations made nodes, and in which calls of modules; None until it begins.
         writes: the last writes in place.
-        see_result: shown results, while the operation's frame is on the stack.
-        see_nodes: shown nodes that were made.
+        see_result: shown calls that have returned, while the frame is on the stack.
+        see_nodes: shown calls that have made nodes, and whether something was written to.
         tables: of hooks on tensors, where one was set since the last step began.
         is_bad: something is not finite, so that also what functions only carry on is shown.
         is_rough: since the step began a node may have been made whose derivative is infinite.
@@ -60,14 +52,15 @@ class ProgramWatch(ForwardListener):
 
     def __init__(self, name_module: Callable[[nn.Module], str | None], fault: Callable[[Exception], None]) -> None:
         super().__init__()
+        self._names = _GivenPaths(name_module)
         self._fault = fault
         self._thread = 0
         self._has_failed = False
         self._put_on: Callable[[], None] | None = None
-        self.places = NodePlaces(name_module)
+        self.log: ThreadLog | None = None
         self.writes = WriteNotes()
-        self.see_result: SeeResult | None = None
-        self.see_nodes: SeeNodes | None = None
+        self.see_result: Callable[[TorchCall], None] | None = None
+        self.see_nodes: Callable[[TorchCall, bool], None] | None = None
         self.tables: list[weakref.ref[Any]] = []
         self.is_bad = self.is_rough = False
         self._last = 0
@@ -76,6 +69,7 @@ class ProgramWatch(ForwardListener):
         """Watch this thread from now on."""
         if not self.is_started and not self._has_failed:
             self._thread = threading.get_ident()
+            self.log = ThreadLog(_MOST)
             self.begin_step()
             self.start()
 
@@ -83,8 +77,13 @@ class ProgramWatch(ForwardListener):
         """Watch no more, and forget."""
         self._put_on = self.see_result = self.see_nodes = None
         self.stop()
-        self.places.clear()
+        self.log = None
         self.tables.clear()
+
+    def logs(self, thread: int | None = None) -> Iterator[ThreadLog]:
+        """Its log."""
+        if self.log is not None:
+            yield self.log
 
     @property
     def is_here(self) -> bool:
@@ -108,31 +107,30 @@ class ProgramWatch(ForwardListener):
         self._last = next_sequence_number()
 
     @uncompiled
-    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> _Called | None:
+    def before(self, call: TorchCall) -> _Seen | None:
         """Note the versions of what may be written to; None of what makes nothing."""
-        kind = kind_of(function)
+        kind = kind_of(call.function)
         if kind == IDLE or current_graph_task() != OUTSIDE or is_tracing():
             return None
-        may_write = kind & WRITES or "out" in kwargs
-        seen = self.writes.before(function, args, kwargs, frame) if may_write else None
-        return kind, args, kwargs, seen, next_sequence_number()
+        return kind, self.writes.before(call) if kind & WRITES or "out" in call.kwargs else None
 
     @uncompiled
-    def after(self, called: _Called, function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, seen: _Seen) -> None:
         """Note where its nodes are made, and show what is asked for."""
-        kind, args, kwargs, seen, first = called
+        kind, versions = seen
         if kind & HOOKS:
-            self._note_hook(args)
-        last = next_sequence_number()
+            self._note_hook(call.args)
+        first, last = call.first, next_sequence_number()
         if last != first:
             if first != self._last or not kind & SMOOTH:  # nodes that no function was seen to make, or rough ones
                 self.is_rough = True
             self._last = last
-            outer = user_frame(frame)
-            self.places.note(first, last, outer.f_code, outer.f_lasti, function)
-        if seen or self.see_nodes is not None or not self._is_dull(kind, result):
+            outer, log = user_frame(call.frame), self.log
+            if log is not None:
+                log.insert(first, last, outer.f_code, outer.f_lasti, call.function, log.top)
+        if versions or self.see_nodes is not None or not self._is_dull(kind, call.result):
             with without_functions():
-                self._show(function, args, kwargs, result, seen, first, frame)
+                self._show(call, versions)
 
     def fail(self, error: Exception) -> None:
         """Watch nothing more."""
@@ -153,30 +151,21 @@ class ProgramWatch(ForwardListener):
             return False
         return type(result) is not Tensor or (result.dtype is not torch.float16 and result.dim() > 0)
 
-    def _show(
-        self,
-        function: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-        seen: list[tuple[Tensor, int]] | None,
-        first: int,
-        frame: FrameType,
-    ) -> None:
-        is_written = bool(seen) and any(tensor._version != version for tensor, version in seen or ())
-        if seen:
-            self.writes.after(seen, function, result, frame)
-        if self.see_nodes is not None and next_sequence_number() > first:
-            self.see_nodes(first, result, is_written)
+    def _show(self, call: TorchCall, versions: list[tuple[Tensor, int]] | None) -> None:
+        is_written = any(tensor._version != version for tensor, version in versions or ())
+        if versions:
+            self.writes.after(call, versions)
+        if self.see_nodes is not None and next_sequence_number() > call.first:
+            self.see_nodes(call, is_written)
         if self.see_result is not None:
-            self.see_result(function, args, kwargs, result)
+            self.see_result(call)
 
     @uncompiled
     def module_begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """A module is called."""
         super().module_begins(module, args)
-        if current_graph_task() == OUTSIDE and self.is_here:
-            self.places.enter(module)
+        if self.log is not None and current_graph_task() == OUTSIDE and self.is_here:
+            self.log.open(module, frame_of_call(), self._names, ())
 
     @uncompiled
     def module_ends(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -185,9 +174,23 @@ class ProgramWatch(ForwardListener):
         super().module_ends(module, args, output)
         if is_fused and self._fused is None:  # its nodes were not seen, and are smooth
             self._last = next_sequence_number()
-        if current_graph_task() == OUTSIDE and self.is_here:
-            self.places.leave(module)
+        if self.log is not None and current_graph_task() == OUTSIDE and self.is_here:
+            self.log.close(id(frame_of_call()))
 
+
+class _GivenPaths:
+    """Names of modules that are the same wherever they are called."""
+
+    def __init__(self, path_of: Callable[[nn.Module], str | None]) -> None:
+        self.path_of = path_of
+
+    def tree_of(self, module: nn.Module, *, is_recomputed: bool) -> Self:
+        """Itself."""
+        return self
+
+
+_MOST = 20_000
+"""Operations, and calls, that are remembered."""
 
 _TO_ARRAYS = ("numpy", "__array__", "__dlpack__")
 
@@ -226,20 +229,13 @@ _SMOOTH = frozenset(
 )  # fmt: skip
 
 
-_MANY = 4096
 _BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
-_known: dict[Any, int] = {}
 
 
 def kind_of(function: Any) -> int:
     """The kind of a torch function: what it can do, as flags."""
     try:
-        return _known[function]
-    except KeyError:
-        if len(_known) > _MANY:
-            _known.clear()
-        kind = _known[function] = _find_kind(function)
-        return kind
+        return _kinds[function]
     except TypeError:  # somebody's own, that cannot be hashed
         return MAKES | WRITES
 
@@ -254,6 +250,9 @@ def _find_kind(function: Any) -> int:
     if name in _CARRYING:
         kind |= CARRIES
     return kind | SMOOTH if name in _CARRYING or name in _SMOOTH else kind
+
+
+_kinds = Remembered[Any, int](_find_kind)
 
 
 def _may_write(function: Any, name: str) -> bool:
@@ -273,109 +272,3 @@ _WRITING = frozenset(
      "fake_quantize_per_channel_affine", "fused_moving_avg_obs_fake_quant"}
 )  # fmt: skip
 """Functions that write to what they are given, though their names do not say so."""
-
-
-_MOST = 20_000
-"""Operations, and calls, that are remembered."""
-
-
-class NodeOrigin(NamedTuple):
-    """Where a node was made.
-
-    Attributes:
-        file, line, function: of the program's; empty where that is not known.
-        operation: name of the function that was called there.
-        module: path of the innermost named module in whose call; empty outside of all.
-    """
-
-    file: str = ""
-    line: int = 0
-    function: str = ""
-    operation: str = ""
-    module: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else ""
-
-
-class NodePlaces:
-    """Places in the program where the nodes of one thread were made.
-
-    Args:
-        name_module: the path of a module, None where it has no name.
-    """
-
-    def __init__(self, name_module: Callable[[nn.Module], str | None]) -> None:
-        self._name_module = name_module
-        self._lines: list[tuple[int, int, CodeType, int, Any]] = []
-        """First number of an operation's nodes and the one after the last; code and offset of its caller; itself."""
-        self._calls: list[_OpenCall] = []
-        self._open: list[_OpenCall] = []
-
-    def note(self, first: int, last: int, code: CodeType, offset: int, operation: Any) -> None:
-        """An operation has made nodes."""
-        if len(self._lines) >= _MOST:
-            del self._lines[: _MOST // 2]
-        self._lines.append((first, last, code, offset, operation))
-
-    def enter(self, module: nn.Module) -> None:
-        """A module is called."""
-        if len(self._calls) >= _MOST:
-            del self._calls[: _MOST // 2]
-        call = _OpenCall(module)
-        self._calls.append(call)
-        self._open.append(call)
-
-    def leave(self, module: nn.Module) -> None:
-        """The call of this module has ended, and so have calls in it that were left by Ctrl-C."""
-        if any(call.module() is module for call in self._open):
-            last = next_sequence_number()
-            while self._open:
-                call = self._open.pop()
-                call.last = last
-                if call.module() is module:
-                    break
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._lines.clear()
-        self._calls.clear()
-        self._open.clear()
-
-    def find(self, number: int) -> NodeOrigin:
-        """Where the node with this number was made, as far as that is known."""
-        if number >= LEAF_NUMBER:
-            return NodeOrigin()
-        module = self._find_module(number)
-        index = span_at(self._lines, number)
-        if index is None:
-            return NodeOrigin(module=module)
-        _, _, code, offset, operation = self._lines[index]
-        line = line_at(code, offset)
-        return NodeOrigin(code.co_filename, line, code.co_name, name_function(operation), module)
-
-    def _find_module(self, number: int) -> str:
-        end = bisect_right(self._calls, number, key=_OpenCall.begins_at)
-        for call in reversed(self._calls[:end]):
-            module = call.module() if call.holds(number) else None
-            path = self._name_module(module) if module is not None else None
-            if path:
-                return path
-        return ""
-
-
-class _OpenCall:
-    """A call of a module, and the numbers that nodes made in it can have."""
-
-    __slots__ = ("first", "last", "module")
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = weakref.ref(module)
-        self.first = next_sequence_number()
-        self.last: int | None = None
-
-    def begins_at(self) -> int:
-        return self.first
-
-    def holds(self, number: int) -> bool:
-        return self.first <= number and (self.last is None or number < self.last)

@@ -8,14 +8,14 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.overrides
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from retrograd.core.hooks.engine import uncompiled, uncompiled_itself
+from retrograd.core.hooks.engine import next_sequence_number, uncompiled, uncompiled_itself
 
 _OVERRIDES = torch.overrides.__file__
 TORCHS_WAY: CodeType = torch.overrides.handle_torch_function.__code__
@@ -23,31 +23,45 @@ TORCHS_WAY: CodeType = torch.overrides.handle_torch_function.__code__
 
 _CALL: CodeType = (lambda function, args, kwargs: function(*args, **kwargs)).__code__  # on one line
 
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
 
-class _InnerFiles(dict[str, bool]):
-    """Source file → whether its lines are none of the user's: torch's, ours, or generated."""
+_MANY = 4096
 
-    _inner = tuple(f"{Path(str(package)).parent}/" for package in (torch.__file__, Path(__file__).parents[1]))
 
-    def __missing__(self, file: str) -> bool:
-        answer = self[file] = file.startswith((*self._inner, "<eval_with_key>", "<frozen "))
+class Remembered(dict[Key, Answer]):
+    """What a function returns for a key, computed when that is first asked for.
+
+    Args:
+        find: the function.
+    """
+
+    def __init__(self, find: Callable[[Key], Answer]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, key: Key) -> Answer:
+        if len(self) >= _MANY:
+            self.clear()
+        answer = self[key] = self._find(key)
         return answer
 
 
-is_inner = _InnerFiles()
+_OURS = f"{Path(str(sys.modules['retrograd'].__file__)).parent}/"
+_OUTSIDE = (f"{Path(torch.__file__).parent}/", _OURS, "<eval_with_key>", "<frozen ")
+_PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 
+is_inner = Remembered[str, bool](lambda file: file.startswith(_OUTSIDE))
+"""Source file → whether its lines are none of the user's: torch's, ours, or generated."""
 
-class _OurFiles(dict[str, bool]):
-    """Source file → whether it is ours."""
+is_ours = Remembered[str, bool](lambda file: file.startswith(_OURS))
+"""Source file → whether it is ours."""
 
-    _ours = f"{Path(__file__).parents[2]}/"
-
-    def __missing__(self, file: str) -> bool:
-        answer = self[file] = file.startswith(self._ours)
-        return answer
-
-
-is_ours = _OurFiles()
+_is_installed = Remembered[str, bool](
+    lambda file: is_inner[file] or file.startswith(_PYTHON) or any(each in file for each in _PACKAGES)
+)
+"""Source file → whether it belongs to an installed package, or to Python."""
 
 
 def user_frame(frame: FrameType) -> FrameType:
@@ -63,21 +77,6 @@ def user_frame(frame: FrameType) -> FrameType:
 def user_line(frame: FrameType | None = None) -> str:
     """``file:line`` of the user's code around a frame; around the caller where it is left out."""
     return describe_frame(user_frame(frame or sys._getframe(1)))
-
-
-class _Installed(dict[str, bool]):
-    """Source file → whether it belongs to an installed package, or to Python."""
-
-    _python = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
-    _packages = ("/site-packages/", "/dist-packages/")
-
-    def __missing__(self, file: str) -> bool:
-        is_package = file.startswith(self._python) or any(each in file for each in self._packages)
-        answer = self[file] = is_inner[file] or is_package
-        return answer
-
-
-_is_installed = _Installed()
 
 
 def program_frame(frame: FrameType) -> FrameType:
@@ -204,23 +203,14 @@ _ALONG = frozenset(
 
 _ACCESS = ("__get__", "__set__")
 _SHORTEST, _LONGEST = 40, 160
-_MANY = 4096
-
-_names: dict[Any, str] = {}
-_described: dict[Any, str] = {}
 
 
 def name_function(function: Any) -> str:
     """The name of a torch function, ``getitem`` for ``__getitem__``; empty for one that makes nothing of interest."""
     try:
-        known = _names.get(function)
+        return _names[function]
     except TypeError:  # somebody's own, that cannot be hashed
         return _name(function)
-    if known is None:
-        if len(_names) > _MANY:
-            _names.clear()
-        known = _names[function] = _name(function)
-    return known
 
 
 def _name(function: Any) -> str:
@@ -229,9 +219,15 @@ def _name(function: Any) -> str:
     name = called_name(function)
     if function.__name__ in _ACCESS:
         return name if name in _PROPERTIES else ""
+    return "" if name in _UNINTERESTING else plain_name(name)
+
+
+_names = Remembered[Any, str](_name)
+
+
+def plain_name(name: str) -> str:
+    """``getitem`` for ``__getitem__``, of the name of a torch function; others as they are."""
     plain = name.strip("_") if name.startswith("__") else name
-    if name in _UNINTERESTING:
-        return ""
     return plain if plain in _OPERATORS else name
 
 
@@ -260,19 +256,58 @@ def tensors_of(args: Any, kwargs: Mapping[str, Any] | None) -> list[Tensor]:
     return found
 
 
+class TorchCall:
+    """A call of a torch function, as listeners of a function mode are shown it. It holds tensors: not to be kept.
+
+    Attributes:
+        function, args, kwargs: what is called, and with what.
+        frame: of who calls it, perhaps torch's.
+        first: the number of the first node that it can make.
+        result: what it returned; None until then.
+    """
+
+    __slots__ = ("args", "first", "frame", "function", "kwargs", "result")
+
+    @uncompiled
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.frame = frame
+        self.first = next_sequence_number()
+        self.result: Any = None
+
+    @property
+    def name(self) -> str:
+        """Its name, as :func:`name_function` gives it."""
+        return name_function(self.function)
+
+    @property
+    def operands(self) -> list[Tensor]:
+        """The tensors that it is given."""
+        return tensors_of(self.args, self.kwargs)
+
+    @property
+    def made(self) -> list[Tensor]:
+        """The tensors that it has made, or written to by ``x[…] = …``."""
+        return tensors_of(self.args[:1] if self.name == "setitem" else (self.result,), None)
+
+    @property
+    def line(self) -> str:
+        """``file:line`` of the user's code that calls it."""
+        return user_line(self.frame)
+
+
 def describe_tensor(tensor: Tensor) -> str:
     """Its type and shape: ``float32[4, 3]``."""
     if tensor.is_nested:
         return f"nested_{_short(tensor.dtype)}"
     if is_lazy(tensor):
         return _short(tensor.dtype)  # it has no shape yet
-    key = tensor.dtype, tensor.shape
-    known = _described.get(key)
-    if known is None:
-        if len(_described) > _MANY:
-            _described.clear()
-        known = _described[key] = f"{_short(tensor.dtype)}{list(map(int, tensor.shape))}"
-    return known
+    return _described[tensor.dtype, tensor.shape]
+
+
+_described = Remembered[tuple[torch.dtype, torch.Size], str](lambda key: f"{_short(key[0])}{list(map(int, key[1]))}")
 
 
 def describe_arguments(name: str, args: Any, kwargs: Mapping[str, Any] | None) -> str:

@@ -22,7 +22,7 @@ from retrograd.core.hooks.function_mode import FunctionListener
 from retrograd.core.hooks.nodes import LEAF_NUMBER, detach, edges_of, holds, identity_of, number_of, saved_tensors_of
 from retrograd.core.hooks.reach import DeepGraphGuard
 from retrograd.core.hooks.saved import is_plain, version_of
-from retrograd.core.hooks.torch_calls import is_inner, tensors_of, user_line
+from retrograd.core.hooks.torch_calls import TorchCall, is_inner, tensors_of, user_line
 
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 _LIMIT = 4096
@@ -69,36 +69,37 @@ class WriteNotes(FunctionListener):
         self._arrays: deque[Write] = deque(maxlen=_LIMIT)
 
     @uncompiled
-    def before(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> list[tuple[Tensor, int]]:
+    def before(self, call: TorchCall) -> list[tuple[Tensor, int]]:
         """Return the tensors that a function is given, and their versions."""
         seen: list[tuple[Tensor, int]] = []
-        _find_versions(args, seen)
-        if kwargs:
-            _find_versions(kwargs.values(), seen)
+        _find_versions(call.args, seen)
+        if call.kwargs:
+            _find_versions(call.kwargs.values(), seen)
         return seen
 
     @uncompiled
-    def after(self, seen: list[tuple[Tensor, int]], function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, seen: list[tuple[Tensor, int]]) -> None:
         """Note what it has written to."""
+        self.note(seen, call.function, call.frame)
+
+    @uncompiled
+    def note(self, seen: list[tuple[Tensor, int]], function: Any, frame: FrameType) -> None:
+        """Note what a function has written to of these tensors, with their versions before. Compiled code calls it."""
         for tensor, version in seen:
             if tensor._version != version and is_plain(tensor):
-                self._note(self.writes, tensor, _name_writer(function, frame), frame)
+                self._add(self.writes, tensor, _name_writer(function, frame), user_line(frame))
         if function in TO_ARRAYS and seen and is_plain(seen[0][0]):
-            self._note(self._arrays, seen[0][0], "NumPy, which was given its memory", frame)
+            self._add(self._arrays, seen[0][0], "NumPy, which was given its memory", user_line(frame))
 
-    def _note(self, notes: deque[Write], tensor: Tensor, writer: str, frame: FrameType) -> None:
-        storage = id(tensor.untyped_storage())
-        notes.append(Write(storage, tensor._version, writer, user_line(frame), self.count))
+    def _add(self, notes: deque[Write], tensor: Tensor, writer: str, line: str) -> None:
+        notes.append(Write(id(tensor.untyped_storage()), tensor._version, writer, line, self.count))
         self.count += 1
 
     def note_update(self, tensors: Iterable[Tensor], writer: str, line: str) -> None:
         """Note that an optimizer has written to these."""
         for tensor in tensors:
             if is_plain(tensor):
-                self.writes.append(Write(id(tensor.untyped_storage()), tensor._version, writer, line, self.count))
-                self.count += 1
+                self._add(self.writes, tensor, writer, line)
 
     def since(self, storage: int, order: int) -> Write | None:
         """The last that wrote to a storage since there were so many; else who gave its memory to NumPy."""
@@ -202,11 +203,11 @@ class SavedWatch:
         self._digests.clear()
 
     @uncompiled
-    def see_nodes(self, first: int, result: Any, is_written: bool) -> None:
-        """Take digests of what the nodes of a result have saved that were made since this number."""
+    def see_nodes(self, call: TorchCall, is_written: bool) -> None:
+        """Take digests of what the nodes have saved that a call has made."""
         if grad_enabled():
-            tensors = [each for each in tensors_of((result,), None) if not (is_written and each._is_view())]
-            self._take_digests([each.grad_fn for each in tensors if each.requires_grad], first)
+            tensors = [each for each in tensors_of((call.result,), None) if not (is_written and each._is_view())]
+            self._take_digests([each.grad_fn for each in tensors if each.requires_grad], call.first)
 
     def _take_digests(self, nodes: Iterable[Any], first: int) -> None:
         """Take digests of what these nodes saved, and those before them that were made since this number."""

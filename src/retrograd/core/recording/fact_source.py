@@ -12,8 +12,8 @@ from torch.optim.optimizer import Optimizer
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.names import ModelNames
-from retrograd.core.hooks.operation_notes import OperationNotes
 from retrograd.core.hooks.optimizer import OptimizerNames
+from retrograd.core.hooks.program_watch import ProgramWatch
 
 
 class FactHost(Protocol):
@@ -58,8 +58,12 @@ class FactHost(Protocol):
     def recorded(self) -> int:
         """Number of steps that were recorded before this one."""
 
-    def tell_operations(self, notes: OperationNotes) -> None:
+    def tell_operations(self, notes: Any) -> None:
         """Tell all sources which operations stand between a forward and its pass."""
+
+    @property
+    def program_watch(self) -> ProgramWatch:
+        """Watches the program, for all sources that need that; whoever begins or ends it does so for all."""
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The site of a parameter; None where it belongs to no recorded model."""
@@ -71,9 +75,11 @@ class FactSource:
     Attributes:
         rests: nothing happens for it while steps are not recorded. It is still told of the first of several such steps,
             so that it can put away what it has begun, and of all that is no call, pass or update.
+        replaces: a source that is left out beside this one, which knows the same exactly.
     """
 
     rests = False
+    replaces: type[FactSource] | None = None
 
     def __init__(self, host: FactHost) -> None:
         self.host = host
@@ -96,7 +102,7 @@ class FactSource:
     def backward_ends(self, failed: bool) -> None:
         """A backward pass has run."""
 
-    def operations_noted(self, notes: OperationNotes) -> None:
+    def operations_noted(self, notes: Any) -> None:
         """Operations between a forward and its pass are known: told at looks, where they are not as before."""
 
     def update_begins(self, optimizer: Optimizer) -> None:

@@ -18,8 +18,8 @@ from retrograd.core.history.fact import NOW, Fact, JsonObject, tell_many
 from retrograd.core.history.sink import EventKind, Moment
 from retrograd.core.hooks.engine import is_abstract
 from retrograd.core.hooks.names import ModelNames, walk_parameters, walk_paths
-from retrograd.core.hooks.operation_notes import OperationNotes
 from retrograd.core.hooks.optimizer import OptimizerNames, optimizer_listeners
+from retrograd.core.hooks.program_watch import ProgramWatch
 from retrograd.core.limits import LIMITS
 from retrograd.core.recording.fact_source import FactSource, MakeSource, is_look
 
@@ -70,7 +70,9 @@ class Facts:
         self._taker = weakref.ref(taker)
         self.models = ModelNames()
         self.optimizers = OptimizerNames()
-        self._sources = [make(self) for make in sources]
+        self._program_watch: ProgramWatch | None = None
+        made = [make(self) for make in sources]
+        self._sources = [each for each in made if type(each) not in {other.replaces for other in made}]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._telling = threading.RLock()
         self._listeners: tuple[dict[str, list[MethodType]], ...] = ({}, {})
@@ -130,9 +132,17 @@ class Facts:
         """Number of steps that were recorded before this one."""
         return self._recorded
 
-    def tell_operations(self, notes: OperationNotes) -> None:
+    def tell_operations(self, notes: Any) -> None:
         """Tell all sources which operations stand between a forward and its pass."""
         self._tell("operations_noted", notes)
+
+    @property
+    def program_watch(self) -> ProgramWatch:
+        """Watches the program, for all sources that need that."""
+        if self._program_watch is None:
+            about = "overwritten tensors and non-finite numbers"
+            self._program_watch = ProgramWatch(self.models.path_of, lambda error: self.fault(about, error))
+        return self._program_watch
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The name of a parameter of a recorded model."""
@@ -211,6 +221,7 @@ class Facts:
         self._tell("drain", patience=LIMITS.end_seconds)
         self._tell("end", patience=LIMITS.end_seconds)
         self._sources.clear()  # they refer to this object, and it to them
+        self._program_watch = None
         for listeners in self._listeners:
             listeners.clear()
 

@@ -9,7 +9,6 @@ from torch import nn
 from retrograd.core.history.facts import SharedWrite
 from retrograd.core.hooks.backward import EngineRun, backward_followers, runs_in_another_thread
 from retrograd.core.hooks.nodes import name_of, number_of, variable_of
-from retrograd.core.hooks.program_watch import ProgramWatch
 from retrograd.core.hooks.reach import PassNodes
 from retrograd.core.hooks.shared_gradients import (
     GradientWrite,
@@ -20,6 +19,7 @@ from retrograd.core.hooks.shared_gradients import (
 )
 from retrograd.core.hooks.torch_calls import describe_function
 from retrograd.core.recording.fact_source import FactHost, FactSource
+from retrograd.following.graph.origins import NodePlaces, Origin
 
 _TOLD = 20
 """Writes of which a run tells at most."""
@@ -30,15 +30,12 @@ class GradientWriteWatch(FactSource):
 
     A pass is watched if hooks of the program's are on its tensors or modules, or Functions of the program's are in it;
     hooks on nodes are not known. Passes that return gradients are left out.
-
-    Args:
-        host: the recorder.
-        watch: sees the program.
     """
 
-    def __init__(self, host: FactHost, watch: ProgramWatch) -> None:
+    def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._watch = watch
+        self._watch = host.program_watch
+        self._places = NodePlaces(self._watch.logs)
         self._pass: tuple[EngineRun, SharedGradients] | None = None
         self._told: set[tuple[str, str, str]] = set()
 
@@ -117,5 +114,5 @@ class GradientWriteWatch(FactSource):
         leaf = variable_of(node)
         if leaf is not None:
             return "", self.host.name_parameter(leaf) or "", ""
-        place = self._watch.places.find(number_of(node))
-        return place.module, place.operation, str(place)
+        made = self._places.find(number_of(node)) or Origin()
+        return made.module or "", made.operation, made.place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from retrograd.core.history.facts import Kink
 from retrograd.core.hooks.calls import running_module
 from retrograd.core.hooks.nodes import name_of, number_of, root_edges
 from retrograd.core.hooks.reach import find_nodes, guard_nodes
-from retrograd.core.hooks.torch_calls import user_frame
+from retrograd.core.hooks.torch_calls import user_line
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.kinks.look import Look, Sighting
 from retrograd.explaining.kinks.point import Point, key_of
@@ -101,10 +100,8 @@ class KinkWatch(FactSource):
     def _note(self, sighting: Sighting) -> None:
         module = running_module()
         path = self.host.models.path_of(module) if module is not None else None
-        frame = user_frame(sys._getframe(1))
-        line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         mask = sighting.lie_there
-        seen = _CountedSighting(sighting.point, mask.sum(), mask.numel(), path or "", line)
+        seen = _CountedSighting(sighting.point, mask.sum(), mask.numel(), path or "", user_line())
         self._seen.setdefault(sighting.number, []).append(seen)
 
 

@@ -16,12 +16,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from retrograd.core.history.fact import NOW
-from retrograd.core.history.facts import NonFinite
+from retrograd.core.history.facts import NonFinite, Operation
 from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.engine import next_sequence_number, without_functions
 from retrograd.core.hooks.nodes import edges_of, number_of
 from retrograd.core.hooks.nonfinite import is_fine, read_saved
-from retrograd.core.hooks.operation_notes import NotedOperation, OperationNotes
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.graph_births import BornInGraph, find_birth
 from retrograd.explaining.facts.nonfinite_reasons import (
@@ -30,6 +29,7 @@ from retrograd.explaining.facts.nonfinite_reasons import (
     find_gradient_reason,
     operation_of,
 )
+from retrograd.explaining.facts.operation_notes import OperationNotes
 
 _PARTED = frozenset(
     {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0", "PowBackward0", "LogBackward0", "Log2Backward0",
@@ -61,7 +61,7 @@ class _Structure:
         self._made = sorted(made, key=lambda each: each[0])
         self._firsts = [first for (first, _), _ in self._made]
 
-    def find(self, number: int, kinds: Mapping[int, str]) -> NotedOperation | None:
+    def find(self, number: int, kinds: Mapping[int, str]) -> Operation | None:
         """Find the operation that a node belongs to; None where the nodes of a step are not those of this look.
 
         Args:
@@ -78,7 +78,7 @@ class _Structure:
             found is None or found[1].node == kind or number < found[0][1] - 1
         )  # its last one, the result's, is noted
 
-    def _at(self, number: int) -> tuple[tuple[int, int], NotedOperation] | None:
+    def _at(self, number: int) -> tuple[tuple[int, int], Operation] | None:
         index = bisect_right(self._firsts, number) - 1
         return self._made[index] if index >= 0 and number < self._made[index][0][1] else None
 
@@ -169,21 +169,23 @@ class NonFiniteLook(FactSource):
 
     def _describe(self, born: BornInGraph) -> NonFinite:
         parameter = self.host.name_parameter(born.leaf) if born.leaf is not None else None
-        place: dict[str, Any] = {"name": parameter}
-        if born.leaf is not None and not parameter:
-            place = {}
-        elif not parameter:
-            number, kinds = born.number - self._base, self._count(born.kinds)
-            place = self._locate(number, kinds, born.operation, self.host.step)
         return NonFinite(
-            **place,
+            **(self._find_place(born) if born.leaf is None else {"name": parameter or ""}),
             born="input" if born.born == "update" and not parameter else born.born,
-            reason=UNNAMED_LEAF if born.leaf is not None and not parameter else born.reason,
+            reason=born.reason if born.born == "forward" else self._tell_broken(born),
             operands={name: describe_values(each) for name, each in born.operands.items()},
             made=born.made,
             certain=born.is_made,
             moment=self._fine if born.born == "update" and parameter else NOW,
         )
+
+    def _tell_broken(self, born: BornInGraph) -> str:
+        """Why a tensor is not finite that the graph took so."""
+        return UNNAMED_LEAF if born.leaf is not None and not self.host.name_parameter(born.leaf) else ""
+
+    def _find_place(self, born: BornInGraph) -> dict[str, Any]:
+        """Operation, module and line of what a graph has made."""
+        return self._locate(born.number - self._base, self._count(born.kinds), born.operation, self.host.step)
 
     def _count(self, kinds: Mapping[int, str]) -> Mapping[int, str]:
         """Number nodes from the first one of the forward."""

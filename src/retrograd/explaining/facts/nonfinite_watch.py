@@ -5,7 +5,6 @@ A mask of −inf is none, nor is what nothing comes of: told is what reaches the
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,16 @@ from retrograd.core.hooks.dispatch import is_in_compiled_call
 from retrograd.core.hooks.node_tap import NodeTaps
 from retrograd.core.hooks.nonfinite import (
     BornGradient,
-    BornOperation,
     GradientBirths,
     ResultWatch,
     are_fine,
     is_fine,
     name_bad,
 )
-from retrograd.core.hooks.program_watch import NodeOrigin, ProgramWatch
-from retrograd.core.hooks.torch_calls import tensors_of, user_frame
-from retrograd.core.recording.fact_source import FactHost, FactSource
-from retrograd.explaining.facts.graph_births import find_birth
-from retrograd.explaining.facts.nonfinite_look import MOST_TOLD
+from retrograd.core.hooks.torch_calls import TorchCall, tensors_of, user_line
+from retrograd.core.recording.fact_source import FactHost
+from retrograd.explaining.facts.graph_births import BornInGraph, find_birth
+from retrograd.explaining.facts.nonfinite_look import MOST_TOLD, NonFiniteLook
 from retrograd.explaining.facts.nonfinite_reasons import (
     UNNAMED_LEAF,
     Case,
@@ -43,6 +40,7 @@ from retrograd.explaining.facts.nonfinite_reasons import (
     find_reason,
     operation_of,
 )
+from retrograd.following.graph.origins import NodePlaces, Origin
 
 _NAMES = ("self", "other", "third", "fourth")
 _TAUGHT = ("input", "target", "weight")
@@ -53,19 +51,19 @@ _LENGTHS = ("targets", "input_lengths", "target_lengths")
 """Arguments of ``ctc_loss`` behind the first, which need not be tensors."""
 
 
-class NonFiniteWatch(FactSource):
+class NonFiniteWatch(NonFiniteLook):
     """Watches every step until the first number is made that is not finite.
 
-    Nodes of a backward pass are watched where a derivative may be infinite, and at looks.
-
-    Args:
-        host: the recorder.
-        watch: sees the program; one of its own where it is left out.
+    Nodes of a backward pass are watched where a derivative may be infinite, and at looks. Passes of other threads than
+    the one that is watched are looked at as ever.
     """
 
-    def __init__(self, host: FactHost, watch: ProgramWatch | None = None) -> None:
+    replaces = NonFiniteLook
+
+    def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._watch = watch or ProgramWatch(host.models.path_of, self._fail)
+        self._watch = host.program_watch
+        self._places = NodePlaces(self._watch.logs)
         self._results = ResultWatch(self._see_operation, self._search)
         self._taps = NodeTaps()
         self._runs: dict[EngineRun, GradientBirths] = {}
@@ -77,8 +75,6 @@ class NonFiniteWatch(FactSource):
         """What an operation made first in this step."""
         self._has_passed = False
         self._updating = NOW
-        self._told = 0
-        self._is_over = False
 
     def begin(self) -> None:
         """Follow all passes."""
@@ -86,7 +82,8 @@ class NonFiniteWatch(FactSource):
 
     def forward_begins(self, model: torch.nn.Module, arguments: Any) -> None:
         """Look at results from here to the update."""
-        self._tell(self._waiting)
+        super().forward_begins(model, arguments)
+        self._note(self._waiting)
         if not self._has_passed:  # what follows a pass computes with gradients: norms, clipping, unscaling
             self._last = self._results.newest or self._last
         self._has_passed, self._results.newest = False, None
@@ -97,11 +94,15 @@ class NonFiniteWatch(FactSource):
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """Is the loss finite?"""
+        if not self._watch.is_here:
+            super().backward_begins(roots)
+            return
+        self._is_open = False
         self._results.newest, self._has_passed = None, True
         bad = [root for root in roots if not is_fine(root)]
         self._is_over &= bool(bad) or self._told >= MOST_TOLD  # it may have recovered: loss scaling skips updates
         for root in bad:
-            self._tell(self._results.birth_of(root) or self._search(root))
+            self._note(self._results.birth_of(root) or self._search(root))
 
     def run_begins(self, run: EngineRun) -> None:
         """A pass begins: watch its nodes."""
@@ -122,7 +123,7 @@ class NonFiniteWatch(FactSource):
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """Stop looking at a forward; what is waiting is being applied."""
-        self._tell(self._waiting)
+        self._note(self._waiting)
         self._updating = self.host.now
         if self._watch.is_here:
             self._forget()
@@ -137,12 +138,12 @@ class NonFiniteWatch(FactSource):
         if not self._is_over and self._watch.is_here:
             groups = [(group, each) for group in optimizer.param_groups for each in group["params"]]
             if not are_fine([each for _, each in groups]):
-                self._tell(next((self._blame(optimizer, *each) for each in groups if not is_fine(each[1])), None))
+                self._note(next((self._blame(optimizer, *each) for each in groups if not is_fine(each[1])), None))
 
     def end(self) -> None:
         """Leave nothing behind."""
-        self._tell(self._waiting)
-        self._tell((None if self._has_passed else self._results.newest) or self._last)
+        self._note(self._waiting)
+        self._note((None if self._has_passed else self._results.newest) or self._last)
         backward_followers.remove(self)
         self._forget()
         self._watch.end()
@@ -154,30 +155,26 @@ class NonFiniteWatch(FactSource):
 
     # ---- what was found ----
 
-    def _look(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if self._results.look(function, args, kwargs, result):
+    def _look(self, call: TorchCall) -> None:
+        if self._results.look(call):
             self._watch.is_bad = True
 
     def _search(self, tensor: Tensor) -> NonFinite | None:
         """Find its origin, as far as its graph holds that."""
         born = find_birth([tensor])
-        if born is None:
-            return None
-        place = self._watch.places.find(born.number) if born.leaf is None else NodeOrigin()
-        leaf = self.host.name_parameter(born.leaf) if born.leaf is not None else None
-        return NonFinite(
-            name=place.module or leaf or "",
-            born="input" if born.born == "update" and leaf is None else born.born,
-            operation=place.operation.rstrip("_") or born.operation,
-            line=str(place),
-            reason=born.reason if born.born == "forward" else next(map(self._tell_broken, born.operands.values()), ""),
-            operands={name: describe_values(each) for name, each in born.operands.items()},
-            made=born.made,
-            certain=born.is_made,
-            moment=self.host.now,
-        )
+        return None if born is None else replace(self._describe(born), moment=self.host.now)
 
-    def _tell(self, found: NonFinite | None) -> None:
+    def _find_place(self, born: BornInGraph) -> dict[str, Any]:
+        made = self._places.find(born.number)
+        if made is None or not made.place:
+            return super()._find_place(born) | ({"name": made.module} if made is not None and made.module else {})
+        operation = made.operation.rstrip("_") or born.operation
+        return {"name": made.module or "", "operation": operation, "line": made.place}
+
+    def _tell_broken(self, born: BornInGraph) -> str:
+        return next(map(self._describe_broken, born.operands.values()), "")
+
+    def _note(self, found: NonFinite | None) -> None:
         if found is not None and not self._is_over:
             self._is_over = True
             self._told += 1
@@ -188,55 +185,49 @@ class NonFiniteWatch(FactSource):
         self._is_over, self._told = True, MOST_TOLD
         self.host.fault("non-finite numbers", error)
 
-    def _see_operation(self, born: BornOperation) -> NonFinite:
-        seen = self._see(born)
+    def _see_operation(self, call: TorchCall, broken: Tensor | None) -> NonFinite:
+        seen = self._see(call, broken)
         if seen.born == "forward" and (self._first_made is None or self._first_made.step != seen.step):
             self._first_made = seen
         return seen
 
-    def _see(self, born: BornOperation) -> NonFinite:
+    def _see(self, call: TorchCall, broken: Tensor | None) -> NonFinite:
         module = running_module()
-        name = born.name if born.name.startswith("__") else born.name.rstrip("_")
-        operands = tensors_of(born.args, born.kwargs)
-        made = next((each for each in tensors_of((born.result,), None) if not is_fine(each)), None)
+        name = call.name if call.name.startswith("__") else call.name.rstrip("_")
+        operands = call.operands
+        made = next((each for each in tensors_of((call.result,), None) if not is_fine(each)), None)
         return NonFinite(
             name=(self.host.models.path_of(module) if module is not None else None) or "",
-            born="forward" if born.broken is None else "update" if self._is_parameter(born.broken) else "input",
+            born="forward" if broken is None else "update" if self._is_parameter(broken) else "input",
             operation=name,
-            line=_name_line(),
-            reason=self._find_reason(name, born, operands, made),
+            line=call.line,
+            reason=find_reason(_make_case(name, call, made)) if broken is None else self._describe_broken(broken),
             operands=_describe(name, operands),
             made=name_bad(made),
             watched=True,
             moment=self.host.now,
         )
 
-    def _find_reason(self, name: str, born: BornOperation, operands: list[Tensor], made: Tensor | None) -> str:
-        if born.broken is None:
-            return find_reason(_make_case(name, born, operands, made))
-        return self._tell_broken(born.broken)
-
     def _is_parameter(self, tensor: Tensor) -> bool:
         return self.host.name_parameter(tensor) is not None
 
-    def _tell_broken(self, tensor: Tensor) -> str:
+    def _describe_broken(self, tensor: Tensor) -> str:
         parameter = self.host.name_parameter(tensor)
         if parameter is None and tensor.is_leaf and tensor.requires_grad:
             return f"{UNNAMED_LEAF}: {describe_values(tensor)}"
         return f"{parameter or 'what came in'} was not finite before: {describe_values(tensor)}"
 
     def _describe_gradient(self, born: BornGradient) -> NonFinite:
-        place = self._watch.places.find(born.number)
+        made = self._places.find(born.number) or Origin()
         leaf = self.host.name_parameter(born.leaf) if born.leaf is not None else None
+        name = made.module or leaf or ""
         if isinstance(born.inside, NonFinite):
-            return replace(
-                born.inside, name=place.module or leaf or "", born="backward", made=born.made, moment=self.host.now
-            )
+            return replace(born.inside, name=name, born="backward", made=born.made, moment=self.host.now)
         return NonFinite(
-            name=place.module or leaf or "",
+            name=name,
             born="backward",
             operation=operation_of(born.node),
-            line=str(place) or born.source,
+            line=made.place or born.source,
             reason=find_gradient_reason(born.node, born.saved) or self._recall_forward(self.host.now),
             operands={name: describe_values(each) for name, each in born.saved.items() if isinstance(each, Tensor)},
             made=born.made,
@@ -268,7 +259,7 @@ class NonFiniteWatch(FactSource):
             name=self.host.name_parameter(parameter) or "",
             born="update",
             operation=f"{kind}.step",
-            line=_name_line(),
+            line=user_line(),
             reason=_judge_epsilon(kind, group.get("eps"), parameter),
             operands={} if gradient is None else {"gradient": describe_values(gradient)},
             made=name_bad(parameter),
@@ -290,21 +281,16 @@ def _judge_epsilon(optimizer: str, epsilon: Any, parameter: Tensor) -> str:
     return f"{what} in {optimizer}, whose eps {f'of {epsilon:g} is 0 in {kind}' if epsilon else 'is 0'}"
 
 
-def _name_line() -> str:
-    frame = user_frame(sys._getframe(1))
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _make_case(name: str, born: BornOperation, operands: list[Tensor], made: Tensor | None) -> Case:
-    numbers = [each for each in born.args if isinstance(each, int | float) and not isinstance(each, bool)]
-    named = dict(zip(_LENGTHS, born.args[1:], strict=False)) if name == "ctc_loss" else {}
-    named |= born.kwargs
-    for each in born.args:
+def _make_case(name: str, call: TorchCall, made: Tensor | None) -> Case:
+    numbers = [each for each in call.args if isinstance(each, int | float) and not isinstance(each, bool)]
+    named = dict(zip(_LENGTHS, call.args[1:], strict=False)) if name == "ctc_loss" else {}
+    named |= call.kwargs
+    for each in call.args:
         if isinstance(each, tuple | list) and all(isinstance(dim, int) for dim in each):
             named.setdefault("dim", each)
         elif isinstance(each, str):
             named.setdefault("reduction", each)  # of a loss; no other rule asks for it
-    return Case(name, operands, made, numbers, named)
+    return Case(name, call.operands, made, numbers, named)
 
 
 def _describe(name: str, operands: list[Tensor]) -> dict[str, str]:

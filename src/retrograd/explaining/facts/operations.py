@@ -16,14 +16,14 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from retrograd.core.history.facts import GraphSize, Operations, Softmax
+from retrograd.core.history.facts import MADE_BEFORE, GraphSize, Operation, Operations, Softmax
 from retrograd.core.hooks.dispatch import carry_out_unseen, is_in_compiled_call, without_graph
 from retrograd.core.hooks.engine import OUTSIDE, current_graph_task, grad_enabled, is_transformed
 from retrograd.core.hooks.nested import flatten
-from retrograd.core.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.core.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT
+from retrograd.explaining.facts.operation_notes import OperationNotes
 
 MOST = 3000
 """Operations of a look."""
@@ -157,7 +157,7 @@ class ForwardOperations(FactSource):
             )
 
 
-def _outline(noted: NotedOperation) -> tuple[Any, ...]:
+def _outline(noted: Operation) -> tuple[Any, ...]:
     """Key of an operation: without sizes, and without numbers that it is called with."""
     kinds = tuple((each.partition("[")[0], each.count(",")) for each in (*noted.takes, *noted.makes))
     operands = str(noted.operands)  # as text, for −1 and −2 have the same hash
@@ -240,7 +240,7 @@ class GraphParts:
     def __init__(self) -> None:
         self.look = 0
         self._signs: dict[int, list[ref[NodeSign]]] = {}
-        self._operations: dict[int, NotedOperation] = {}
+        self._operations: dict[int, Operation] = {}
         """Number of a node of a graph of which operations were noted → the operation; while the node is held."""
 
     def add(self, signs: list[ref[NodeSign]], notes: OperationNotes | None) -> HeldParts:
@@ -285,7 +285,7 @@ class SoftmaxLooks:
         self.are_there = False
         """True once one has been seen."""
 
-    def see(self, noted: NotedOperation, result: Tensor) -> None:
+    def see(self, noted: Operation, result: Tensor) -> None:
         """An operation has been called."""
         if noted.name == "softmax" and noted.module and len(self._held) < _MOST and _is_readable(result):
             entries, now = _count_entries(noted.arguments, result), self._host.now

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from retrograd.core.history.facts import LostPart
+from retrograd.core.history.facts import CARRIED, LostPart, Operation
 from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.derived import may_differentiate
 from retrograd.core.hooks.engine import next_sequence_number
 from retrograd.core.hooks.nodes import holds, is_python, name_of, number_of, saved_tensors_of
-from retrograd.core.hooks.operation_notes import GRAPH_BEFORE, NotedOperation, OperationNotes
 from retrograd.core.hooks.reach import PassNodes, number_nodes
 from retrograd.core.recording.fact_source import FactHost, FactSource
+from retrograd.explaining.facts.operation_notes import OperationNotes
 
 _IN_FUNCTION = "function"
 
@@ -102,7 +102,7 @@ def _list_lost(nodes: Iterable[Any], notes: OperationNotes) -> Iterator[LostPart
                     break
 
 
-def _is_derived(noted: Sequence[NotedOperation], number: int) -> bool:
+def _is_derived(noted: Sequence[Operation], number: int) -> bool:
     """Tell whether it was computed, within a forward of a Function, of something that has a graph."""
     waiting, seen = [number], {number}
     for each in waiting:  # which grows
@@ -113,7 +113,7 @@ def _is_derived(noted: Sequence[NotedOperation], number: int) -> bool:
             continue
         if not may_differentiate(operation.name) or not operation.makes[:1] or "float" not in operation.makes[0]:
             continue
-        if GRAPH_BEFORE in operation.operands:
+        if CARRIED in operation.operands:
             return True
         fresh = {operand for operand in operation.operands if operand >= 0} - seen
         seen |= fresh

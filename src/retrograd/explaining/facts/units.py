@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.core.history.fact import NOW
-from retrograd.core.history.facts import Units
+from retrograd.core.history.facts import MADE_BEFORE, Operation, Units
 from retrograd.core.hooks.argument_taps import unwatch_arguments, watch_arguments
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.core.hooks.engine import (
@@ -33,10 +33,10 @@ from retrograd.core.hooks.engine import (
 from retrograd.core.hooks.module import unwatch_forward, watch_forward
 from retrograd.core.hooks.names import walk_modules
 from retrograd.core.hooks.nested import Keys
-from retrograd.core.hooks.operation_notes import MADE_BEFORE, NotedOperation, OperationNotes
 from retrograd.core.identities import IdentityDict
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import Site
+from retrograd.explaining.facts.operation_notes import OperationNotes
 
 OFTEN, SELDOM, SETTLED = 16, 128, 512
 """Every so many recorded steps units are looked at, for each 16 modules; the second once the third were recorded."""
@@ -204,7 +204,7 @@ class UnitLooks(FactSource):
             if place >= 0:
                 self._follow(noted[place], each.module, is_used_once=uses[place] == 1)
 
-    def _follow(self, source: NotedOperation, module: str, *, is_used_once: bool) -> None:
+    def _follow(self, source: Operation, module: str, *, is_used_once: bool) -> None:
         if source.name.startswith(_CHANNELS):
             self._channels_first.update((module, source.module))
         made_in = self._modules.get(source.module, lambda: None)()

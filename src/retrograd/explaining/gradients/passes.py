@@ -21,7 +21,7 @@ from retrograd.core.hooks.nodes import is_freed, is_leaf, name_of, number_of, ro
 from retrograd.core.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
 from retrograd.core.hooks.torch_calls import user_line
 from retrograd.following.graph.node import readable_values
-from retrograd.following.graph.origins import Origins
+from retrograd.following.graph.origins import Origin, Origins
 
 Why = Literal[
     "has one", "not yet", "unknown",
@@ -158,10 +158,8 @@ class PassWatch:
 
 
 def _find_place(node: Any, origins: Origins) -> tuple[str, str | None]:
-    origin = origins.find(number_of(node))
-    if origin is None:
-        return "", None
-    return (f"{origin.line.file}:{origin.line.line}" if origin.line is not None else ""), origin.module
+    origin = origins.find(number_of(node)) or Origin()
+    return origin.place, origin.module
 
 
 def _find_leaves(

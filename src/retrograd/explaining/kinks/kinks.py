@@ -196,7 +196,7 @@ def _make(sighting: Sighting, node: Node, live: Any, nonfinite: int) -> Kink:
         name=node.module or "",
         value=float(mask.sum()),
         node=node.name,
-        line=f"{node.line.file}:{node.line.line}" if node.line else "",
+        line=node.line.place if node.line else "",
         operation=point.operation,
         where=point.where,
         convention=_OF_COMPLEX if is_complex else point.convention.value,

@@ -77,7 +77,12 @@ class Line:
     operation: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        return f"{self.place} in {self.function}"
+
+    @property
+    def place(self) -> str:
+        """``file:line``."""
+        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType, TracebackType
 from typing import Any, Self
@@ -14,7 +14,7 @@ from torch import nn
 
 from retrograd.core.hooks.calls import Logs, ModuleCall, ThreadLog
 from retrograd.core.hooks.forward_log import ForwardLog
-from retrograd.core.hooks.torch_calls import called_name, line_at
+from retrograd.core.hooks.torch_calls import called_name, line_at, plain_name
 from retrograd.core.hooks.writes import WriteNotes
 from retrograd.following.graph.module_names import GivenNames, SeenNames, find_names
 from retrograd.following.graph.node import Line
@@ -40,6 +40,69 @@ class Origin:
     call: int = 1
     line: Line | None = None
 
+    @property
+    def place(self) -> str:
+        """``file:line``; empty where the line was not noted."""
+        return self.line.place if self.line is not None else ""
+
+    @property
+    def operation(self) -> str:
+        """The torch function that was called there, ``getitem`` for ``__getitem__``; empty where it is not known."""
+        return plain_name(self.line.operation) if self.line is not None else ""
+
+
+class NodePlaces:
+    """Where nodes were made, as logs of threads tell.
+
+    Args:
+        logs: gives the logs of a thread, or of all where it is given None, in the order in which they are asked.
+    """
+
+    def __init__(self, logs: Callable[[int | None], Iterable[ThreadLog]]) -> None:
+        self._logs = logs
+        self._lines: dict[tuple[int, int, int], tuple[CodeType, Any, Line]] = {}
+        """Identity of code, offset, identity of function → code and function, so that nothing else gets their
+        identities, and their line."""
+
+    def find(self, number: int, thread: int | None = None) -> Origin | None:
+        """Where the node with this sequence number was made; None where nothing is known of it."""
+        found = (self._find_in(log, number) for log in self._logs(thread))
+        return next((origin for origin in found if origin is not None), None)
+
+    def clear(self) -> None:
+        """Forget the lines."""
+        self._lines.clear()
+
+    def _find_in(self, log: ThreadLog, number: int) -> Origin | None:
+        operation = log.operation_at(number)
+        if operation is None:
+            call = log.call_at(number)
+            return Origin(call.path, call.call) if call is not None else None
+        _, _, code, offset, function, owner = operation
+        call = self._resolve(log, owner)
+        line = self._line(code, offset, function) if code is not None else None
+        return Origin(call.path, call.call, line) if call is not None else Origin(line=line)
+
+    def _resolve(self, log: ThreadLog, owner: ModuleCall | int | None) -> ModuleCall | None:
+        """The module call that an operation belongs to. One called by a node's backward belongs to that of the node."""
+        for _ in range(_DEEPEST):
+            if not isinstance(owner, int):
+                return owner
+            logs = (log, *self._logs(None))
+            number = owner
+            operation = next((found for each in logs if (found := each.operation_at(number)) is not None), None)
+            owner = operation[-1] if operation is not None else log.call_at(number)
+        return None
+
+    def _line(self, code: CodeType, offset: int, function: Any) -> Line:
+        key = (id(code), offset, id(function))
+        known = self._lines.get(key)
+        if known is None:
+            name = function if isinstance(function, str) else called_name(function)
+            line = Line(code.co_filename, line_at(code, offset), code.co_name, name)
+            known = self._lines[key] = (code, function, line)
+        return known[2]
+
 
 class Origins:
     """Where the nodes of a forward were made: from :func:`record_origins`, which see.
@@ -55,9 +118,7 @@ class Origins:
         self._log = log
         self._names = names
         self.writes = writes
-        self._lines: dict[tuple[int, int, int], tuple[CodeType, Any, Line]] = {}
-        """Identity of code, offset, identity of function → code and function, so that nothing else gets their
-        identities, and their line."""
+        self._places = NodePlaces(log.logs)
         self._turn = 0
         self._is_unasked = False
 
@@ -89,11 +150,7 @@ class Origins:
                 thread is asked first, then the others, the newest first.
         """
         self._is_unasked = False
-        for log in self._log.logs(thread):
-            origin = self._find_in(log, number)
-            if origin is not None:
-                return origin
-        return None
+        return self._places.find(number, thread)
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The name of a parameter, as in ``"blocks.3.fc:weight"``; None for another tensor.
@@ -116,37 +173,7 @@ class Origins:
     def clear(self) -> None:
         """Forget what was seen so far, as at the end of a training step. Calls that still run are kept."""
         self._log.clear()
-        self._lines.clear()
-
-    def _find_in(self, log: ThreadLog, number: int) -> Origin | None:
-        operation = log.operation_at(number)
-        if operation is None:
-            call = log.call_at(number)
-            return Origin(call.path, call.call) if call is not None else None
-        _, _, code, offset, function, owner = operation
-        call = self._resolve(log, owner)
-        line = self._line(code, offset, function) if code is not None else None
-        return Origin(call.path, call.call, line) if call is not None else Origin(line=line)
-
-    def _resolve(self, log: ThreadLog, owner: ModuleCall | int | None) -> ModuleCall | None:
-        """The module call that an operation belongs to. One called by a node's backward belongs to that of the node."""
-        for _ in range(_DEEPEST):
-            if not isinstance(owner, int):
-                return owner
-            logs = (log, *self._log.logs())
-            number = owner
-            operation = next((found for each in logs if (found := each.operation_at(number)) is not None), None)
-            owner = operation[-1] if operation is not None else log.call_at(number)
-        return None
-
-    def _line(self, code: CodeType, offset: int, function: Any) -> Line:
-        key = (id(code), offset, id(function))
-        known = self._lines.get(key)
-        if known is None:
-            name = function if isinstance(function, str) else called_name(function)
-            line = Line(code.co_filename, line_at(code, offset), code.co_name, name)
-            known = self._lines[key] = (code, function, line)
-        return known[2]
+        self._places.clear()
 
 
 _turns = itertools.count(1)

@@ -119,7 +119,7 @@ def _describe(
         now=now,
         parameter=name_behind(node, tensor, name_leaf),
         module=origin.module,
-        line=f"{origin.line.file}:{origin.line.line}" if origin.line is not None else "",
+        line=origin.place,
         writes=tuple(writes),
     )
 

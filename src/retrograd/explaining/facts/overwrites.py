@@ -1,4 +1,4 @@
-"""Saved tensors that something overwrites before backward uses them; watched together with what is not finite."""
+"""Saved tensors that something overwrites before backward uses them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
 
 from retrograd.core.history.facts import Overwrite
 from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.engine import without_functions
 from retrograd.core.hooks.nodes import name_of, number_of
 from retrograd.core.hooks.optimizer import held_by
-from retrograd.core.hooks.program_watch import ProgramWatch
 from retrograd.core.hooks.reach import PassNodes
 from retrograd.core.hooks.saved import version_of
 from retrograd.core.hooks.torch_calls import user_line
-from retrograd.core.hooks.writes import Changed, SavedWatch, WriteNotes
+from retrograd.core.hooks.writes import Changed, SavedWatch
 from retrograd.core.recording.fact_source import FactHost, FactSource
-from retrograd.explaining.facts.gradient_writes import GradientWriteWatch
-from retrograd.explaining.facts.nonfinite_watch import NonFiniteWatch
-from retrograd.following.graph.node import Line
-from retrograd.following.graph.origins import Origin
+from retrograd.following.graph.origins import NodePlaces, Origin
 from retrograd.following.graph.overwritten import Overwritten, explain_overwritten, name_behind, storage_of
 
 _TOLD = 20
@@ -32,28 +27,21 @@ _TOLD = 20
 class OverwriteWatch(FactSource):
     """Notes lines and writes of every step, and at looks digests of all that is saved.
 
-    Args:
-        host: the recorder.
-        watch: sees the program; one of its own where it is left out.
+    Attributes:
+        writes: the last writes.
     """
 
-    def __init__(self, host: FactHost, watch: ProgramWatch | None = None) -> None:
+    def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._watch = watch or ProgramWatch(host.models.path_of, lambda error: host.fault("overwritten tensors", error))
-        self._saved = SavedWatch(self._watch.writes)
+        self._watch = host.program_watch
+        self.writes = self._watch.writes
+        self._places = NodePlaces(self._watch.logs)
+        self._saved = SavedWatch(self.writes)
         self._told: set[tuple[str, str, str]] = set()
-
-    # ---- what is told where nodes are explained ----
-
-    @property
-    def writes(self) -> WriteNotes:
-        """The last writes."""
-        return self._watch.writes
 
     def find(self, number: int) -> Origin | None:
         """Where the node with this sequence number was made."""
-        place = self._watch.places.find(number)
-        return Origin(place.module or None, 1, Line(place.file, place.line, place.function)) if place.file else None
+        return self._places.find(number)
 
     # ---- what happens ----
 
@@ -120,10 +108,9 @@ class OverwriteWatch(FactSource):
 
     def _tell_silent(self, changed: Changed) -> None:
         origin = self.find(number_of(changed.node)) or Origin()
-        line = f"{origin.line.file}:{origin.line.line}" if origin.line is not None else ""
         writer = self.writes.since(storage_of(changed.tensor), changed.order)
         kind = name_of(changed.node)
-        key = kind, line, changed.name
+        key = kind, origin.place, changed.name
         if key in self._told or len(self._told) >= _TOLD:
             return
         self._told.add(key)
@@ -133,7 +120,7 @@ class OverwriteWatch(FactSource):
                 name=origin.module or "",
                 tensor=name or changed.name,
                 node=kind,
-                saved_line=line,
+                saved_line=origin.place,
                 written_line=writer.line if writer is not None else "",
                 writer=writer.writer if writer is not None else "",
                 saved_version=changed.then,
@@ -155,41 +142,3 @@ def _make_fact(found: Overwritten) -> Overwrite:
         saved_version=found.then,
         found_version=found.now,
     )
-
-
-# ---- both watches on one look ----
-
-
-class ExactWatch(FactSource):
-    """Where what is not finite is made first, and what was overwritten, at every step; by hooks, at looks."""
-
-    def __init__(self, host: FactHost) -> None:
-        super().__init__(host)
-        watch = ProgramWatch(
-            host.models.path_of, lambda error: host.fault("overwritten tensors and non-finite numbers", error)
-        )
-        self._parts = NonFiniteWatch(host, watch), OverwriteWatch(host, watch), GradientWriteWatch(host, watch)
-
-    def begin(self) -> None:
-        for part in self._parts:
-            part.begin()
-
-    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
-        for part in self._parts:
-            part.forward_begins(model, arguments)
-
-    def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
-        for part in self._parts:
-            part.backward_begins(roots)
-
-    def update_begins(self, optimizer: Optimizer) -> None:
-        for part in self._parts:
-            part.update_begins(optimizer)
-
-    def update_ends(self, optimizer: Optimizer) -> None:
-        for part in self._parts:
-            part.update_ends(optimizer)
-
-    def end(self) -> None:
-        for part in self._parts:
-            part.end()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from retrograd.core.history.facts import CARRIED, MADE_BEFORE, Operation
 from retrograd.core.hooks.calls import MODULE_CALLS
 from retrograd.core.hooks.checkpoints import SWITCH_GRAD, GradSwitch, find_cut_checkpoint
 from retrograd.core.hooks.engine import (
@@ -31,51 +32,24 @@ from retrograd.core.hooks.nodes import edges_of, is_python, name_of, number_of
 from retrograd.core.hooks.reach import DeepGraphGuard
 from retrograd.core.hooks.torch_calls import (
     VALUES,
+    TorchCall,
     describe_arguments,
+    describe_frame,
     describe_tensor,
     is_bare,
     is_inner,
     is_ours,
-    name_function,
-    tensors_of,
     user_line,
 )
 
-MADE_BEFORE = -1
-"""The number of the operation that made a tensor, where that is none of those noted."""
 
-GRAPH_BEFORE = -2
-"""The same, where the tensor has a graph: it is not a parameter, and no data."""
+class _Taken(NamedTuple):
+    """What an operation takes, as it is before it."""
 
-
-class NotedOperation(NamedTuple):
-    """A torch function that was called: see :class:`retrograd.core.history.facts.Operation`."""
-
-    name: str
-    line: str
-    module: str
-    node: str
-    operands: tuple[int, ...]
-    takes: tuple[str, ...]
-    makes: tuple[str, ...]
-    arguments: str
-    cuts: bool
-    mode: str
-    checkpoint: str = ""
-
-
-class _Called(NamedTuple):
-    """An operation that is called, with its tensors as they are before it."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    tensors: list[Tensor]
     operands: tuple[int, ...]
     described: tuple[str, ...]
     requires_grad: bool
-    first: Tensor | None
-    number: int
-    """Number of the first node that it can make."""
 
 
 class OperationNotes(ForwardListener):
@@ -99,7 +73,7 @@ class OperationNotes(ForwardListener):
         name_module: Callable[[nn.Module], str | None],
         limit: int,
         fault: Callable[[Exception], None],
-        see: Callable[[NotedOperation, Tensor], None] = lambda noted, result: None,
+        see: Callable[[Operation, Tensor], None] = lambda noted, result: None,
     ) -> None:
         super().__init__()
         self._see = see
@@ -108,13 +82,11 @@ class OperationNotes(ForwardListener):
         self._fault = fault
         self._guard = DeepGraphGuard()
         self._is_forward = False
-        self._lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
-        """Identity of code, and offset in it → the code, held, and the line."""
         self.clear()
 
     def clear(self) -> None:
         """Forget what was noted."""
-        self.noted: list[NotedOperation] = []
+        self.noted: list[Operation] = []
         self.spans: list[tuple[int, int]] = []
         self.is_cut = False
         self._first = next_sequence_number()
@@ -144,35 +116,29 @@ class OperationNotes(ForwardListener):
         self.stop()
         self.forward_ends()
         self.clear()
-        self._lines.clear()
 
     @uncompiled
-    def before(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> _Called | None:
+    def before(self, call: TorchCall) -> _Taken | None:
         """Note what an operation takes; None of what is none, or is ours."""
-        if function is SWITCH_GRAD and args:
-            self._grad.switched(args[0], frame)
-        name = name_function(function)
-        if not name or is_ours[frame.f_code.co_filename] or not self._is_noting():
+        if call.function is SWITCH_GRAD and call.args:
+            self._grad.switched(call.args[0], call.frame)
+        if not call.name or is_ours[call.frame.f_code.co_filename] or not self._is_noting():
             return None
         with without_functions():
-            tensors = tensors_of(args, kwargs)
-            return _Called(
-                name,
-                args,
-                kwargs,
-                tuple(self._find(each) for each in tensors),
-                tuple(describe_tensor(each) for each in tensors),
+            tensors = call.operands
+            return _Taken(
+                tensors,
+                tuple(map(self._find, tensors)),
+                tuple(map(describe_tensor, tensors)),
                 any(each.requires_grad for each in tensors),
-                tensors[0] if tensors else None,
-                next_sequence_number(),
             )
 
     @uncompiled
-    def after(self, seen: _Called, function: Any, result: Any, frame: FrameType) -> None:
+    def after(self, call: TorchCall, taken: _Taken) -> None:
         """Note it, unless it has made no tensor."""
         with without_functions():
-            self._note(seen, result, frame)
-            self._span(seen.number, next_sequence_number())
+            self._note(call, taken)
+            self._span(call.first, next_sequence_number())
 
     def fail(self, error: Exception) -> None:
         """Note nothing more."""
@@ -197,7 +163,7 @@ class OperationNotes(ForwardListener):
         known = self._made.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else MADE_BEFORE
 
-    def made_by(self, number: int) -> NotedOperation | None:
+    def made_by(self, number: int) -> Operation | None:
         """The operation whose result the node with this number belongs to."""
         place = self._numbers.get(number)
         return None if place is None else self.noted[place]
@@ -208,30 +174,28 @@ class OperationNotes(ForwardListener):
             return False
         return self.is_started and not is_tracing() and not is_jit_tracing() and current_graph_task() == OUTSIDE
 
-    def _note(self, taken: _Called, result: Any, frame: FrameType) -> None:
-        name = taken.name
-        made = tensors_of((result,), None)
-        if name == "setitem" and taken.first is not None:
-            made = [taken.first]
-        elif not made and name not in VALUES:
+    def _note(self, call: TorchCall, taken: _Taken) -> None:
+        name, made = call.name, call.made
+        first = taken.tensors[0] if taken.tensors else None
+        if not made and name not in VALUES:
             return
         number = len(self.noted)
         mode = "" if grad_enabled() else "inference" if inference_enabled() else "no_grad"
-        line, module, applied = self._locate(frame, is_whole=bool(mode))
+        line, module, applied = self._locate(call.frame, is_whole=bool(mode))
         checkpoint = ""
         if applied is not None:
-            if taken.requires_grad and self._grad.is_on and (caller := find_cut_checkpoint(frame)) is not None:
+            if taken.requires_grad and self._grad.is_on and (caller := find_cut_checkpoint(call.frame)) is not None:
                 checkpoint = user_line(caller)
             mode, module = "function", module or applied[1]
             self._applied[number] = applied
         requires_grad = any(each.requires_grad for each in made)
         cuts = taken.requires_grad and not requires_grad and mode != "function" and not is_bare(name)
-        is_written = name == "setitem" or (name.endswith("_") and bool(made) and made[0] is taken.first)
+        is_written = name == "setitem" or (name.endswith("_") and bool(made) and made[0] is first)
         node = self._name_node(made, number, is_written=is_written) if requires_grad else ""
         makes = tuple(map(describe_tensor, made))
-        arguments = describe_arguments(name, taken.args, taken.kwargs)
+        arguments = describe_arguments(name, call.args, call.kwargs)
         self.noted.append(
-            NotedOperation(
+            Operation(
                 name, line, module, node, taken.operands, taken.described, makes, arguments, cuts, mode, checkpoint
             )
         )
@@ -275,7 +239,7 @@ class OperationNotes(ForwardListener):
         made_by = self._numbers.get(number_of(node), MADE_BEFORE)
         if made_by != MADE_BEFORE:
             return made_by
-        return self._note_unseen(node, tensor, number) if number_of(node) >= self._first else GRAPH_BEFORE
+        return self._note_unseen(node, tensor, number) if number_of(node) >= self._first else CARRIED
 
     def _note_unseen(self, node: Any, tensor: Tensor, inner: int) -> int:
         """Note what made a tensor without passing through here: a Python Function, or compiled code."""
@@ -288,7 +252,7 @@ class OperationNotes(ForwardListener):
         operands = tuple(self._numbers.get(number_of(each), MADE_BEFORE) for each in before)
         number = self._numbers[number_of(node)] = len(self.noted)
         makes = (describe_tensor(tensor),)
-        self.noted.append(NotedOperation(name, line, module, kind, operands, (), makes, "", cuts=False, mode=""))
+        self.noted.append(Operation(name, line, module, kind, operands, (), makes, "", cuts=False, mode=""))
         self._made[id(tensor)] = weakref.ref(tensor), number
         self._span(number_of(node), number_of(node) + 1)
         return number
@@ -304,7 +268,7 @@ class OperationNotes(ForwardListener):
         while frame is not None:
             code = frame.f_code
             if line is None and not is_inner[code.co_filename]:
-                line = self._name_line(frame)
+                line = describe_frame(frame)
             if module is None and code in MODULE_CALLS:
                 module = self._name_module(frame.f_locals[code.co_varnames[0]])
             if is_whole and inner is None and begins_function(code):
@@ -314,10 +278,3 @@ class OperationNotes(ForwardListener):
             frame = frame.f_back
         found = line or "", module or ""
         return (*found, None) if inner is None else (*inner, found)
-
-    def _name_line(self, frame: FrameType) -> str:
-        key = id(frame.f_code), frame.f_lasti
-        known = self._lines.get(key)
-        if known is None:
-            known = self._lines[key] = frame.f_code, f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        return known[1]
