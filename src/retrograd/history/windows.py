@@ -21,6 +21,7 @@ from retrograd.history.histograms import Histograms
 from retrograd.history.outline import Outliner, RecordOutline
 from retrograd.history.passes import FirstPasses
 from retrograd.history.rows import (
+    CALLS_OF,
     FIXED_TYPES,
     OF_HISTOGRAMS,
     ROW_TYPES,
@@ -398,6 +399,7 @@ def merge_window(rows: LongRows, cells: Cells, names: Iterable[str] | None = Non
     all_names = (*ROW_TYPES, *rows.custom)
     wanted = set(all_names if names is None or rows.copies is not None else names)  # copies are compared in all of them
     columns = [name for name in all_names if name in wanted]
+    columns += [CALLS_OF + name for name in columns if CALLS_OF + name in rows]
     table = MergedTable(rows, len(cells.steps) * len(cells.codes), columns)
     for piece, numbers in read_counted(rows, columns, cells):
         table.add(piece, numbers)

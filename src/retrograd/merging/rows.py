@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.history.cells import merge_custom
 from retrograd.history.copies import Disagreement
-from retrograd.history.rows import merge_custom
 from retrograd.history.sink import Phase, RowBatch
 from retrograd.merging.sites import OWN, IntArray, SharedSites
 from retrograd.statistics.row import BINS, ROW, merge_rows
