@@ -185,7 +185,7 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
         step_runs: for each phase, by its code, the steps that have rows, as runs of even gaps: first, last and gap.
         ends: the last step of each piece.
         is_far: reading it is mostly waiting, as for a store.
-        left_out: number of rows that turned out to be damaged when they were read.
+        left_out: number of rows that are not read, since the part turned out to be damaged.
     """
 
     is_far = False
@@ -218,8 +218,8 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
             nonfinite: leave out pieces of which all elements are known to be finite.
         """
 
-    def check(self, codes: npt.NDArray[np.integer] | None = None) -> None:
-        """Find out which of its rows can be read, or which pieces with rows of some sites.
+    def check(self) -> None:
+        """Find out whether it can be read.
 
         Whoever reads one column after the other asks for it first: they must have the same rows.
         """
@@ -349,7 +349,7 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         return (int(steps.min()), int(steps.max())) if len(steps) else None
 
     def only(self, codes: Iterable[int]) -> Rows:
-        """Rows among which are those of some sites, in their order."""
+        """Rows among which are those of some sites, in their order, and held."""
         return self
 
     def merged(self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None) -> Iterator[Rows]:

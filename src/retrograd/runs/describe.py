@@ -228,11 +228,17 @@ def describe_run_folder() -> str:
     return _PAGE.format(
         format=FORMAT,
         places=_lay_out(["file", "what it is"], [(f"`{place.path}`", place.text) for place in PLACES]),
-        statistics=_describe_columns(STATISTICS_COLUMNS) + "\n\nThen one float64 column for each statistic of a user.",
+        statistics=_describe_columns(STATISTICS_COLUMNS) + _OF_USERS,
         events=_describe_columns(EVENT_COLUMNS),
         facts=_lay_out(["kind", "what it is", "fields"], list(map(_describe_fact, FACTS))),
         notes=NOTES,
     )
+
+
+_OF_USERS = """
+
+Then one float64 column for each statistic of a user; and `calls:NAME` where ranks were merged and not all calls of a
+row have a value of `NAME`, whose mean it holds: how many have."""
 
 
 def _describe_columns(columns: Sequence[Column]) -> str:

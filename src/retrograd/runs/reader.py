@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,11 +35,9 @@ from retrograd.runs.layout import (
     list_parts,
     number_file,
     parse_rank,
-    parse_span,
 )
 from retrograd.runs.lock import is_locked
 from retrograd.runs.manifest import read_manifest
-from retrograd.runs.merged import ListedParts
 from retrograd.runs.part_outline import SiteLists
 from retrograd.runs.parts import PartFile
 from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
@@ -170,9 +168,9 @@ class Run:
 
     @property
     def damaged(self) -> list[DamagedPart]:
-        """Part files that cannot be read, in whole or in part, and are left out of the history.
+        """Part files that cannot be read, and are left out of the history.
 
-        Those of tensors are among them once any were asked for, and row groups of statistics once they were to be read.
+        Those of tensors, and pages of statistics, are among them once they were to be read.
         """
         paths = {part.path for part in self._parts.values()}
         return [*self._damaged, *(part for part in self._damages.torn if part.path in paths)]
@@ -244,19 +242,11 @@ class Run:
                 part = damages.try_to(key, make)
             if part is not None:
                 opened[key] = part
-        self._note_session(opened.values())
         self._parts = opened
         self._files.keep_only(opened.values())
         return damages.list_parts(
             [(key, path, opened[key].step_limits if key in opened else None) for key, _, path in listed]
         )
-
-    def _note_session(self, parts: Collection[StoredRows | EventPart]) -> None:
-        """Note with the parts of a table what is known of those beside them, for when they will have been merged."""
-        sessions = {rank.folder: ListedParts(rank.facts.get("began"), {}) for rank in self.ranks}
-        for part in parts:
-            part.session = sessions[part.path.parent.parent]
-            part.session.counts[parse_span(part.path.name)] = part.written
 
     def _read_events(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> list[DamagedPart]:
         """Read part files of events that are new, by the names that sites have in the history.
@@ -274,7 +264,6 @@ class Run:
         files = self._event_files
         files.load(listed, is_far=is_remote(self.path), is_growing=self.status == "running")
         read = files.parts
-        self._note_session(read.values())
         self._event_parts = {rank: [read[key] for key in keys if key in read] for rank, keys in own.items()}
         return files.damages.list_parts(
             [
