@@ -50,9 +50,8 @@ from retrograd.hangs.ring_file import (
 from retrograd.hooks.engine import current_node, uncompiled
 from retrograd.hooks.native import native
 from retrograd.hooks.nodes import name_of, number_of
-from retrograd.runs.claim import start_of
 from retrograd.runs.layout import LOCK, RING
-from retrograd.runs.lock import Lock
+from retrograd.runs.lock import Lock, start_of
 from retrograd.runs.ranks import ask_rank
 
 LANES = 8

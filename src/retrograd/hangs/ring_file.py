@@ -25,8 +25,8 @@ from retrograd.errors import TraceError
 from retrograd.files import write_whole
 from retrograd.foreign.text import expect_file
 from retrograd.hangs.rank_state import RankState, RingEvent, State, ThreadPosition
-from retrograd.runs.claim import start_of
 from retrograd.runs.layout import RING, is_run, list_rank_folders, parse_rank, rank_name
+from retrograd.runs.lock import start_of
 
 NAMES = "ring.names"
 MODULES = "ring.modules"

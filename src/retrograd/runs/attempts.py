@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from retrograd.errors import RunError
 from retrograd.foreign.text import check_fields, read_json
-from retrograd.runs.claim import name_place, start_of
 from retrograd.runs.layout import RANK_FILE
+from retrograd.runs.lock import name_place, start_of
 
 _PROGRAM = secrets.token_hex(6)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,9 @@ from retrograd.runs.part_outline import SiteLists
 from retrograd.runs.parts import PartFile
 from retrograd.runs.placements import Placements, find_copies, name_stages, read_placements
 from retrograd.runs.stored import OpenFiles, StoredRows, StoredTensors
+
+_STALE_SECONDS = 120.0
+"""A run at an address whose process has not told for so long that it runs was killed: there are no locks."""
 
 _ATTEMPTS = 20
 _MOST_LOST = 1 << 62
@@ -304,7 +308,8 @@ def _load_rank(folder: Path) -> Rank:
                 f"{str(folder / RANK_FILE)!r} cannot be read: {error}.", repair="remove that file."
             ) from error
     status = str(facts.get("status", "running"))
-    if status == "running" and not is_locked(folder / LOCK):
+    lives = time.time() - facts.get("written", 0.0) < _STALE_SECONDS if is_remote(folder) else is_locked(folder / LOCK)
+    if status == "running" and not lives:
         status = "stopped"
     return Rank(parse_rank(folder.name) or 0, folder, status, facts, read_placements(folder), is_extra(folder.name))
 

@@ -296,7 +296,7 @@ class StoredRows(StoredPart):
         stored = self._list_stored(group, names)
         with explain_damage(self.path):
             plain = [name for name in stored if name != "bins"]
-            reader = (self._held or self._files.take(self)).open_group(number, stored) if stored else None
+            reader = (self._held or self._files.take(self)).open() if stored else None
             table = reader.read_row_group(number, columns=plain, use_threads=False) if reader and plain else None
             bins = _read_bins(reader, number, group.are_bins_small) if reader and "bins" in stored else None
             return self._lay_out(number, names, table, bins)
