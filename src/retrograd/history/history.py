@@ -33,7 +33,7 @@ from retrograd.history.rows import (
 from retrograd.history.series import Relatives, Series
 from retrograd.history.sink import UPDATES, Event, KeptTensor, RowBatch
 from retrograd.history.steps import number_steps
-from retrograd.history.table import build_event_table, build_ranked_table, find_made, leave_losses_out, read_events
+from retrograd.history.table import build_event_table, build_ranked_table, find_made, read_events
 from retrograd.history.windows import CELLS_AT_ONCE, LongRows, choose_rows, compare_copies, find_outline
 from retrograd.libraries import load_library
 from retrograd.sites.pattern import Pattern
@@ -352,11 +352,6 @@ class History:
     def events(self) -> list[Event]:
         """All events, in the order recorded."""
         return read_events(self.event_table)
-
-    @property
-    def events_but_losses(self) -> list[Event]:
-        """Events of all kinds but the losses, which :attr:`loss` has as numbers."""
-        return read_events(leave_losses_out(self.event_table))
 
     @property
     def few_events(self) -> list[Event]:
