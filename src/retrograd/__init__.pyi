@@ -53,6 +53,7 @@ from retrograd.following.views.graph_text import print_graph as print_graph
 from retrograd.following.views.trace_lines import LiveLines as LiveLines
 from retrograd.following.views.trace_text import format_trace as format_trace
 from retrograd.following.views.trace_text import print_trace as print_trace
+from retrograd.memory import saved as saved
 from retrograd.memory.inventory.inventory import Inventory as Inventory
 from retrograd.memory.inventory.recorder import take_inventory as take_inventory
 from retrograd.memory.saved.keeping import keep_saved as keep_saved
@@ -60,7 +61,6 @@ from retrograd.memory.views.inventory_page import write_inventory as write_inven
 from retrograd.memory.views.inventory_table import format_inventory as format_inventory
 from retrograd.memory.views.inventory_table import print_inventory as print_inventory
 from retrograd.rewriting import rules as rules
-from retrograd.rewriting.memory import saved as saved
 from retrograd.rewriting.rewriting import Rewriting as Rewriting
 from retrograd.rewriting.rewriting import rewrite as rewrite
 from retrograd.rewriting.rules.simulation import simulate_rule as simulate_rule

@@ -33,7 +33,7 @@ from retrograd.core.history.rows import (
 from retrograd.core.history.series import Relatives, Series
 from retrograd.core.history.sink import UPDATES, Event, KeptTensor, RowBatch
 from retrograd.core.history.steps import number_steps
-from retrograd.core.history.table import build_event_table, build_ranked_table, find_made, leave_losses_out, read_events
+from retrograd.core.history.table import build_event_table, build_ranked_table, find_made, read_events
 from retrograd.core.history.windows import CELLS_AT_ONCE, LongRows, choose_rows, compare_copies, find_outline
 from retrograd.core.libraries import load_library
 from retrograd.core.sites.pattern import Pattern
@@ -354,11 +354,6 @@ class History:
         return read_events(self.event_table)
 
     @property
-    def events_but_losses(self) -> list[Event]:
-        """Events of all kinds but the losses, which :attr:`loss` has as numbers."""
-        return read_events(leave_losses_out(self.event_table))
-
-    @property
     def few_events(self) -> list[Event]:
         """Events of all kinds of which not each step has one: neither losses nor updates."""
         return read_events(self.all_events.few)
@@ -397,7 +392,7 @@ class History:
         found = [Disagreement(site, *numbers) for site, numbers in told.items() if len(numbers) == 3]
         if isinstance(rows, LongRows):
             return found + compare_copies(rows)
-        return found + ([] if rows.copies is None else rows.copies.compare(rows, np.arange(rows.count)))
+        return found + ([] if rows.copies is None else rows.copies.count(rows, np.arange(rows.count))[1])
 
     def table(self) -> pa.Table:
         """All rows as an Arrow table, with the columns of the run folder and the rank."""

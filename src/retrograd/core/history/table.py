@@ -198,11 +198,6 @@ def find_made(table: pa.Table) -> IntArray:
     return steps[ends[codes]]
 
 
-def leave_losses_out(table: pa.Table) -> pa.Table:
-    """All other events."""
-    return filter_rows(table, ~find_kinds(table, ("loss",)))
-
-
 def pick_losses(table: pa.Table, steps: Collection[int] | None = None) -> pa.Table:
     """Losses alone, of some steps or of all."""
     mask = find_kinds(table, ("loss",))

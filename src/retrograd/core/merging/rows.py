@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.core.history.cells import merge_custom
 from retrograd.core.history.copies import Disagreement
-from retrograd.core.history.rows import merge_custom
 from retrograd.core.history.sink import Phase, RowBatch
 from retrograd.core.merging.sites import OWN, IntArray, SharedSites
 from retrograd.core.statistics.row import BINS, ROW, merge_rows

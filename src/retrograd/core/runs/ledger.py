@@ -12,14 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from retrograd.core.addresses import is_remote, open_remote
 from retrograd.core.errors import RunError
 from retrograd.core.foreign.text import check_kinds, parse_object
 from retrograd.core.history.sink import Unit
 from retrograd.core.runs.layout import STATISTICS, list_parts, list_rank_folders
-from retrograd.core.runs.parts import explain_damage
+from retrograd.core.runs.parts import PartFile, explain_damage
 
 LEDGER = b"retrograd.ledger"
 """Key of the metadata of a part file."""
@@ -176,7 +173,7 @@ def _read_part(path: Path) -> Ledger | None:
     """The ledger of a part file; None where it has none, or is damaged: then its rows cannot be read either."""
     try:
         with explain_damage(path):
-            told = (pq.read_metadata(open_remote(path) if is_remote(path) else path).metadata or {}).get(LEDGER)
+            told = (PartFile(path).metadata.metadata or {}).get(LEDGER)
             return None if told is None else Ledger.read(parse_object(told.decode()))
     except (FileNotFoundError, RunError):
         return None

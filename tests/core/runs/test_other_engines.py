@@ -1,4 +1,4 @@
-"""Histograms added up over steps and ranks, against a loop over the rows of the files."""
+"""Other engines merge the ranks of a run to the same numbers, with what docs/scale.md has."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import polars
-import pyarrow.parquet as pq
 import pytest
 
 from retrograd.core.history.sink import Moment
@@ -43,35 +42,6 @@ def _draw(rank: int, step: int, micro: int) -> Iterator[tuple[int, np.ndarray]]:
     for number, site in enumerate(SITES):
         random = np.random.default_rng([number, step, micro, 0 if site == COPY else rank])
         yield number, random.standard_normal(8) * 2.0 ** random.integers(-20, 20)
-
-
-def add_by_hand(run: Path, site: str, place: dict[int, int], columns: int) -> np.ndarray:
-    """A row of the files after the other."""
-    added = np.zeros((columns, 255), np.int64)
-    for path in sorted(run.glob("rank*/statistics/*.parquet")):
-        if site == COPY and path.parts[-3] != "rank00000":
-            continue
-        for row in pq.read_table(path, partitioning=None).to_pylist():
-            if row["site"] == site and row["phase"] == "train":
-                for offset, count in enumerate(row["bins"]):
-                    added[place[row["step"]], row["first_bin"] + offset] += count
-    return added
-
-
-@pytest.mark.parametrize(("most_rows", "most_cells"), [(1 << 18, 1 << 19), (0, 1 << 19), (0, 10)])
-@pytest.mark.parametrize("columns", [1, 4, STEPS])
-def test_histograms_of_columns(
-    run: Path, monkeypatch: pytest.MonkeyPatch, most_rows: int, most_cells: int, columns: int
-) -> None:
-    monkeypatch.setattr("retrograd.core.history.windows.MOST_ROWS", most_rows)
-    monkeypatch.setattr("retrograd.core.history.windows.MOST_CELLS", most_cells)
-    place = {3 * step: step * columns // STEPS for step in range(STEPS)}
-    history = open_run(run).history
-    found = history.add_exponents(
-        SITES, "train", lambda steps: np.array([place[step] for step in steps.tolist()], np.int64), columns
-    )
-    for site, counts in zip(SITES, found, strict=True):
-        np.testing.assert_array_equal(counts, add_by_hand(run, site, place, columns))
 
 
 MERGE = """
