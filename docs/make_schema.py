@@ -188,31 +188,28 @@ train.py`, `rg.open_run`, `retrograd view`, `explain`, `report`, `compare` and `
 Credentials come from the environment or a profile, as those packages read them; an address with a name or a password
 is refused. `file:///runs/a` is a local folder.
 
-What lies there is the same, file by file. What differs:
+A run is written to a folder of this machine first, below `runs`: the address with a short number. It stays there, and
+can be read like any other. Every thirty seconds, at `flush()` and at the end its closed files are put to the address,
+each once, `rank.json` and the manifest after the others. What lies there is the same, file by file.
 
-- A file is put as one object and so appears whole, and there is no rename: no name begins with `.tmp-`. It is held in
-  memory until then; that is at most a shard of 64 MB, or a merged part of a million rows.
-- A process writes every thirty seconds, not every two, and loses that much when it is killed. A flush is some three
-  requests to look and up to five to put (rows, events, `rank.json`, its claim, the manifest); of 32 flushes the small
-  parts are read, merged and removed. One rank makes some 600 puts an hour. What cannot be written, since the store
-  does not answer, waits in memory (256 MB) and is tried again; training never waits for it. The end of a recording
-  waits for a store that hangs, for a minute at most, and says so; one that refuses is tried four times within some two
-  seconds, besides what its client takes to try again.
-- There are no locks. A process claims its rank's folder by an object `.lock`, put on the condition that there is none,
-  where the store can do that: `nonce`, `place`, `pid`, `written`, `is_released`. It is written again with each flush.
-  Another writer of that rank is refused while it is less than two minutes old, unless its process is known to be gone
-  (of this machine, and of no living process). `resume=True` waits for those two minutes. A process whose folder was
-  taken over finds that out before its next flush, and writes nothing more there. Two that take over the same dead
-  folder within the same moment may both write for one flush. Clocks that are minutes apart are not seen.
-- A run whose process was killed reads as `running` for up to two minutes, then as `stopped`.
-- Where a process learns its rank only after it has begun to write, its objects are copied to the new name.
+- Training never waits for the store. While it does not answer or refuses, there is a warning that names the local
+  folder, and the files are put once it answers. At the end it is waited for, for a minute; what was not put then is in
+  the local folder: `aws s3 cp --recursive runs/FOLDER s3://bucket/runs/a`, or fsspec's `put`.
+- A process that is killed loses what waits to be written, thirty seconds at most. What was put is at the address; what
+  was not is in the local folder.
+- There are no locks at an address. Recording to one that holds the same rank is refused, but two machines that begin
+  within the same moment are not told apart: give each run an address of its own. A run whose process was killed reads
+  as `running` for two minutes, then as `stopped`; clocks that are minutes apart are not seen.
+- `resume=True` continues the local folder; where there is none, what lies at the address is fetched first. Where the
+  address was written later than the local folder, by another machine, it is refused: remove the local folder.
+- A put holds the file in memory: a shard of 64 MB at most, or a merged part of a million rows. One rank makes some 480
+  puts an hour.
 - Python closes what network clients need before it calls `atexit` functions, so a recording that nobody closes ends
   when the main thread does: threads that go on training behind it are not recorded.
 - Reading asks for a part file at once, up to 16 MB; of a larger one for its footer, and then for what it needs of each
-  row group, in one request and without holding it, so that the next reading asks again; of a shard for its header,
-  and then for single tensors. Each rank takes some ten requests, and each part three.
-- A reader waits a minute for a store that answers nothing at all, and then raises `run-unreachable`. What is slow is
-  waited for: it is asked for one byte besides, and goes on as long as it answers that.
+  row group; of a shard for its header, and then for single tensors. Each rank takes some ten requests, each part three.
+- A reader waits a minute for a store that answers nothing at all, and then raises `run-unreachable`; in the middle of a
+  large part it waits as long as the client of the store does.
 - Of this machine alone are: rings of `rg.watch_hangs`, traces, bundles, features, spill files of saved tensors.
 
 Other tools read it where it lies: `duckdb.sql("FROM 's3://bucket/runs/a/rank*/statistics/*.parquet'")`,
@@ -226,11 +223,17 @@ def describe_run_folder() -> str:
     return _PAGE.format(
         format=FORMAT,
         places=_lay_out(["file", "what it is"], [(f"`{place.path}`", place.text) for place in PLACES]),
-        statistics=_describe_columns(STATISTICS_COLUMNS) + "\n\nThen one float64 column for each statistic of a user.",
+        statistics=_describe_columns(STATISTICS_COLUMNS) + _OF_USERS,
         events=_describe_columns(EVENT_COLUMNS),
         facts=_lay_out(["kind", "what it is", "fields"], list(map(_describe_fact, FACTS))),
         notes=NOTES,
     )
+
+
+_OF_USERS = """
+
+Then one float64 column for each statistic of a user; and `calls:NAME` where ranks were merged and not all calls of a
+row have a value of `NAME`, whose mean it holds: how many have."""
 
 
 def _describe_columns(columns: Sequence[Column]) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
+import shutil
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +17,17 @@ import retrograd as rg
 from retrograd.core.addresses import open_folder
 from retrograd.core.cli import main
 from retrograd.core.errors import NotARunError, RetrogradWarning, RunExistsError, RunWriteError
-from retrograd.core.runs import claim, writer
-from retrograd.core.runs.claim import Claim, ClaimHolder, read_holder
+from retrograd.core.runs import writer
 from retrograd.core.runs.parts import FAN_IN
-from retrograd.core.runs.ranks import RankClaim
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("upath")
 
 
 @pytest.fixture
-def memory() -> Iterator[Any]:
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The store of this process, empty."""
+    monkeypatch.chdir(tmp_path)
     store = fsspec.filesystem("memory")
     store.rm("/", recursive=True) if store.ls("/") else None
     yield store
@@ -145,23 +142,27 @@ def test_files_are_fetched_side_by_side(memory: Any, monkeypatch: pytest.MonkeyP
     assert rg.open_run("memory://runs/a").history["0:output"].steps.tolist() == list(range(9))
 
 
-@pytest.mark.parametrize("method", ["pipe_file", "cat_file"])
-def test_the_end_waits_for_a_store_that_hangs_but_not_for_ever(
-    memory: Any, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    recording, _ = train_open("memory://runs/a")
-    plain, answers = getattr(type(memory), method), threading.Event()
+def hang(monkeypatch: pytest.MonkeyPatch, memory: Any) -> threading.Event:
+    """Have the store answer nothing that is put, until this is set."""
+    plain, answers = type(memory).pipe_file, threading.Event()
 
-    def hang(*words: Any, **named: Any) -> Any:
+    def wait(*words: Any, **named: Any) -> Any:
         answers.wait(100)
         return plain(*words, **named)
 
-    monkeypatch.setattr(type(memory), method, hang)
+    monkeypatch.setattr(type(memory), "pipe_file", wait)
+    return answers
+
+
+def test_the_end_waits_for_a_store_that_hangs_but_not_for_ever(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording, _ = train_open("memory://runs/a")
+    answers = hang(monkeypatch, memory)
     monkeypatch.setattr(writer, "_LAST_WORDS_SECONDS", 0.2)
-    with pytest.warns(RetrogradWarning, match="has not answered"):
+    with pytest.warns(RetrogradWarning, match="has not answered(.|\n)*All of it is in .*runs/memory-runs-a-"):
         recording.close()
+    assert rg.open_run(recording._sink.folder).history["0:output"].steps.tolist() == [0, 1, 2]
     answers.set()  # it answers after all, and the program still runs
-    recording._sink._thread.join(100)
+    recording._sink._upload._thread.join(100)
     there = rg.open_run("memory://runs/a")
     assert there.status == "finished"
     assert there.history["0:output"].steps.tolist() == [0, 1, 2]
@@ -169,121 +170,66 @@ def test_the_end_waits_for_a_store_that_hangs_but_not_for_ever(
 
 def test_a_flush_does_not_wait_for_ever_and_is_made_up_for(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recording, _ = train_open("memory://runs/a")
-    plain, answers = type(memory).pipe_file, threading.Event()
-
-    def hang(*words: Any, **named: Any) -> Any:
-        answers.wait(100)
-        return plain(*words, **named)
-
-    monkeypatch.setattr(type(memory), "pipe_file", hang)
+    answers = hang(monkeypatch, memory)
     monkeypatch.setattr(writer, "_LAST_WORDS_SECONDS", 0.2)
     with pytest.warns(RetrogradWarning, match="has not answered a flush"):
         recording.flush()
     monkeypatch.setattr(writer, "_LAST_WORDS_SECONDS", 100)
     recording.flush()  # returns, though the first one still waits
     answers.set()
-    recording._sink._flushing.join(100)
-    assert rg.open_run("memory://runs/a").history["0:output"].steps.tolist() == [0, 1, 2]
     recording.close()
+    assert rg.open_run("memory://runs/a").history["0:output"].steps.tolist() == [0, 1, 2]
 
 
-def test_the_end_tells_what_a_store_that_refuses_has_lost(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, _ = train(None)
+def test_what_a_store_refuses_lies_in_the_local_folder(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recording, _ = train_open("memory://runs/a")
 
     def refuse(*words: Any, **named: Any) -> None:
         raise ConnectionRefusedError("nobody is there")
 
-    monkeypatch.setattr(type(memory), "pipe_file", refuse)
-    monkeypatch.setattr(writer, "_LAST_PAUSES", (0.0,))
-    with pytest.warns(RetrogradWarning) as told:
-        recording.close()
-    assert f"{here.history.rows.count} rows" in str(told[-1].message)
-    assert not recording._sink._thread.is_alive()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "pipe_file", refuse)
+        with pytest.warns(RetrogradWarning) as told:
+            recording.close()
+    texts = [str(each.message) for each in told]
+    assert any("Training goes on" in text for text in texts)
+    assert "copy that folder" in texts[-1]
+    memory.put(f"{recording._sink.folder}/", "/runs/a/", recursive=True)  # as it says
+    assert rg.open_run("memory://runs/a").history["0:output"].steps.tolist() == [0, 1, 2]
+
+
+def test_what_was_put_before_a_kill_is_there(memory: Any) -> None:
+    recording, _ = train_open("memory://runs/a")
+    recording.flush()
+    assert {name for name in memory.find("/runs/a") if "/.tmp-" in name} == set()
+    opened = rg.open_run("memory://runs/a")
+    assert opened.status == "running"
+    assert opened.history["0:output"].steps.tolist() == [0, 1, 2]
+    recording.close()
 
 
 def test_a_folder_that_holds_something_is_refused(memory: Any) -> None:
     train("memory://runs/a")
     with pytest.raises(RunExistsError, match="already holds a run"):
         train("memory://runs/a")
-    memory.pipe_file("/runs/b/photo.jpg", b"")
-    with pytest.raises(RunExistsError, match=r"photo\.jpg"):
-        train("memory://runs/b")
+    shutil.rmtree("runs")
+    with pytest.raises(RunExistsError, match="already holds a run"):
+        train("memory://runs/a")
     with pytest.raises(NotARunError, match="does not exist"):
         rg.open_run("memory://runs/nothing")
 
 
-# ---- claims ----
-
-
-def test_a_folder_that_somebody_writes_to_is_refused(memory: Any) -> None:
-    model = nn.Linear(1, 1)
-    with (
-        rg.record(model, "memory://runs/a"),
-        pytest.raises(RunExistsError, match="Another process is rank 0"),
-        rg.record(nn.Linear(1, 1), "memory://runs/a"),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("place", "pid", "age", "alive"),
-    [
-        pytest.param("elsewhere/1", lambda: 1, 10.0, True, id="another machine"),
-        pytest.param("elsewhere/1", lambda: 1, claim.STALE_SECONDS + 1, False, id="another machine, long ago"),
-        pytest.param(None, os.getppid, 10.0, True, id="the parent"),
-        pytest.param(None, os.getpid, 10.0, False, id="a container that began again, with the same number"),
-        pytest.param(None, lambda: (1 << 22) + 1, 10.0, False, id="a number that no process can have"),
-    ],
-)
-def test_who_is_alive(memory: Any, place: str | None, pid: Callable[[], int], age: float, alive: bool) -> None:
-    path = open_folder("memory://runs/a/.lock")
-    holder = ClaimHolder("nonce", claim.name_place() if place is None else place, pid(), time.time() - age)
-    claim._write_holder(path, holder)
-    assert claim.is_held(path) is alive
-    assert Claim(path).acquire() is not alive
-
-
-def test_a_claim_that_somebody_took_over_is_no_longer_held(memory: Any) -> None:
-    path = open_folder("memory://runs/a/.lock")
-    first, second = Claim(path), Claim(path)
-    assert first.acquire()
-    assert not second.acquire()
-    assert first.is_of(path)
-    first.release()
-    assert not first.is_of(path) or not claim.is_held(path)
-    assert second.acquire()
-    assert not first.is_of(path)
-    first.release()  # leaves the other's alone
-    assert second.is_of(path)
-    assert claim.is_held(path)
-
-
-def test_a_claim_is_made_by_one_of_many(memory: Any) -> None:
-    """Though all have looked before any has written."""
-    path = open_folder("memory://runs/a/.lock")
-    first, second = Claim(path), Claim(path)
-    first._write(is_new=True)
-    with pytest.raises(FileExistsError):
-        second._write(is_new=True)
-
-
-@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"nonce": 1}', b"\xff", json.dumps({"pid": "x"}).encode()])
-def test_a_claim_that_cannot_be_read_is_nobodys(memory: Any, text: bytes) -> None:
-    path = open_folder("memory://runs/a/.lock")
-    memory.pipe_file("/runs/a/.lock", text)
-    assert read_holder(path) is None
-
-
-def test_a_rank_that_is_known_late_takes_its_objects_along(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = RankClaim(open_folder("memory://runs/a"))
-    memory.pipe_file("/runs/a/rank00000/rank.json", b"{}")
-    monkeypatch.setenv("RANK", "3")
-    assert held.settle() is False
-    assert held.rank == 3
-    assert sorted(memory.find("/runs/a")) == ["/runs/a/rank00003/.lock", "/runs/a/rank00003/rank.json"]
-    assert held.settle() is False
-    held.release()
+def test_a_run_is_resumed_from_its_address_alone(memory: Any) -> None:
+    train("memory://runs/a")
+    shutil.copytree("runs", "before")
+    shutil.rmtree("runs")  # as on another machine
+    train("memory://runs/a", resume=True)
+    assert rg.open_run("memory://runs/a").history["0:output"].steps.tolist() == list(range(6))
+    shutil.rmtree("runs")
+    shutil.copytree("before", "runs")
+    with pytest.raises(RunExistsError, match="was written later"):
+        train("memory://runs/a", resume=True)
+    assert rg.open_run("memory://runs/a").history["0:output"].steps.tolist() == list(range(6))
 
 
 # ---- addresses that are none ----

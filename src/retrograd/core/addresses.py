@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import importlib
 import importlib.util
-import io
 import os
 import re
 import threading
@@ -22,7 +21,7 @@ from concurrent.futures import Future
 from functools import partial, wraps
 from pathlib import Path, PurePath
 from types import MethodType
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, BinaryIO, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from retrograd.core.errors import NotARunError, RetrogradError, RunUnreachableError, RunWriteError
@@ -250,23 +249,14 @@ def store_of(path: Path) -> tuple[Any, str]:
     return remote.fs, remote.path
 
 
-def put(path: Path, data: bytes, *, is_new: bool = False) -> None:
+def put(path: Path, data: bytes) -> None:
     """Write a remote object, which appears whole.
 
-    Args:
-        path: its path.
-        data: all of it.
-        is_new: it must not be there yet, where the store can tell.
-
     Raises:
-        FileExistsError: it is there.
         Exception: whatever the store's client raises; see :func:`is_refusal`.
     """
     store, name = store_of(path)
-    if is_new:
-        store.pipe_file(name, data, mode="create")
-    else:
-        store.pipe_file(name, data)
+    store.pipe_file(name, data)
 
 
 @bounded
@@ -281,67 +271,16 @@ def fetch(path: Path, start: int | None = None, end: int | None = None) -> bytes
 
 
 @bounded
-def open_remote(path: Path) -> io.BytesIO | RemoteFile:
-    """A remote object as a file to read; one of moderate size is fetched at once, and can be removed then."""
-    size = path.stat().st_size
-    return io.BytesIO(fetch(path)) if size <= _WHOLE_BYTES else RemoteFile(path, size)
+def open_remote(path: Path) -> bytes | BinaryIO:
+    """The bytes of a remote object; of a large one a file of its store, each reading of which is a request.
 
-
-class RemoteFile(io.RawIOBase):
-    """A large remote object as a file, of which each reading fetches what it asks for, and nothing besides.
-
-    Args:
-        path: of the object.
-        size: its bytes.
+    Raises:
+        FileNotFoundError: it is not there.
     """
-
-    def __init__(self, path: Path, size: int) -> None:
-        self._path, self._size, self._at = path, size, 0
-        self._start, self._held = 0, b""
-
-    def holding(self, start: int, end: int) -> RemoteFile:
-        """The same file, with the bytes between two places fetched ahead in one request.
-
-        Raises:
-            FileNotFoundError: it is not there any more.
-            RunUnreachableError: its store does not answer.
-        """
-        other = RemoteFile(self._path, self._size)
-        other._start, other._held = start, fetch(self._path, start, end)
-        return other
-
-    def readable(self) -> bool:
-        """It can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """It can be read from anywhere."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Read from there next."""
-        self._at = max(offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence], 0)
-        return self._at
-
-    def tell(self) -> int:
-        """Where it is read from next."""
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        """So many bytes, or what is left, in one request.
-
-        Raises:
-            FileNotFoundError: it is not there any more.
-            RunUnreachableError: its store does not answer.
-        """
-        end = self._size if size is None or size < 0 else min(self._at + size, self._size)
-        first, last = self._at - self._start, end - self._start
-        if first >= 0 and last <= len(self._held):
-            data = self._held[first : max(first, last)]
-        else:
-            data = fetch(self._path, self._at, end) if self._at < end else b""
-        self._at += len(data)
-        return data
+    if path.stat().st_size <= _WHOLE_BYTES:
+        return fetch(path)
+    store, name = store_of(path)
+    return cast(BinaryIO, store.open(name, "rb", cache_type="none"))
 
 
 @bounded
@@ -373,23 +312,6 @@ def list_anew(folder: Path) -> None:
 
 def _with_listings(folder: Any, *, are_kept: bool) -> Path:
     return cast(Path, type(folder)(str(folder), **{**folder.storage_options, "use_listings_cache": are_kept}))
-
-
-def make_folder(folder: Path, *, parents: bool = False) -> None:
-    """Make a folder if it is not there; in object storage there are none without files."""
-    if not is_remote(folder):
-        folder.mkdir(parents=parents, exist_ok=True)
-
-
-def move_folder(folder: Path, target: Path) -> None:
-    """Rename a folder; in object storage its objects are copied one by one, and then removed."""
-    if not is_remote(folder):
-        folder.rename(target)
-        return
-    store, name = store_of(folder)
-    _, new = store_of(target)
-    for each in store.find(name):
-        store.mv(each, new + each[len(name) :])
 
 
 def is_refusal(error: BaseException) -> bool:

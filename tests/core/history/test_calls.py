@@ -12,7 +12,7 @@ from retrograd.core.history.history import History
 from retrograd.core.history.sink import Moment
 from retrograd.core.runs.reader import open_run
 from retrograd.core.runs.writer import RunWriter
-from tests.core.history.made import count_exponents, make_batch
+from tests.core.history.made import make_batch
 
 SITES = ["fc:output", "fc#2:output", "fc#3:output", "fc:output.grad", "once:output", "fc#2:input.x", "fc:weight.grad"]
 
@@ -46,21 +46,6 @@ def history(request: pytest.FixtureRequest, tmp_path: Path) -> History:
         return memory
     write_calls(tmp_path / "run")
     return open_run(tmp_path / "run").history
-
-
-def test_a_name_is_all_calls_merged_exactly(history: History) -> None:
-    series = history["fc:output"]
-    assert series.calls == [1, 2, 3]
-    for place, step in enumerate(series.steps):
-        elements = make_elements(step)
-        x = np.concatenate([elements[number] for number in (0, 1, 2) if number in elements])
-        finite = x[np.isfinite(x)]
-        assert (series.count[place], series.pos_inf[place]) == (len(x), 1)
-        np.testing.assert_allclose(series.mean[place], finite.mean(), rtol=1e-12)
-        np.testing.assert_allclose(series.std[place], finite.std(), rtol=1e-12)
-        np.testing.assert_allclose(series.l2[place], np.linalg.norm(finite), rtol=1e-12)
-        assert (series.min[place], series.max[place]) == (finite.min(), finite.max())
-        np.testing.assert_array_equal(series.exponents[1][place], count_exponents(x))
 
 
 @pytest.mark.parametrize(("name", "number"), [("fc#1:output", 0), ("fc#2:output", 1), ("fc#3:output", 2)])

@@ -38,14 +38,14 @@ def test_the_lowest_rank_of_each_moment_counts(table: list[tuple[int, ...]], lis
         same = next((each for each in groups.get(moment[0], ()) if rank in each), (rank,))
         present = {other for *when, other, _ in table if when == moment and other in same}
         expected.append(rank == min(present))
-    assert copies.counts(rows, index).tolist() == expected
+    assert copies.count(rows, index)[0].tolist() == expected
     different = set()
     for *moment, rank, _ in table:
         same = next((each for each in groups.get(moment[0], ()) if rank in each), (rank,))
         by_rank = [[value for *when, other, value in table if when == moment and other == each] for each in same]
-        if len({tuple(values) for values in by_rank if values}) > 1:
+        if len({tuple(sorted(values)) for values in by_rank if values}) > 1:
             different.add(f"site {moment[0]}")
-    assert {each.site for each in copies.compare(rows, index)} == different
+    assert {each.site for each in copies.count(rows, index)[1]} == different
 
 
 def test_groups_that_have_a_rank_in_common() -> None:
@@ -56,12 +56,12 @@ def test_each_site_is_told_of_once() -> None:
     copies = Copies({0: [(0, 1)]}, {0: "fc:weight"})
     rows = make_rows([(0, 4, 0, 0, 0, rank, rank) for rank in range(2)])
     with pytest.warns(RetrogradWarning, match="Ranks 0 and 1 hold copies of 'fc:weight' that differ from step 4 on"):
-        copies.warn(rows, np.arange(2))
-    copies.warn(rows, np.arange(2))
+        copies.tell(copies.count(rows, np.arange(2))[1])
+    copies.tell(copies.count(rows, np.arange(2))[1])
 
 
 def test_a_rank_of_any_number_takes_no_room() -> None:
     far = 1 << 40
     copies = Copies({1: [(0, far)]}, {1: "site 1"})
     rows = make_rows([(1, 0, 0, 0, 0, 0, 5), (1, 0, 0, 0, 0, far, 5), (1, 0, 0, 0, 0, 7, 5)])
-    assert copies.counts(rows, np.arange(3)).tolist() == [True, False, True]
+    assert copies.count(rows, np.arange(3))[0].tolist() == [True, False, True]

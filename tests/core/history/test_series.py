@@ -2,14 +2,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from retrograd.core.errors import NoSuchSiteError, StatisticError
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Moment
-from tests.core.history.made import SITES, count_exponents, make_batch
-from tests.core.history.strategies import elements
+from tests.core.history.made import SITES, make_batch
 
 
 def make_history(batches: list, **rest: object) -> History:
@@ -18,33 +15,6 @@ def make_history(batches: list, **rest: object) -> History:
     for batch in batches:
         history.add_rows(batch)
     return history
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), elements), min_size=1, max_size=8))
-def test_a_step_says_what_all_its_elements_say(pieces: list[tuple[int, int, np.ndarray]]) -> None:
-    history = make_history([make_batch(Moment(step, micro, 0), {1: values}) for step, micro, values in pieces])
-    series = history["a:output.grad"]
-    assert series.steps.tolist() == sorted({step for step, _, _ in pieces})
-    for place, step in enumerate(series.steps):
-        x = np.concatenate([values for at, _, values in pieces if at == step])
-        finite = x[np.isfinite(x)]
-        assert series.count[place] == len(x)
-        assert series.nan[place] == np.isnan(x).sum()
-        assert series.nonfinite[place] == len(x) - len(finite)
-        assert series.zeros[place] == (x == 0).sum()
-        np.testing.assert_array_equal(series.exponents[1][place], count_exponents(x))
-        if len(finite):
-            size = np.abs(finite).max()
-            np.testing.assert_allclose(series.mean[place], finite.mean(), rtol=1e-9, atol=1e-12 * size)
-            np.testing.assert_allclose(series.std[place], finite.std(), rtol=1e-9, atol=1e-7 * size)
-            np.testing.assert_allclose(series.rms[place], np.sqrt((finite**2).mean()), rtol=1e-9)
-            np.testing.assert_allclose(series.l1[place], np.abs(finite).sum(), rtol=1e-9)
-            np.testing.assert_allclose(series.l2[place], np.linalg.norm(finite), rtol=1e-9)
-            assert (series.min[place], series.max[place]) == (finite.min(), finite.max())
-            assert series.abs_max[place] == size
-        else:
-            assert all(np.isnan(getattr(series, name)[place]) for name in ("mean", "std", "rms", "min", "max"))
 
 
 def make_varied() -> History:

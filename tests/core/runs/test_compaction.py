@@ -137,21 +137,6 @@ def test_a_run_is_the_same_as_its_compacted_copy(run: Path, tmp_path: Path) -> N
         assert not comparison.findings  # every row has its partner
 
 
-def test_merged_rows_say_what_all_elements_say(run: Path) -> None:
-    compact(run)
-    rows = pandas.read_parquet(run / "rank00000" / "merged")
-    rows = rows[(rows["step"] == 7) & (rows["micro"] == 1)].set_index("site")
-    ranks = [rank for rank in range(RANKS) if rank != (7 + 1) % 5]
-    together = np.concatenate([make_elements(7, 1, rank)[1] for rank in ranks])
-    assert rows.loc["a:output.grad", "count"] == len(together)
-    np.testing.assert_allclose(rows.loc["a:output.grad", "std"], together.std())
-    np.testing.assert_allclose(rows.loc["a:output.grad", "sum"], together.sum())
-    exponents = np.floor(np.log2(np.abs(together))).astype(int) + 127
-    bins = rows.loc["a:output.grad", "bins"]
-    assert list(bins) == list(np.bincount(exponents)[rows.loc["a:output.grad", "first_bin"] :])
-    assert rows.loc["b:weight.update", "count"] == 20
-
-
 @pytest.mark.parametrize("keep_ranks", [False, True])
 def test_stopped_at_any_moment_it_reads_as_before_or_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_ranks: bool

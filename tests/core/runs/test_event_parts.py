@@ -120,28 +120,6 @@ def test_last_micro_batches_of_ranks(writers: list[RunWriter]) -> None:
         writer.close()
 
 
-@pytest.mark.parametrize("before", [1, 2, 4, 8, 11])
-def test_what_was_merged_since_is_read_from_the_merged_files(
-    writers: list[RunWriter], monkeypatch: pytest.MonkeyPatch, before: int
-) -> None:
-    """As it was when the run was opened: events that were written later are in these files, too."""
-    for step in range(before):
-        write(writers, 3 * step, 3 * step + 3)
-    with monkeypatch.context() as patch:
-        patch.setattr(event_parts, "MOST_EVENTS", 0)
-        long = open_run(writers[0].path).history
-    short = open_run(writers[0].path).history
-    told = tell(short)
-    for step in range(before, 13):
-        write(writers, 3 * step, 3 * step + 3)
-    left = {path for folder in list_rank_folders(writers[0].path) for _, path in list_parts(folder / EVENTS)}
-    assert isinstance(long.all_events, LongEvents)
-    assert {part.path for part in long.all_events._parts} - left
-    assert tell(long) == told
-    for writer in writers:
-        writer.close()
-
-
 def test_a_file_that_is_gone_is_named(writers: list[RunWriter], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_parts, "MOST_EVENTS", 0)
     write(writers, 0, 3)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,12 @@ class Gate:
             return plain(store, path, *args, **named)
 
         return ask
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local folders of runs at addresses lie below the current directory."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

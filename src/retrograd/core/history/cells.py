@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.core.history.rows import FIXED_TYPES, ROW_TYPES, Columns, Part, Rows, merge_custom
+from retrograd.core.history.rows import CALLS_OF, FIXED_TYPES, ROW_TYPES, Columns, Part, Picked, Rows
 from retrograd.core.statistics.row import EMPTY_ROW, merge_into, merge_rows
 
 IntArray = npt.NDArray[np.int64]
@@ -150,6 +150,9 @@ class MergedTable:
         """Merge a user's statistic; its weights are the calls of rows that have it."""
         values = _join(self._custom[name][where][earlier], piece[name]) if len(earlier) else piece[name]
         calls = np.where(np.isnan(piece[name]), 0.0, piece["calls"])
+        if CALLS_OF + name in piece:
+            told = piece[CALLS_OF + name]
+            calls = np.where(np.isnan(told), calls, told)
         weights = _join(self._weights[name][where][earlier], calls) if len(earlier) else calls
         self._custom[name][where] = merge_custom(values, how, weights, groups, size)
         self._weights[name][where] = np.bincount(groups, weights, minlength=size)
@@ -158,6 +161,9 @@ class MergedTable:
         """The cells that were filled, and their columns."""
         filled = np.flatnonzero(self._is_filled)
         found = {**self._columns, **self._custom}
+        for name, how in self._merges.items() if "calls" in self._columns else ():
+            if how == "mean" and (self._weights[name] != self._columns["calls"]).any():
+                found[CALLS_OF + name] = self._weights[name]
         is_full = len(filled) == len(self._is_filled)
         return filled, found if is_full else {name: each[filled] for name, each in found.items()}
 
@@ -175,3 +181,37 @@ class MergedTable:
 
 def _join(earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.concatenate((earlier, later))
+
+
+def merge_custom(
+    values: npt.NDArray[np.float64], how: str, calls: npt.NDArray[Any], groups: npt.NDArray[np.int64], n_groups: int
+) -> npt.NDArray[np.float64]:
+    """Merge a user's statistic. Rows without a value (NaN) add nothing; a group without any value is NaN."""
+    given = ~np.isnan(values)
+    values, groups, calls = values[given], groups[given], calls[given]
+    has_any = np.bincount(groups, minlength=n_groups) > 0
+    if how in ("min", "max"):
+        best = np.full(n_groups, np.inf if how == "min" else -np.inf)
+        (np.minimum if how == "min" else np.maximum).at(best, groups, values)
+        return np.where(has_any, best, np.nan)
+    if how == "sum":
+        return np.where(has_any, np.bincount(groups, values, minlength=n_groups), np.nan)
+    weights = np.bincount(groups, calls, minlength=n_groups)
+    weighted = np.bincount(groups, values * calls, minlength=n_groups)
+    mean: npt.NDArray[np.float64] = np.divide(weighted, weights, out=np.full(n_groups, np.nan), where=weights > 0)
+    return mean
+
+
+def merge_picked(picked: Picked, groups: IntArray, n_groups: int, names: Collection[str] | None = None) -> Columns:
+    """Merge rows that are held: all columns of numbers, or some.
+
+    Args:
+        picked: the rows.
+        groups: for each the number of its group, 0 … ``n_groups − 1``; none is empty.
+        n_groups: how many groups there are.
+        names: of the columns, with those that they are merged with.
+    """
+    table = MergedTable(picked.rows, n_groups, names)
+    if n_groups:
+        table.add(picked, groups)
+    return table.take()[1]

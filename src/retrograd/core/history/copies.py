@@ -70,20 +70,6 @@ def find_lags(lasts: Mapping[int, tuple[IntArray, IntArray]]) -> dict[int, Lag]:
     return found
 
 
-class _Sorted(NamedTuple):
-    """Rows of sites with copies, in the order of site, moment, part and rank.
-
-    Attributes:
-        places: positions among the given rows.
-        first: for each row the position, in this order, of the first row of its group of copies at its moment.
-        own: for each row the position, in this order, of the first row of its own rank in that group.
-    """
-
-    places: IntArray
-    first: IntArray
-    own: IntArray
-
-
 class Copies:
     """Groups of ranks that hold copies of one tensor, by site.
 
@@ -107,40 +93,45 @@ class Copies:
         self._names = names
         self._lags = lags or {}
         self.warned: set[str] = set()
-        held = {(code, rank): min(group) for code, found in groups.items() for group in found for rank in group}
-        self._has_copies = np.zeros(max((code for code, _ in held), default=-1) + 2, np.bool_)
-        self._has_copies[[code for code, _ in held]] = True  # the last one stands for all sites beyond
-        self._ranks = np.unique(np.array([rank for _, rank in held], np.int64))
-        keys = self._make_keys(np.array([code for code, _ in held]), np.array([rank for _, rank in held]))
-        order = np.argsort(keys)
+        self._has_copies = np.zeros(max((code for code, found in groups.items() if found), default=-1) + 2, np.bool_)
+        self._has_copies[[code for code, found in groups.items() if found]] = True  # the last one: all sites beyond
+        self._held: dict[int, dict[int, int]] = {}
+        """For each rank the sites that others hold too, and the lowest rank that does."""
+        for code, found in groups.items():
+            for group in found:
+                for rank in group:
+                    self._held.setdefault(rank, {})[code] = min(group)
         self._owners_of: dict[int, IntArray] = {}
-        self._keys, self._owners = keys[order], np.array(list(held.values()), np.int64)[order]
 
-    def counts(self, rows: Table, index: IntArray) -> npt.NDArray[np.bool_]:
-        """Mark the rows at ``index`` that count: of copies made at one moment, those of the lowest rank."""
-        ordered = self._sort(rows, index)
-        found = np.ones(len(index), np.bool_)
-        found[ordered.places] = ordered.own == ordered.first
-        return found
+    def count(self, rows: Table, index: IntArray) -> tuple[npt.NDArray[np.bool_], list[Disagreement]]:
+        """Of rows that are all held: those that count, and for each site the first step at which copies differ.
 
-    def compare(self, rows: Table, index: IntArray) -> list[Disagreement]:
-        """Find, for each site among the rows at ``index``, the first step at which recorded copies differ."""
-        ordered = self._sort(rows, index)
-        picked = index[ordered.places]
-        at = np.arange(len(picked))
-        lengths = np.bincount(ordered.own, minlength=len(at))
-        differs = lengths[ordered.own] != lengths[ordered.first]
-        partner = np.minimum(ordered.first + at - ordered.own, len(at) - 1)
-        for name in COMPARED if len(at) else ():
-            column = rows[name][picked]
-            differs |= column != column[partner]
-        differs &= ordered.own != ordered.first
+        Args:
+            rows: columns, those of :data:`COMPARED` among them.
+            index: which rows of these.
+
+        Returns:
+            Whether each row at ``index`` counts: of copies made at one moment, those of the lowest rank do.
+        """
+        counts = np.ones(len(index), np.bool_)
+        shared = np.flatnonzero(self._has_copies[np.minimum(rows["site"][index], len(self._has_copies) - 1)])
+        picked = {name: rows[name][index[shared]] for name in (*_MOMENT, "rank", *COMPARED)}
+        aligned = self.align(picked)
+        order, starts = _sort([aligned[name] for name in _MOMENT])
+        moments = np.empty(len(order), np.int64)
+        moments[order] = np.cumsum(starts) - 1
+        watch = CopyWatch(self)
+        for rank in np.unique(picked["rank"]).tolist():
+            mine = np.flatnonzero(picked["rank"] == rank)
+            of_rank = {name: column[mine] for name, column in picked.items()}
+            counts[shared[mine]] = watch.count(rank, moments[mine], of_rank)
+        watch.settle()
+        first = order[starts]
         found: dict[int, Disagreement] = {}
-        for place in np.flatnonzero(differs):
-            site, step, rank = (int(rows[name][picked[place]]) for name in ("site", "step", "rank"))
-            shown = int(rows["rank"][picked[ordered.first[place]]])
-            found.setdefault(site, Disagreement(self._names[site], step, shown, rank))
-        return list(found.values())
+        for moment, (shown, other) in sorted(watch.different.items()):
+            site, step = int(aligned["site"][first[moment]]), int(aligned["step"][first[moment]])
+            found.setdefault(site, Disagreement(self._names[site], step, shown, other))
+        return counts, list(found.values())
 
     def name(self, code: int) -> str:
         """The name of a site that has copies."""
@@ -149,33 +140,25 @@ class Copies:
     def find_owners(self, sites: npt.NDArray[Any], rank: int) -> IntArray:
         """For rows of one rank, the lowest rank that holds the same; −1 for sites that nobody else holds."""
         if rank not in self._owners_of:
-            codes = np.arange(len(self._has_copies))
-            owners = np.where(self._has_copies, self._find_owners(codes, np.full(len(codes), rank)), -1)
+            owners = np.full(len(self._has_copies), -1)
+            held = self._held.get(rank, {})
+            owners[list(held)] = list(held.values())
             self._owners_of = {rank: owners}  # whoever reads rank after rank asks for the same one again
         found: IntArray = self._owners_of[rank][np.minimum(sites, len(self._has_copies) - 1)]
         return found
 
     def align(self, rows: Table) -> Table:
         """Rows of which the last micro-batches of a step have the same number on all ranks."""
-        return {**rows, "micro": self._align(rows, np.arange(len(rows["step"])))} if self._lags else rows
-
-    def _align(self, rows: Table, index: IntArray) -> npt.NDArray[Any]:
-        """The micro-batches of the rows at ``index``, aligned."""
-        micro: npt.NDArray[Any] = rows["micro"][index]
-        if not self._lags or not len(index):
-            return micro
-        step, rank = rows["step"][index], rows["rank"][index]
-        micro, trains = micro.astype(np.int64), rows["phase"][index] == _TRAIN
+        if not self._lags or not len(rows["step"]):
+            return rows
+        step, rank = rows["step"], rows["rank"]
+        micro, trains = rows["micro"].astype(np.int64), rows["phase"] == _TRAIN
         for each in np.unique(rank).tolist():
             lag = self._lags.get(each)
             if lag is not None:
                 place = np.minimum(np.searchsorted(lag.steps, step), len(lag.steps) - 1)
                 micro += np.where((rank == each) & trains & (lag.steps[place] == step), lag.fewer[place], 0)
-        return micro
-
-    def warn(self, rows: Table, index: IntArray) -> None:
-        """Warn of sites whose copies differ, once for each site."""
-        self.tell(self.compare(rows, index))
+        return {**rows, "micro": micro}
 
     def tell(self, found: Iterable[Disagreement]) -> None:
         """Warn of copies that differ, once for each site."""
@@ -189,36 +172,6 @@ class Copies:
                 f"shown.{more}"
             )
             warn(text)
-
-    def _make_keys(self, sites: npt.NDArray[Any], ranks: npt.NDArray[Any]) -> IntArray:
-        """A number for each site and rank; ranks may be any integers and count by their place among the known ones."""
-        return sites.astype(np.int64) * (len(self._ranks) + 1) + np.searchsorted(self._ranks, ranks)
-
-    def _find_owners(self, sites: npt.NDArray[Any], ranks: npt.NDArray[Any]) -> IntArray:
-        """For each row the lowest rank that holds the same tensor; its own rank where no other does."""
-        is_known = np.isin(ranks, self._ranks)
-        keys = self._make_keys(sites, ranks)
-        place = np.minimum(np.searchsorted(self._keys, keys), max(len(self._keys) - 1, 0))
-        if not len(self._keys):
-            return ranks.astype(np.int64)
-        return np.where(is_known & (self._keys[place] == keys), self._owners[place], ranks)
-
-    def _sort(self, rows: Table, index: IntArray) -> _Sorted:
-        shared = np.flatnonzero(self._has_copies[np.minimum(rows["site"][index], len(self._has_copies) - 1)])
-        picked = index[shared]
-        rank = rows["rank"][picked]
-        owner = self._find_owners(rows["site"][picked], rank)
-        moment = {name: rows[name][picked] for name in _MOMENT} | {"micro": self._align(rows, picked)}
-        keys = [*moment.values(), owner]
-        order = np.lexsort((rank, *reversed(keys)))
-        is_first = _starts([key[order] for key in keys])
-        is_own = is_first | _starts([rank[order]])
-        at = np.arange(len(order))
-        return _Sorted(
-            shared[order],
-            np.maximum.accumulate(np.where(is_first, at, 0)),
-            np.maximum.accumulate(np.where(is_own, at, 0)),
-        )
 
 
 class CopyWatch:
@@ -321,11 +274,12 @@ def _find(ordered: IntArray, wanted: IntArray) -> tuple[IntArray, npt.NDArray[np
     return place, ordered[place] == wanted if len(ordered) else np.zeros(len(wanted), np.bool_)
 
 
-def _starts(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-    """Mark each row that differs from the one before it."""
-    changed = np.ones(len(columns[0]), np.bool_)
-    changed[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
-    return changed
+def _sort(keys: Sequence[npt.NDArray[Any]]) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """The order of rows by some keys, the first of them first; and which of them, in it, differ from the one before."""
+    order = np.lexsort(tuple(reversed(keys)))
+    starts = np.ones(len(order), np.bool_)
+    starts[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
+    return order, starts
 
 
 def join_groups(groups: Iterable[Iterable[int]]) -> list[tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.core.history.rows import Part
+from retrograd.core.history.rows import Part, count_up
 from retrograd.core.statistics.row import BINS
 
 IntArray = npt.NDArray[np.int64]
@@ -34,9 +34,8 @@ class Histograms:
         for low in range(0, len(cells), _HISTOGRAMS_AT_ONCE):
             some = slice(low, low + _HISTOGRAMS_AT_ONCE)
             skipped = int(ends[low] - lengths[low])
-            n = int(lengths[some].sum())
-            place = np.repeat(start[some] - (ends[some] - lengths[some]) + skipped, lengths[some]) + np.arange(n)
-            np.add.at(counts, place, bins[skipped : skipped + n].astype(np.int64))
+            place = count_up(start[some], lengths[some])
+            np.add.at(counts, place, bins[skipped : skipped + len(place)].astype(np.int64))
 
     def of_site(self, place: int) -> npt.NDArray[np.int64]:
         """Those of one site: shape ``[columns, 255]``."""
@@ -69,3 +68,10 @@ class Histograms:
         wider = np.zeros((sites, columns, high - low), np.int64)
         wider[:, :, self._first - low : self._first - low + n] = self._counts
         self._first, self._counts = low, wider
+
+
+def add_exponents(rows: Part, groups: IntArray, n_groups: int) -> npt.NDArray[np.int64]:
+    """Histograms of rows that are held, added up over those of a group: shape ``[n_groups, 255]``."""
+    added = Histograms(1, n_groups)
+    added.add(rows, groups)
+    return added.of_site(0)

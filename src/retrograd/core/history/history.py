@@ -392,7 +392,7 @@ class History:
         found = [Disagreement(site, *numbers) for site, numbers in told.items() if len(numbers) == 3]
         if isinstance(rows, LongRows):
             return found + compare_copies(rows)
-        return found + ([] if rows.copies is None else rows.copies.compare(rows, np.arange(rows.count)))
+        return found + ([] if rows.copies is None else rows.copies.count(rows, np.arange(rows.count))[1])
 
     def table(self) -> pa.Table:
         """All rows as an Arrow table, with the columns of the run folder and the rank."""

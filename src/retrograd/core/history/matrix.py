@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import StatisticError
+from retrograd.core.history.cells import merge_picked
 from retrograd.core.history.passes import choose_first
-from retrograd.core.history.rows import Index, Part, Picked, Rows, encode_phase
+from retrograd.core.history.rows import Index, Part, Picked, Rows, count_up, encode_phase
 from retrograd.core.history.steps import number_steps
 from retrograd.core.statistics.row import STATISTICS, derive, list_columns
 
@@ -94,7 +95,7 @@ def build_matrices(
     for statistic in statistics:
         picked: Part = Picked(rows, index)
         if is_merged:
-            picked = Picked(rows, index).merge(groups, len(filled), find_columns([statistic], rows.custom))
+            picked = merge_picked(Picked(rows, index), groups, len(filled), find_columns([statistic], rows.custom))
         values = np.full(size, np.nan)
         values[filled if is_merged else cells] = compute_statistic(picked, statistic, rows.custom)
         yield Matrix(sites, steps, values.reshape(len(codes), len(steps)))
@@ -166,6 +167,5 @@ def _spread(
     if counts.max(initial=0) <= 1:
         return index, lines[order][starts[site]]
     often = counts[site]
-    within = np.arange(often.sum()) - np.repeat(np.cumsum(often) - often, often)
     rows = np.arange(len(site)) if isinstance(index, slice) else index
-    return np.repeat(rows, often), lines[order][np.repeat(starts[site], often) + within]
+    return np.repeat(rows, often), lines[order][count_up(starts[site], often)]

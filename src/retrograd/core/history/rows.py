@@ -7,7 +7,7 @@ without a loop over rows.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from retrograd.core.history.copies import Copies
 from retrograd.core.history.sink import PHASES, RowBatch
-from retrograd.core.statistics.row import BINS, ROW, merge_rows, scale_rows
+from retrograd.core.statistics.row import BINS, ROW, scale_rows
 
 Columns = dict[str, npt.NDArray[Any]]
 """Columns of equal length, except ``bins``: the histogram ranges of all rows, one after the other, ``bin_count`` each.
@@ -40,6 +40,9 @@ FIXED_TYPES: dict[str, Any] = {
 
 OF_HISTOGRAMS = frozenset({"first_bin", "bin_count", "bins"})
 """Columns without which there are rows, but no histograms."""
+
+CALLS_OF = "calls:"
+"""Before the name of a user's statistic: how many of the calls of a merged row have a value of it, if not all have."""
 
 _PHASE_CODES: dict[str, int] = {phase: code for code, phase in enumerate(PHASES)}
 
@@ -122,12 +125,17 @@ def _divide_out_scale(columns: Columns) -> None:
         return
     # Some bins leave the range, and are merged into the first or the last one.
     owner = np.repeat(np.arange(len(scale)), bin_count)
-    within = np.arange(len(owner)) - np.repeat(np.cumsum(bin_count) - bin_count, bin_count)
-    place = np.clip(first_bin[owner] + within, 0, last)
+    place = np.clip(count_up(first_bin, bin_count), 0, last)
     starts = np.flatnonzero(np.diff(owner * BINS + place, prepend=-1))
     columns["bins"] = np.add.reduceat(columns["bins"], starts) if len(starts) else columns["bins"]
     columns["bin_count"] = np.bincount(owner[starts], minlength=len(scale)).astype(np.int32)
     columns["first_bin"] = np.clip(first_bin, 0, last).astype(np.int16)
+
+
+def count_up(starts: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """For each of some stretches its numbers, one after the other: start, start + 1, … as many as it is long."""
+    before = np.cumsum(lengths, dtype=np.int64) - lengths
+    return np.asarray(np.repeat(starts - before, lengths) + np.arange(int(lengths.sum())), np.int64)
 
 
 def _decode_custom(batches: Sequence[RowBatch], lengths: list[int], sites: npt.NDArray[np.int32]) -> Columns:
@@ -177,7 +185,7 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
         step_runs: for each phase, by its code, the steps that have rows, as runs of even gaps: first, last and gap.
         ends: the last step of each piece.
         is_far: reading it is mostly waiting, as for a store.
-        left_out: number of rows that turned out to be damaged when they were read.
+        left_out: number of rows that are not read, since the part turned out to be damaged.
     """
 
     is_far = False
@@ -210,8 +218,8 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
             nonfinite: leave out pieces of which all elements are known to be finite.
         """
 
-    def check(self, codes: npt.NDArray[np.integer] | None = None) -> None:
-        """Find out which of its rows can be read, or which pieces with rows of some sites.
+    def check(self) -> None:
+        """Find out whether it can be read.
 
         Whoever reads one column after the other asks for it first: they must have the same rows.
         """
@@ -289,14 +297,14 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         return column
 
     def __contains__(self, name: object) -> bool:
-        return name in FIXED_TYPES or name in self.custom
+        return name in FIXED_TYPES or name in self._added
 
     def __iter__(self) -> Iterator[str]:
         yield from FIXED_TYPES
-        yield from self.custom
+        yield from self._added
 
     def __len__(self) -> int:
-        return len(FIXED_TYPES) + len(self.custom)
+        return len(FIXED_TYPES) + len(self._added)
 
     @property
     def count(self) -> int:
@@ -341,7 +349,7 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         return (int(steps.min()), int(steps.max())) if len(steps) else None
 
     def only(self, codes: Iterable[int]) -> Rows:
-        """Rows among which are those of some sites, in their order."""
+        """Rows among which are those of some sites, in their order, and held."""
         return self
 
     def merged(self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None) -> Iterator[Rows]:
@@ -370,6 +378,11 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
     @cached_property
     def custom(self) -> list[str]:
         """Names of users' statistics."""
+        return [name for name in self._added if not name.startswith(CALLS_OF)]
+
+    @cached_property
+    def _added(self) -> list[str]:
+        """Columns that not every record has."""
         return list(dict.fromkeys(name for part in self.parts for name in part if name not in FIXED_TYPES))
 
     @cached_property
@@ -387,8 +400,9 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         """Mark the rows that are not copies of others among them; warn where copies differ."""
         if self.copies is None:
             return np.ones(len(index), np.bool_)
-        self.copies.warn(self, index)
-        return self.copies.counts(self, index)
+        counts, different = self.copies.count(self, index)
+        self.copies.tell(different)
+        return counts
 
     @cached_property
     def _by_site(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -412,56 +426,18 @@ class Picked(Mapping[str, npt.NDArray[Any]]):
         self.index = index
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        return self.rows[name][self.index]
+        if name != "bins":
+            return self.rows[name][self.index]
+        return self.rows["bins"][count_up(self.rows.bin_starts[self.index], self["bin_count"].astype(np.int64))]
 
     def __contains__(self, name: object) -> bool:
-        return name != "bins" and name in self.rows
+        return name in self.rows
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self.rows if name != "bins")
+        return iter(self.rows)
 
     def __len__(self) -> int:
-        return len(self.rows) - 1
-
-    def merge(self, groups: npt.NDArray[np.int64], n_groups: int, names: Collection[str] | None = None) -> Part:
-        """Merge rows of the same group: all columns, or those of some names."""
-        wanted = (*ROW_TYPES, *self.rows.custom) if names is None else names
-        merged = merge_rows({name: self[name] for name in wanted if name in ROW_TYPES}, groups, n_groups)
-        for name in self.rows.custom:
-            if name in wanted:
-                how = self.rows.merges.get(name, "mean")
-                merged[name] = merge_custom(self[name], how, self["calls"], groups, n_groups)
-        return merged
-
-    def exponents(self, groups: npt.NDArray[np.int64], n_groups: int) -> npt.NDArray[np.int64]:
-        """Exponent histograms, added up over the rows of a group: shape ``[n_groups, 255]``."""
-        lengths = self["bin_count"].astype(np.int64)
-        owner = np.repeat(np.arange(len(lengths)), lengths)
-        within = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        starts = self.rows.bin_starts[self.index]
-        counts = np.zeros((n_groups, BINS), np.int64)
-        place = groups[owner] * BINS + self["first_bin"].astype(np.int64)[owner] + within
-        np.add.at(counts.reshape(-1), place, self.rows["bins"][starts[owner] + within])
-        return counts
-
-
-def merge_custom(
-    values: npt.NDArray[np.float64], how: str, calls: npt.NDArray[Any], groups: npt.NDArray[np.int64], n_groups: int
-) -> npt.NDArray[np.float64]:
-    """Merge a user's statistic. Rows without a value (NaN) add nothing; a group without any value is NaN."""
-    given = ~np.isnan(values)
-    values, groups, calls = values[given], groups[given], calls[given]
-    has_any = np.bincount(groups, minlength=n_groups) > 0
-    if how in ("min", "max"):
-        best = np.full(n_groups, np.inf if how == "min" else -np.inf)
-        (np.minimum if how == "min" else np.maximum).at(best, groups, values)
-        return np.where(has_any, best, np.nan)
-    if how == "sum":
-        return np.where(has_any, np.bincount(groups, values, minlength=n_groups), np.nan)
-    weights = np.bincount(groups, calls, minlength=n_groups)
-    weighted = np.bincount(groups, values * calls, minlength=n_groups)
-    mean: npt.NDArray[np.float64] = np.divide(weighted, weights, out=np.full(n_groups, np.nan), where=weights > 0)
-    return mean
+        return len(self.rows)
 
 
 def join_rows(several: Iterable[Rows]) -> Rows:

@@ -14,11 +14,13 @@ import numpy.typing as npt
 from retrograd.core.amounts import count_of
 from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import NoSuchSiteError, NothingKeptError
+from retrograd.core.history.cells import merge_picked
+from retrograd.core.history.histograms import add_exponents
 from retrograd.core.history.kept import Kept, KeptTensors
 from retrograd.core.history.matrix import build_matrix, compute_statistic, find_columns
 from retrograd.core.history.names import SiteNames
 from retrograd.core.history.passes import choose_first
-from retrograd.core.history.rows import Part, Picked, Rows, encode_phase, join_rows
+from retrograd.core.history.rows import OF_HISTOGRAMS, Part, Picked, Rows, encode_phase, join_rows
 from retrograd.core.history.sink import PHASES
 from retrograd.core.history.steps import number_steps
 from retrograd.core.history.windows import LongRows
@@ -214,7 +216,7 @@ class Series:
         """
         whole = self._whole
         steps, groups = whole._numbered
-        return steps, Picked(whole._rows, whole._index).exponents(groups, len(steps))
+        return steps, add_exponents(Picked(whole._rows, whole._index), groups, len(steps))
 
     def add_exponents(
         self, place: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], columns: int
@@ -227,7 +229,7 @@ class Series:
         """
         whole = self._whole
         steps, groups = whole._numbered
-        return Picked(whole._rows, whole._index).exponents(place(steps)[groups], columns)
+        return add_exponents(Picked(whole._rows, whole._index), place(steps)[groups], columns)
 
     @property
     def rows(self) -> dict[str, npt.NDArray[Any]]:
@@ -235,7 +237,7 @@ class Series:
         rows, index, calls = self._whole._located
         chosen = self._choice.pick(rows, index, calls)
         picked = Picked(rows, index[chosen])
-        columns = {name: picked[name] for name in picked if name not in ("site", "first_bin", "bin_count")}
+        columns = {name: picked[name] for name in picked if name not in ("site", *OF_HISTOGRAMS)}
         columns["phase"] = np.array(PHASES)[columns["phase"]]
         columns["call"] = calls[chosen]
         return columns
@@ -402,7 +404,7 @@ class Series:
     def _merged(self) -> Part:
         steps, groups = self._numbered
         picked = Picked(self._rows, self._index)
-        return picked if len(steps) == len(groups) else picked.merge(groups, len(steps))
+        return picked if len(steps) == len(groups) else merge_picked(picked, groups, len(steps))
 
 
 def match_tensors(leader: Series, site: str, kept: Sequence[Kept]) -> list[Kept]:

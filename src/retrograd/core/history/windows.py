@@ -21,7 +21,7 @@ from retrograd.core.history.histograms import Histograms
 from retrograd.core.history.outline import Outliner, RecordOutline
 from retrograd.core.history.passes import FirstPasses
 from retrograd.core.history.rows import (
-    FIXED_TYPES,
+    CALLS_OF,
     OF_HISTOGRAMS,
     ROW_TYPES,
     Part,
@@ -88,14 +88,15 @@ class LongRows(Rows):
         wanted = np.array(sorted(codes), np.int64)
         is_wanted = np.zeros(int(self.codes.max(initial=-1)) + 1, np.bool_)
         is_wanted[wanted] = True
-        picked = [pick_columns(piece, is_wanted[piece["site"]]) for piece in self.pieces(names, codes=wanted)]
+        left_out = -1
+        while left_out != self.left_out:  # of a part that turned out to be damaged nothing is held
+            left_out = self.left_out
+            picked = [pick_columns(piece, is_wanted[piece["site"]]) for piece in self.pieces(names, codes=wanted)]
         return {name: concatenate_columns(picked, name) for name in names}
 
     def only(self, codes: Iterable[int]) -> Rows:
-        """The rows of some sites, read when they are asked for."""
-        wanted = np.array(sorted(codes), np.int64)
-        parts = [SomeSites(part, wanted) for part in self._stored]
-        return Rows([part for part in parts if len(part.codes)], None, self.merges, self.copies)
+        """The rows of some sites, read in one pass."""
+        return Rows([self.hold(codes, histograms=True)], None, self.merges, self.copies)
 
     def merged(self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None) -> Iterator[Rows]:
         """Rows with micro-batches and ranks merged, a row a site and step; all at once where these are not too many."""
@@ -122,15 +123,17 @@ class LongRows(Rows):
         """Exponent histograms of some sites, each with the codes of its calls: for each shape ``[columns, 255]``."""
         wanted = np.intersect1d(self.codes, np.array([code for several in codes for code in several], np.int64))
         steps = self.steps_of(phase)
-        found = Histograms(len(wanted), columns)
         width = max(MOST_CELLS // max(len(wanted), 1), 1)
-        for some in _cut(steps, width, self.ends):
-            window = Cells(some, wanted, encode_phase(phase))
-            column_of = place(window.steps)
-            for piece, cells in read_counted(self, ("first_bin", "bins"), window):
-                step, site = np.divmod(cells, len(wanted))
-                found.add(piece, site * columns + column_of[step])
-                del piece
+        left_out = -1
+        while left_out != self.left_out:  # of a part that turned out to be damaged nothing is added
+            left_out, found = self.left_out, Histograms(len(wanted), columns)
+            for some in _cut(steps, width, self.ends):
+                window = Cells(some, wanted, encode_phase(phase))
+                column_of = place(window.steps)
+                for piece, cells in read_counted(self, ("first_bin", "bins"), window):
+                    step, site = np.divmod(cells, len(wanted))
+                    found.add(piece, site * columns + column_of[step])
+                    del piece
         for several in codes:
             places = np.searchsorted(wanted, [code for code in several if code in wanted])
             yield sum(map(found.of_site, places), np.zeros((columns, BINS), np.int64))
@@ -227,65 +230,6 @@ def choose_rows(parts: Sequence[Part], earlier: Rows, merges: Mapping[str, str],
 
 _NO_STEPS = np.empty(0, np.int64)
 _ANY_STEP = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
-
-
-class SomeSites(StoredPart):
-    """The rows of some sites of a part.
-
-    Args:
-        part: of what.
-        codes: of which sites.
-    """
-
-    def __init__(self, part: StoredPart, codes: npt.NDArray[np.int64]) -> None:
-        self._part = part
-        self._wanted = codes
-        self.rank, self.step_limits = part.rank, part.step_limits
-        self.step_runs, self.ends = part.step_runs, part.ends
-        is_wanted = np.isin(part.codes, codes)
-        self.codes, self.orders = part.codes[is_wanted], part.orders[is_wanted]
-
-    @property
-    def count(self) -> int:  # type: ignore[override]  # it is known when they are read
-        """Number of rows."""
-        return len(self["site"])
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        if name not in self._part:
-            raise KeyError(name)
-        self._part.check(self.codes)
-        with_bins = ("bin_count", "bins") if name in ("bin_count", "bins") else (name,)
-        pieces = [read()[name] for read in self.plan(with_bins)]
-        return np.concatenate(pieces) if pieces else np.empty(0, FIXED_TYPES.get(name, np.float64))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._part
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._part)
-
-    def __len__(self) -> int:
-        return len(self._part)
-
-    def plan(
-        self,
-        names: Sequence[str],
-        first: int | None = None,
-        last: int | None = None,
-        codes: npt.NDArray[np.integer] | None = None,
-        *,
-        nonfinite: bool = False,
-    ) -> Iterator[Callable[[], Part]]:
-        """As of the part; what is read holds the rows of these sites alone."""
-        codes = self.codes if codes is None else np.intersect1d(codes, self.codes)
-        if len(codes):
-            needed = list(dict.fromkeys((*names, "site")))
-            for read in self._part.plan(needed, first, last, codes, nonfinite=nonfinite):
-                yield partial(self._read, read)
-
-    def _read(self, read: Callable[[], Part]) -> Part:
-        columns = read()
-        return pick_columns(columns, np.isin(columns["site"], self.codes))
 
 
 def _plan(
@@ -398,10 +342,13 @@ def merge_window(rows: LongRows, cells: Cells, names: Iterable[str] | None = Non
     all_names = (*ROW_TYPES, *rows.custom)
     wanted = set(all_names if names is None or rows.copies is not None else names)  # copies are compared in all of them
     columns = [name for name in all_names if name in wanted]
-    table = MergedTable(rows, len(cells.steps) * len(cells.codes), columns)
-    for piece, numbers in read_counted(rows, columns, cells):
-        table.add(piece, numbers)
-        del piece
+    columns += [CALLS_OF + name for name in columns if CALLS_OF + name in rows]
+    left_out = -1
+    while left_out != rows.left_out:  # of a part that turned out to be damaged nothing is merged
+        left_out, table = rows.left_out, MergedTable(rows, len(cells.steps) * len(cells.codes), columns)
+        for piece, numbers in read_counted(rows, columns, cells):
+            table.add(piece, numbers)
+            del piece
     return MergedRows([table.lay_out(cells)], merges=rows.merges)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from retrograd.core.addresses import call_at_end, open_folder
+from retrograd.core.addresses import call_at_end
 from retrograd.core.amounts import count_of
 from retrograd.core.errors import RetrogradError
 from retrograd.core.files import SpareFiles
@@ -267,8 +267,9 @@ class Session:
         load_writer()
         with random_kept(), warnings_kept():
             from retrograd.core.runs.first_step import find_first_step
+            from retrograd.core.runs.upload import local_folder_of
 
-        self._step = find_first_step(open_folder(request.path), partial(sum_squares, models.values()))
+        self._step = find_first_step(local_folder_of(request.path), partial(sum_squares, models.values()))
         self._spare = SpareFiles()
         step = self._step or 0
         if request.resume:

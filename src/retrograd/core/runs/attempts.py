@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from retrograd.core.errors import RunError
 from retrograd.core.foreign.text import check_fields, read_json
-from retrograd.core.runs.claim import name_place, start_of
 from retrograd.core.runs.layout import RANK_FILE
+from retrograd.core.runs.lock import name_place, start_of
 
 _PROGRAM = secrets.token_hex(6)
 

@@ -30,7 +30,7 @@ from retrograd.core.history.cells import MOMENT, IntArray, MergedTable, cell_of,
 from retrograd.core.history.copies import CopyWatch
 from retrograd.core.history.histograms import Histograms
 from retrograd.core.history.outline import unite
-from retrograd.core.history.rows import ROW_TYPES, Columns, Part, StoredPart
+from retrograd.core.history.rows import Columns, Part, StoredPart
 from retrograd.core.history.table import STATISTICS_COLUMNS, build_table, filter_rows
 from retrograd.core.history.windows import LongRows, read_once
 from retrograd.core.randomness import random_kept
@@ -293,7 +293,7 @@ def _merge_window(rows: LongRows, cells: Moments, names: Sequence[str], differin
     size = len(cells.steps) * len(cells.kinds) * len(cells.codes)
     table, histograms, scale = MergedTable(rows, size), Histograms(size, 1), np.ones(size)
     watch = None if rows.copies is None else CopyWatch(rows.copies)
-    columns = (*MOMENT, "rank", *ROW_TYPES, *rows.custom, "scale", "first_bin", "bin_count", "bins")
+    columns = tuple(dict.fromkeys((*MOMENT, *rows)))
     for piece, numbers in read_once(rows, columns, cells, watch):
         table.add(piece, numbers)
         histograms.add(piece, numbers)

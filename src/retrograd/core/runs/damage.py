@@ -18,14 +18,14 @@ Listed = tuple[Hashable, Path, tuple[int, int] | None]
 
 @dataclass(frozen=True, slots=True)
 class DamagedPart:
-    """A part file, or one of tensors, of which nothing was read, or not all.
+    """A part file, or one of tensors, of which nothing is read.
 
     Attributes:
         path: of the file.
         error: what is wrong with it.
         after: the last step of the part before it; None where it is the first.
         before: the first step of the part behind it; None where it is the last.
-        steps: the first and the last step of what is damaged in a file of which the rest is read; None otherwise.
+        steps: its first and its last step, where what tells of them can be read; None otherwise.
     """
 
     path: Path

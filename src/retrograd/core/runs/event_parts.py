@@ -34,7 +34,6 @@ from retrograd.core.history.table import (
     pick_losses,
 )
 from retrograd.core.runs.damage import Damages
-from retrograd.core.runs.merged import ListedParts
 from retrograd.core.runs.parts import PartFile, explain_damage, explain_vanished
 from retrograd.core.runs.placements import Placements
 
@@ -57,7 +56,6 @@ class EventPart:
         few: events of which not each step has one.
         times: the first and the last moment of which the time is known.
         held: all of it; None where that is not in memory.
-        session: who wrote it, and what is beside it, by which its events are found in a file that it was merged into.
         losses: None once they were added up.
 
     Raises:
@@ -66,7 +64,6 @@ class EventPart:
 
     def __init__(self, path: Path, placements: Placements) -> None:
         self.path, self._placements = path, placements
-        self.session = ListedParts(None, {})
         self.count = 0
         self.groups: list[tuple[int, int]] = []
         self.times: tuple[float, float] | None = None
@@ -81,11 +78,6 @@ class EventPart:
         self.few = join_events(few)
         self.held: pa.Table | None = join_events(whole) if whole else None
         self._losses = losses if self.held is None else None
-
-    @property
-    def written(self) -> int:
-        """Events that its file has."""
-        return self.count
 
     @property
     def has_micro_batches(self) -> bool:
@@ -114,30 +106,6 @@ class EventPart:
     def pieces(self, names: Sequence[str], first: int | None = None, last: int | None = None) -> Iterator[pa.Table]:
         """Columns of all of its events; row groups that have none between two steps may be left out."""
         return self._read(names, first, last) if self.held is None else iter([self.held.select(list(names))])
-
-    def read_again(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        """Columns of its events from the file that it was merged into.
-
-        Raises:
-            DamagedRunError: no file holds them any more, or the one that should cannot be read.
-        """
-        found = self.session.find(self.path)
-        if found is None:
-            raise explain_vanished(self.path)
-        file = PartFile(found.path)
-        with explain_damage(found.path):
-            if self._find_steps(file, found.start) != self.steps():
-                raise explain_vanished(self.path)  # somebody has removed a part
-            for piece in file.read_rows(found.start, found.start + self.count, names):
-                yield self._check(piece, names)
-
-    def _find_steps(self, file: PartFile, start: int) -> tuple[int, int]:
-        """The first and the last step of so many rows as it has, of another file."""
-        low, high = NO_STEPS
-        for piece in file.read_rows(start, start + self.count, ["step"]):
-            steps = read_numbers(piece["step"])
-            low, high = min(low, int(steps.min())), max(high, int(steps.max()))
-        return low, high
 
     def _note(self, piece: pa.Table) -> None:
         """Note what there is to tell of a row group."""
@@ -283,23 +251,16 @@ class LongEvents(Events):
                 yield from self._read_part(number, names, first, last)
 
     def _read_part(self, number: int, names: Sequence[str], *steps: int | None) -> Iterator[pa.Table]:
-        """Columns of a part, also of one that its writer has merged into a larger file since the run was opened.
+        """Columns of a part.
 
         Raises:
             DamagedRunError: it is gone.
         """
         part = self._parts[number]
-        pieces = part.pieces(names, *steps)
         try:
-            first = next(pieces, None)
-        except FileNotFoundError:
-            first, pieces = None, part.read_again(names)
-        try:
-            if first is not None:
-                yield first
-            yield from pieces
-        except FileNotFoundError as again:
-            raise explain_vanished(part.path) from again
+            yield from part.pieces(names, *steps)
+        except FileNotFoundError as error:
+            raise explain_vanished(part.path) from error
 
 
 class _LaterEvents(Events):

@@ -77,7 +77,7 @@ PLACES: tuple[Place, ...] = (
     ),
     Place(
         f"{LOCK}, rank00000/{LOCK}",
-        "locks of the operating system, empty; held while a process writes. In object storage the second, as JSON",
+        "locks of the operating system, empty; held while a process writes",
     ),
 )
 

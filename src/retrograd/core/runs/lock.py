@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
 import sys
 import time
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from retrograd.core.addresses import is_remote
 from retrograd.core.files import refuse_link
-from retrograd.core.runs.claim import Claim, is_held
 
 if sys.platform != "win32":
     import fcntl
@@ -73,11 +73,6 @@ def open_lock(path: Path, flags: int) -> int:
     raise OSError(errno.EINVAL, "not a file", str(path))
 
 
-def make_lock(path: Path) -> Lock | Claim:
-    """What a process holds a folder by: a lock of the operating system, or a claim in object storage."""
-    return Claim(path) if is_remote(path) else Lock(path)
-
-
 def is_open_file(descriptor: int, path: Path) -> bool:
     """Tell whether the file of this name is the one that is open; its number goes to no other one while it is."""
     try:
@@ -88,8 +83,8 @@ def is_open_file(descriptor: int, path: Path) -> bool:
 
 def is_locked(path: Path) -> bool:
     """Tell whether a living process holds the lock of this file."""
-    if is_remote(path):
-        return is_held(path)
+    if is_remote(path):  # where no lock dies with its process
+        return False
     try:
         descriptor = open_lock(path, os.O_RDONLY)
     except OSError:
@@ -108,3 +103,28 @@ def _try_lock(descriptor: int, *, shared: bool) -> bool:
     except OSError as error:
         return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
     return True
+
+
+# ---- processes ----
+
+
+def name_place() -> str:
+    """The machine, and the table of processes on it."""
+    try:
+        table = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116  # containers may share the name of their host
+    except OSError:
+        table = 0
+    return f"{socket.gethostname()}/{table}"
+
+
+def start_of(pid: int) -> int:
+    """The time when a process of this machine began, in ticks, to tell it from a later one with its number.
+
+    Returns:
+        0 where the system does not say, or there is no such process.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return 0 if fields[0] in b"ZX" else int(fields[19])  # a process that is dead and not yet buried
+    except (OSError, ValueError, IndexError):
+        return 0

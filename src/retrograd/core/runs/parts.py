@@ -11,9 +11,8 @@ lies inside another's, and the next writer removes it.
 from __future__ import annotations
 
 import contextlib
-import io
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from retrograd.core.addresses import RemoteFile, is_remote, make_folder, open_remote, reaching
+from retrograd.core.addresses import is_remote, open_remote, reaching
 from retrograd.core.errors import DamagedRunError, RunError
 from retrograd.core.files import refuse_link, remove_unfinished, write_whole
 from retrograd.core.foreign.tables import check_table
@@ -55,7 +54,7 @@ class PartFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = refuse_link(folder)
-        make_folder(folder)
+        folder.mkdir(exist_ok=True)
         remove_merged(folder)
         remove_unfinished(folder)
         self.spans = [span for span, _ in list_parts(folder)]
@@ -68,7 +67,7 @@ class PartFolder:
             OSError: it cannot be made.
         """
         self.folder = folder
-        is_missing = not is_remote(folder) and not folder.is_dir()
+        is_missing = not folder.is_dir()
         if is_missing:
             folder.mkdir()
             self.forget_missing()
@@ -85,7 +84,7 @@ class PartFolder:
             OSError: if it cannot be written; nothing has changed then.
         """
         span = Span(self._next, self._next)
-        while not is_remote(self.folder) and self._path(span).exists():  # it is not ours: nothing is written over
+        while self._path(span).exists():  # it is not ours: nothing is written over
             self._next += 1
             span = Span(self._next, self._next)
         write_part(self._path(span), table)
@@ -164,14 +163,14 @@ def write_groups(
                 if outline is not None:
                     outline.add(group)
             writer.add_key_value_metadata({**told, **({} if outline is None else outline.tell())})
-        if check is not None and not is_remote(path):
+        if check is not None:
             file.flush()
             check(Path(file.name))
 
 
 def count_rows(path: Path) -> int:
     """Rows of a part file, as it says itself."""
-    return int(pq.read_metadata(open_remote(path) if is_remote(path) else path).num_rows)
+    return int(PartFile(path).metadata.num_rows)
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
@@ -214,28 +213,27 @@ class PartFile:
         self.path = path
         with explain_damage(path):
             self._source, self.held = _open_source(path)
-            self.metadata: pq.FileMetaData = pq.read_metadata(self._source)
+            self.metadata: pq.FileMetaData = pq.read_metadata(self._open())
             check_table(self.metadata)
             self._coded = [name for name in self.metadata.schema.names if name in _CODED]
 
     def open(self) -> pq.ParquetFile:
         """A reader, with texts as dictionaries. Several may be used at a time, each by one thread."""
-        return self._read(self._source)
+        return pq.ParquetFile(
+            self._open(),
+            metadata=self.metadata,
+            read_dictionary=self._coded,
+            page_checksum_verification=True,
+            pre_buffer=self._source is None,
+        )
 
-    def open_group(self, number: int, columns: Collection[str]) -> pq.ParquetFile:
-        """A reader of some columns of one row group, which are fetched at once where a large file is in a store."""
-        if not isinstance(self._source, RemoteFile):
-            return self.open()
-        group = self.metadata.row_group(number)
-        chunks = [group.column(at) for at in range(group.num_columns)]
-        wanted = [_find_bytes(chunk) for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
-        starts, ends = zip(*(wanted or [(0, 0)]), strict=True)
-        return self._read(self._source.holding(min(starts), max(ends)))
+    def _open(self) -> pa.NativeFile:
+        return pa.PythonFile(open_remote(self.path), mode="r") if self._source is None else self._source
 
     def read_group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Some columns of one row group, or all of them."""
         names = self.metadata.schema.to_arrow_schema().names if columns is None else list(columns)
-        return self.open_group(number, names).read_row_group(number, columns=names, use_threads=False)
+        return self.open().read_row_group(number, columns=names, use_threads=False)
 
     def read_rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Some columns of the rows from one on up to another, row group by row group.
@@ -252,26 +250,13 @@ class PartFile:
             if low < high:
                 yield self.read_group(number, columns).slice(low - begin, high - low)
 
-    def _read(self, source: pa.NativeFile | RemoteFile) -> pq.ParquetFile:
-        return pq.ParquetFile(
-            source, metadata=self.metadata, read_dictionary=self._coded, page_checksum_verification=True
-        )
 
-
-def _open_source(path: Path) -> tuple[pa.NativeFile | RemoteFile, int]:
-    """A file to read, and how much of it is held in memory."""
+def _open_source(path: Path) -> tuple[pa.NativeFile | None, int]:
+    """A file to read, and how much of it is in memory; None for a large one in a store, which each reader opens."""
     if not is_remote(path):
         return pa.OSFile(str(expect_file(path))), 0
     found = open_remote(path)
-    if isinstance(found, io.BytesIO):
-        return pa.BufferReader(found.getvalue()), found.getbuffer().nbytes
-    return found, 0
-
-
-def _find_bytes(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Where a column of a row group begins in its file, and where it ends."""
-    start = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))
-    return start, start + chunk.total_compressed_size
+    return (pa.BufferReader(found), len(found)) if isinstance(found, bytes) else (None, 0)
 
 
 def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from retrograd.core.addresses import bounded, is_refusal, is_remote, make_folder, move_folder
+from retrograd.core.addresses import bounded, is_refusal
 from retrograd.core.errors import RunError, RunExistsError, RunWriteError
 from retrograd.core.files import UNFINISHED, refuse_link
 from retrograd.core.foreign.text import read_json
 from retrograd.core.runs.attempts import name_attempt, read_attempt
-from retrograd.core.runs.claim import STALE_SECONDS, Claim
 from retrograd.core.runs.layout import (
     LOCK,
     MANIFEST,
@@ -28,7 +27,7 @@ from retrograd.core.runs.layout import (
     parse_rank,
     rank_name,
 )
-from retrograd.core.runs.lock import Lock, is_locked, is_open_file, make_lock, open_lock
+from retrograd.core.runs.lock import Lock, is_locked, is_open_file, open_lock
 from retrograd.core.runs.manifest import read_manifest
 
 _ADMISSION_SECONDS = 10.0
@@ -83,13 +82,10 @@ class RankClaim:
         except Exception as error:
             if not is_refusal(error):
                 raise
-            is_far = is_remote(run)
             raise RunWriteError(
                 f"The run folder {str(run)!r} cannot be written: {getattr(error, 'strerror', None) or error}.",
-                repair="check the address, whether its bucket is there, and the credentials in the environment."
-                if is_far
-                else "give a folder that can be created, on a disk with room.",
-            ) from (None if is_far else error)  # of a store's client: fifty lines that say the same
+                repair="give a folder that can be created, on a disk with room.",
+            ) from error
 
     @property
     def rank(self) -> int:
@@ -127,7 +123,7 @@ class RankClaim:
             return
         with _admit(self.run):
             if not target.exists():
-                move_folder(self.folder, target)  # the lock is on the open file, and moves along
+                self.folder.rename(target)  # the lock is on the open file, and moves along
                 self.folder = target
 
     def release(self) -> None:
@@ -135,12 +131,12 @@ class RankClaim:
         self._lock.release()
         self._forget()
 
-    def _enter(self, *, resume: bool = False) -> tuple[Path, Lock | Claim]:
-        make_folder(self.run, parents=True)
+    def _enter(self, *, resume: bool = False) -> tuple[Path, Lock]:
+        self.run.mkdir(parents=True, exist_ok=True)
         with _admit(self.run):
             is_same = self._mark is not None and is_open_file(self._mark, self.run / LOCK)
             check_vacant(self.run, resume=resume, join=self._join or is_same)
-            if not is_same and not is_remote(self.run):
+            if not is_same:
                 self._forget()
                 self._mark = open_lock(self.run / LOCK, os.O_RDONLY)
             return self._take(ask_rank(), resume)
@@ -150,31 +146,24 @@ class RankClaim:
             os.close(self._mark)
             self._mark = None
 
-    def _take(self, rank: int, resume: bool) -> tuple[Path, Lock | Claim]:
+    def _take(self, rank: int, resume: bool) -> tuple[Path, Lock]:
         folder = refuse_link(self.run / rank_name(rank))
         is_there = _was_written(folder)
         earlier = read_attempt(folder) if is_there and self._join and not resume else None
         is_ours = earlier is not None and name_attempt().follows(earlier)
         if not is_there or resume or is_ours:
-            make_folder(folder)
-            lock = make_lock(folder / LOCK)
-            if lock.acquire(*([STALE_SECONDS] if resume and is_remote(folder) else [])):
+            folder.mkdir(exist_ok=True)
+            lock = Lock(folder / LOCK)
+            if lock.acquire():
                 if is_ours and self._step is None and _holds_record(folder):
                     lock.release()
-                    move_folder(folder, self._name_aside(folder))
+                    folder.rename(self._name_aside(folder))
                     return self._take(rank, resume)
                 self.is_continued, self.is_taken_over = is_there, is_ours
                 return folder, lock
-        if is_remote(folder) and not self._join:
-            raise RunExistsError(
-                f"Another process is rank {rank} of the run {str(self.run)!r}, or was until a moment ago.",
-                repair=f"give another folder; if that process was killed, wait for {STALE_SECONDS:.0f} seconds, and "
-                "continue its run (resume=True, --resume).",
-            )
         extra = self._name_aside(folder)
-        if not is_remote(extra):
-            extra.mkdir()
-        lock = make_lock(extra / LOCK)
+        extra.mkdir()
+        lock = Lock(extra / LOCK)
         lock.acquire()
         return extra, lock
 
@@ -189,15 +178,17 @@ class RankClaim:
 @contextlib.contextmanager
 def _admit(run: Path) -> Iterator[None]:
     """Let one process in after the other; who waits for too long goes ahead."""
-    if is_remote(run):  # a claim is made by one request, which only one process succeeds with
-        yield
-        return
     lock = Lock(run / LOCK)
     lock.acquire(_ADMISSION_SECONDS)
     try:
         yield
     finally:
         lock.release()
+
+
+def is_held_here(run: Path) -> bool:
+    """Tell whether a process of this machine records to this folder."""
+    return any(is_locked(folder / LOCK) for folder in list_rank_folders(run))
 
 
 @bounded
@@ -218,7 +209,7 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
             reason="rows of single ranks cannot be added to merged ones.",
         )
     if folders or (run / MANIFEST).exists():
-        if not (resume or join or any(is_locked(folder / LOCK) for folder in folders)):
+        if not (resume or join or is_held_here(run)):
             raise RunExistsError(
                 f"{str(run)!r} already holds a run.",
                 repair="give another folder; a recording can go on with that run (resume=True, --resume).",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,15 +37,16 @@ from retrograd.core.runs.layout import (
     list_parts,
     number_file,
     parse_rank,
-    parse_span,
 )
 from retrograd.core.runs.lock import is_locked
 from retrograd.core.runs.manifest import read_manifest
-from retrograd.core.runs.merged import ListedParts
 from retrograd.core.runs.part_outline import SiteLists
 from retrograd.core.runs.parts import PartFile
 from retrograd.core.runs.placements import Placements, find_copies, name_stages, read_placements
 from retrograd.core.runs.stored import OpenFiles, StoredRows, StoredTensors
+
+_STALE_SECONDS = 120.0
+"""A run at an address whose process has not told for so long that it runs was killed: there are no locks."""
 
 _ATTEMPTS = 20
 _MOST_LOST = 1 << 62
@@ -171,9 +173,9 @@ class Run:
 
     @property
     def damaged(self) -> list[DamagedPart]:
-        """Part files that cannot be read, in whole or in part, and are left out of the history.
+        """Part files that cannot be read, and are left out of the history.
 
-        Those of tensors are among them once any were asked for, and row groups of statistics once they were to be read.
+        Those of tensors, and pages of statistics, are among them once they were to be read.
         """
         paths = {part.path for part in self._parts.values()}
         return [*self._damaged, *(part for part in self._damages.torn if part.path in paths)]
@@ -246,19 +248,11 @@ class Run:
                 part = damages.try_to(key, make)
             if part is not None:
                 opened[key] = part
-        self._note_session(opened.values())
         self._parts = opened
         self._files.keep_only(opened.values())
         return damages.list_parts(
             [(key, path, opened[key].step_limits if key in opened else None) for key, _, path in listed]
         )
-
-    def _note_session(self, parts: Collection[StoredRows | EventPart]) -> None:
-        """Note with the parts of a table what is known of those beside them, for when they will have been merged."""
-        sessions = {rank.folder: ListedParts(rank.facts.get("began"), {}) for rank in self.ranks}
-        for part in parts:
-            part.session = sessions[part.path.parent.parent]
-            part.session.counts[parse_span(part.path.name)] = part.written
 
     def _read_events(self, ranks: Mapping[int, Path], placements: Mapping[int, Placements]) -> list[DamagedPart]:
         """Read part files of events that are new, by the names that sites have in the history.
@@ -276,7 +270,6 @@ class Run:
         files = self._event_files
         files.load(listed, is_far=is_remote(self.path), is_growing=self.status == "running")
         read = files.parts
-        self._note_session(read.values())
         self._event_parts = {rank: [read[key] for key in keys if key in read] for rank, keys in own.items()}
         return files.damages.list_parts(
             [
@@ -317,7 +310,8 @@ def _load_rank(folder: Path) -> Rank:
                 f"{str(folder / RANK_FILE)!r} cannot be read: {error}.", repair="remove that file."
             ) from error
     status = str(facts.get("status", "running"))
-    if status == "running" and not facts.get("copied") and not is_locked(folder / LOCK):
+    lives = time.time() - facts.get("written", 0.0) < _STALE_SECONDS if is_remote(folder) else is_locked(folder / LOCK)
+    if status == "running" and not facts.get("copied") and not lives:
         status = "stopped"
     return Rank(parse_rank(folder.name) or 0, folder, status, facts, read_placements(folder), is_extra(folder.name))
 

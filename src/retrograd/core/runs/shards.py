@@ -15,7 +15,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from retrograd.core.addresses import is_remote, make_folder
+from retrograd.core.addresses import is_remote
 from retrograd.core.files import make_storable, refuse_link, remove_unfinished, write_whole
 from retrograd.core.foreign.sums import check_sum, sum_tensor
 from retrograd.core.foreign.text import check_kinds, expect_file, parse_object
@@ -183,7 +183,7 @@ class ShardFolder:
     def _write_shard(self, shard: list[Copy]) -> None:
         entries = {name: entry for copy in shard for name, entry in copy.entries.items()}
         notes = {copy.name: copy.note for copy in shard if copy.note}
-        make_folder(self.folder)
+        self.folder.mkdir(exist_ok=True)
         path = self.folder / shard_name(self._next)
         write_shard(path, entries, notes)
         self._next += 1

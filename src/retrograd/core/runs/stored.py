@@ -28,7 +28,6 @@ from retrograd.core.history.sink import Event, Moment
 from retrograd.core.history.table import STATISTICS_NAMES
 from retrograd.core.runs.damage import DamagedPart, Damages, Listed, is_lasting
 from retrograd.core.runs.layout import list_shards, number_file
-from retrograd.core.runs.merged import ListedParts
 from retrograd.core.runs.part_check import check_column, check_phases, check_rows, check_steps, check_types, find_phase
 from retrograd.core.runs.part_outline import (
     OUTLINED,
@@ -41,7 +40,7 @@ from retrograd.core.runs.part_outline import (
     read_runs,
     renumber,
 )
-from retrograd.core.runs.parts import SORTED, PartFile, explain_damage, explain_vanished
+from retrograd.core.runs.parts import PartFile, explain_damage, explain_vanished
 from retrograd.core.runs.placements import Placements
 
 if TYPE_CHECKING:
@@ -77,8 +76,6 @@ class OpenFiles:
         self._lock = threading.Lock()
         self._files: OrderedDict[StoredRows, PartFile] = OrderedDict()
         self._groups = 0
-        self._merging = threading.Lock()
-        self._merged: tuple[Path, PartFile] | None = None
 
     def take(self, part: StoredRows) -> PartFile:
         """The open file of a part.
@@ -97,18 +94,6 @@ class OpenFiles:
             self.put(part, file)
             return file
 
-    def take_merged(self, path: Path) -> PartFile:
-        """An open file that parts were merged into, which is most often the one that was asked for last.
-
-        Raises:
-            DamagedRunError: it cannot be read.
-            FileNotFoundError: it is not there any more.
-        """
-        with self._merging:  # another thread may be fetching it
-            if self._merged is None or self._merged[0] != path:
-                self._merged = path, PartFile(path)
-            return self._merged[1]
-
     def put(self, part: StoredRows, file: PartFile) -> None:
         """Keep the file of a part open, of which there was none."""
         with self._lock:
@@ -121,8 +106,6 @@ class OpenFiles:
     def keep_only(self, parts: Iterable[StoredRows]) -> None:
         """Forget parts that a run has no more; whoever still reads them opens them again, or is told."""
         kept = set(parts)
-        with self._merging:
-            self._merged = None
         with self._lock:
             for part in [each for each in self._files if each not in kept]:
                 part.hold(self._files.pop(part))
@@ -136,8 +119,8 @@ def _weigh(file: PartFile) -> int:
 class StoredRows(StoredPart):
     """Columns of a part file, which are read when they are asked for.
 
-    The file stays open as long as not too many are. One that the writer has merged into a larger one meanwhile is read
-    from that.
+    The file stays open as long as not too many are, and can be read then though its writer has merged it into a larger
+    one meanwhile.
 
     Args:
         path: of the file.
@@ -146,10 +129,7 @@ class StoredRows(StoredPart):
         rank: the rank it is from.
         rename: the name in ``names`` of a site of this file.
         files: where it is opened.
-        damages: is told of row groups that turn out to be damaged when they are read; they are left out.
-
-    Attributes:
-        session: who wrote it, and what is beside it, by which its rows are found in a file that it was merged into.
+        damages: takes a file that turns out to be damaged when it is read; from then on it has no rows.
 
     Raises:
         DamagedRunError: it cannot be read; the columns themselves raise it too.
@@ -171,9 +151,8 @@ class StoredRows(StoredPart):
         self.rank = rank
         self._files = files
         self._held: PartFile | None = None
-        self._damages, self._torn, self._checked = damages, set[int](), set[int]()
+        self._damages, self._is_damaged, self._is_checked = damages, False, False
         self._is_large = self.is_far and not file.held
-        self.session = ListedParts(None, {})
         self._lists, self._rename = lists, rename
         self._files.put(self, file)
         schema = file.open().schema_arrow
@@ -198,9 +177,9 @@ class StoredRows(StoredPart):
         return self.written - self.left_out
 
     @property
-    def left_out(self) -> int:  # type: ignore[override]  # more once some turn out to be damaged
-        """Number of rows that are damaged, as far as they were read."""
-        return sum(self._groups[number].count for number in self._torn)
+    def left_out(self) -> int:  # type: ignore[override]  # all of them once one turns out to be damaged
+        """Number of rows that are not read, since the file is damaged, as far as that was found out."""
+        return self.written if self._is_damaged else 0
 
     def hold(self, file: PartFile) -> None:
         """Keep this part's file open as long as the part itself is used."""
@@ -248,8 +227,8 @@ class StoredRows(StoredPart):
         """As of any stored part; a piece is a row group."""
         for number, group in enumerate(self._groups):
             low, high = group.steps
-            if number in self._torn:
-                continue
+            if self._is_damaged:
+                return
             if (last is not None and low > last) or (first is not None and high < first):
                 continue
             if nonfinite and not any(group.constants.get(name, 1) for name in _NONFINITE):
@@ -280,16 +259,12 @@ class StoredRows(StoredPart):
     def _read_sites(self, column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
         return self._lists.read_codes(column, self._rename)
 
-    def check(self, codes: npt.NDArray[np.integer] | None = None) -> None:
-        """As of any stored part: each row group is read once, by itself.
-
-        Of a large object in a store that would be many bytes: there a damaged one raises.
-        """
-        for number in range(len(self._groups)):
-            if number not in self._torn | self._checked and self._may_have(number, codes):
-                if not self._is_large:
-                    self._read_still(number, self._names)
-                self._checked.add(number)
+    def check(self) -> None:
+        """As of any stored part. Of a large object in a store that would be many bytes: there a damaged one raises."""
+        if not self._is_checked and not self._is_large:
+            for number in range(len(self._groups)):
+                self._read_still(number, self._names)
+        self._is_checked = True
 
     def _may_have(self, number: int, codes: npt.NDArray[np.integer] | None) -> bool:
         """Tell whether a row group may have rows of some sites; None for all."""
@@ -297,58 +272,31 @@ class StoredRows(StoredPart):
         return codes is None or own is None or len(np.intersect1d(own, codes, assume_unique=True)) > 0
 
     def _read_still(self, number: int, names: Sequence[str]) -> Columns:
-        """Columns of a row group; none of its rows where it is damaged, of which there is a warning."""
-        try:
-            return self._read_anywhere(number, names)
-        except DamagedRunError as error:
-            if not (is_lasting(error) and self._damages.may_leave_out) or number in self._checked:
-                raise
-            if number not in self._torn:
-                self._torn.add(number)
-                steps = self._groups[number].steps
-                self._damages.leave_out(DamagedPart(self.path, error, steps=None if steps == _ANY_STEP else steps))
-            return {name: np.empty(0, FIXED_TYPES.get(name, np.float64)) for name in names}
-
-    def _read_anywhere(self, number: int, names: Sequence[str]) -> Columns:
-        """Columns of a row group, also of a file that its writer has merged into a larger one since the run was opened.
+        """Columns of a row group; no rows where its file turns out to be damaged, of which there is a warning.
 
         Raises:
-            DamagedRunError: it is gone, or cannot be read.
+            DamagedRunError: it is gone, or the system cannot read it now.
         """
         try:
-            return self._read_group(number, names)
+            if not self._is_damaged:
+                return self._read_group(number, names)
         except FileNotFoundError as error:
-            merged = None
-            with contextlib.suppress(FileNotFoundError):  # it was merged once more
-                merged = self._read_merged(number, names)
-            if merged is None:
-                raise explain_vanished(self.path) from error
-            return merged
-
-    def _read_merged(self, number: int, names: Sequence[str]) -> Columns | None:
-        """Columns of a row group from the file that this one was merged into; None where that holds other rows."""
-        found, group = self.session.find(self.path), self._groups[number]
-        if found is None:
-            return None
-        start = found.start + sum(each.count for each in self._groups[:number])
-        with explain_damage(found.path):
-            file = self._files.take_merged(found.path)
-            if SORTED in (file.metadata.metadata or {}) or file.metadata.num_rows < start + group.count:
-                return None
-            stored = self._list_stored(group, names)
-            columns = [*dict.fromkeys(("step", *stored))]
-            table = pa.concat_tables(file.read_rows(start, start + group.count, columns)).unify_dictionaries()
-            if group.steps not in (_ANY_STEP, _find_limits(read_numbers(table["step"]))):
-                return None  # somebody has removed a part
-            bins = _unpack_bins([table["bins"]], group.are_bins_small) if "bins" in stored else None
-            return self._lay_out(number, names, table, bins)
+            raise explain_vanished(self.path) from error
+        except DamagedRunError as error:
+            if not (is_lasting(error) and self._damages.may_leave_out) or self._is_checked:
+                raise
+            if not self._is_damaged:
+                self._is_damaged = True
+                steps = None if self.step_limits == _ANY_STEP else self.step_limits
+                self._damages.leave_out(DamagedPart(self.path, error, steps=steps))
+        return {name: np.empty(0, FIXED_TYPES.get(name, np.float64)) for name in names}
 
     def _read_group(self, number: int, names: Sequence[str]) -> Columns:
         group = self._groups[number]
         stored = self._list_stored(group, names)
         with explain_damage(self.path):
             plain = [name for name in stored if name != "bins"]
-            reader = (self._held or self._files.take(self)).open_group(number, stored) if stored else None
+            reader = (self._held or self._files.take(self)).open() if stored else None
             table = reader.read_row_group(number, columns=plain, use_threads=False) if reader and plain else None
             bins = _read_bins(reader, number, group.are_bins_small) if reader and "bins" in stored else None
             return self._lay_out(number, names, table, bins)
@@ -426,10 +374,6 @@ def _describe_group(group: pq.RowGroupMetaData) -> _RowGroup:
             elif low == high:
                 constants[name] = find_phase(low) if name == "phase" else low
     return _RowGroup(group.num_rows, steps, constants, are_bins_small)
-
-
-def _find_limits(steps: npt.NDArray[np.int64]) -> tuple[int, int]:
-    return (int(steps.min()), int(steps.max())) if len(steps) else _ANY_STEP
 
 
 def _check_limits(name: str, low: Any, high: Any) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from retrograd.core.addresses import call_at_end, is_refusal, is_remote, open_folder
@@ -22,21 +23,21 @@ from retrograd.core.files import SpareFiles, make_storable
 from retrograd.core.history.sink import Event, KeptTensor, RowBatch
 from retrograd.core.notices import Notices, warnings_kept
 from retrograd.core.runs.chosen_ranks import ChosenRanks
-from retrograd.core.runs.claim import BEAT_SECONDS
 from retrograd.core.runs.ending import describe_exception, find_exception
 from retrograd.core.runs.layout import MANIFEST, PAUSE
 from retrograd.core.runs.manifest import Manifest
 from retrograd.core.runs.queue import Load, Unwritten, WriteQueue, count_rows
 from retrograd.core.runs.rank_folder import RankFolder
-from retrograd.core.runs.ranks import RankClaim
+from retrograd.core.runs.ranks import RankClaim, ask_rank, is_held_here
+from retrograd.core.runs.upload import Put, Upload, local_folder_of, prepare
 
 _LAST_WORDS_SECONDS = 60.0
 """How long the end, or a flush, waits for a store; a disk it waits for as long as that takes."""
 _LAST_PAUSES = (0.1, 0.4, 1.0)
 """Seconds between what is tried at the end, when a disk does not take what is left."""
 _LONGEST_PAUSE = 10.0
-_REMOTE_SECONDS = BEAT_SECONDS
-"""Each request to a store costs money and some 50 ms, and a claim must not grow old in between."""
+_REMOTE_SECONDS = 30.0
+"""Each request to a store costs money and some 50 ms."""
 
 _FORK_SECONDS = 5.0
 
@@ -52,7 +53,8 @@ class RunWriter:
     :class:`retrograd.core.errors.RetrogradWarning`. After a fork the child's copy is silent.
 
     Args:
-        path: the run folder: new, or empty. It stays the same if the program changes its directory.
+        path: the run folder: new, or empty. It stays the same if the program changes its directory. What goes to an
+            address is written to a folder below ``runs`` first (:mod:`retrograd.core.runs.upload`).
         resume: continue the run that is there, if there is one.
         step: where it begins anew: what is recorded of this step or later is removed first. None keeps all.
         join: the folder was made for all processes of this launch, so others may have written to it. An earlier
@@ -63,6 +65,8 @@ class RunWriter:
         queue_bytes: what may wait to be written, besides tensors: of these, as much as files may take.
 
     Attributes:
+        path: the run folder, or the address.
+        folder: the run folder on this machine.
         next_step: where it begins: ``step``, else one more than the last step that is recorded.
 
     Raises:
@@ -83,14 +87,19 @@ class RunWriter:
         flush_seconds: float | None = None,
         queue_bytes: int = 256 << 20,
     ) -> None:
-        self.path = open_folder(path)
-        self.flush_seconds = flush_seconds or (_REMOTE_SECONDS if is_remote(self.path) else PAUSE)
+        self.path, self.folder = open_folder(path), local_folder_of(path)
+        is_far = is_remote(self.path)
+        self.flush_seconds = flush_seconds or (_REMOTE_SECONDS if is_far else PAUSE)
         self._queue = WriteQueue(queue_bytes, max(queue_bytes, tensor_budget))
         self._lost = Unwritten()
         self._notices = Notices()
         self._is_joined = join
         self._first_rank = chosen.first
-        self._claim = RankClaim(self.path, resume=resume, join=join, step=step)
+        there: Put = {}
+        if is_far and not is_held_here(self.folder):
+            there = prepare(self.path, self.folder, ask_rank(), resume=resume or join)
+        self._upload: Upload | None = None
+        self._claim = RankClaim(self.folder, resume=resume, join=join, step=step)
         try:
             self._folder = RankFolder(
                 self._claim,
@@ -99,7 +108,7 @@ class RunWriter:
                 max_waiting=queue_bytes,
                 count_added=lambda: self._queue.added,
             )
-            self._manifest = Manifest(self.path / MANIFEST, resume=self._claim.is_continued)
+            self._manifest = Manifest(self.folder / MANIFEST, resume=self._claim.is_continued)
             if self._claim.is_continued or not chosen.are_all:
                 self._manifest.describe(chosen.describe())
             self._folder.write_status("running", self._lost)
@@ -114,12 +123,13 @@ class RunWriter:
             raise
         self.next_step = self._folder.next_step if step is None else step
         self._is_open = True
+        if is_far:
+            self._upload = Upload(self.folder, self.path, there, self._find_rank_folder)
         self._status = "running"
         self._has_ended = False
         self._failures = 0
         self._files: dict[str, Callable[[BinaryIO], None]] = {}
         self._writing = threading.Lock()
-        self._flushing: threading.Thread | None = None
         self._spare = SpareFiles()
         self._closing = threading.Event()
         self._wake = threading.Event()
@@ -165,13 +175,12 @@ class RunWriter:
     def flush(self) -> None:
         """Write all that was added, and return when it can be read.
 
-        A store that does not answer is waited for a minute, and then left to a thread that asks it; until it has
-        answered, another flush waits for nothing.
+        A store that does not answer is waited for a minute; until it has answered, another flush waits for nothing.
         """
-        if self._is_open and is_remote(self.path):
-            self._flush_to_store()
-        elif self._is_open:
+        if self._is_open:
             self._write_all(is_paused=_is_waiting)
+            if self._upload is not None:
+                self._upload.wait(_LAST_WORDS_SECONDS)
 
     def close(self, status: str = "finished") -> None:
         """Write all that was added, and end. Calling it twice is harmless.
@@ -185,15 +194,13 @@ class RunWriter:
         atexit.unregister(self._close_at_exit)
         self._closing.set()
         self._wake.set()
-        self._thread.join(_LAST_WORDS_SECONDS if is_remote(self.path) else None)
-        if self._thread.is_alive():
-            text = f"{self.path} has not answered for {_LAST_WORDS_SECONDS:.0f} seconds at the end of the recording."
-            self._notices.warn_once("end", f"{text} What it has not taken until the program ends is lost.")
-            return
+        self._thread.join()
         if not self._has_ended:  # the thread has died of something that nobody has thought of
             self._write_last()
         if self.lost:
-            self._notices.warn_once("lost", f"{self.lost} were not written to {self.path}.")
+            self._notices.warn_once("lost", f"{self.lost} were not written to {self.folder}.")
+        if self._upload is not None:
+            self._upload.end(_LAST_WORDS_SECONDS)
 
     @property
     def sites(self) -> Sequence[str]:
@@ -215,21 +222,9 @@ class RunWriter:
         elif self._queue.is_half_full:
             self._wake.set()
 
-    def _flush_to_store(self) -> None:
-        if self._flushing is not None and self._flushing.is_alive():
-            return
-        waiting = threading.Event()
-        waiting.set()
-        work = warnings_kept()(partial(self._write_all, is_paused=waiting.is_set))
-        self._flushing = threading.Thread(target=work, name="retrograd-flush", daemon=True)
-        self._flushing.start()
-        try:
-            self._flushing.join(_LAST_WORDS_SECONDS)
-        finally:
-            waiting.clear()
-        if self._flushing.is_alive():
-            text = f"{self.path} has not answered a flush for {_LAST_WORDS_SECONDS:.0f} seconds."
-            self._notices.warn_once("flush", f"{text} Training goes on; what is recorded waits until it answers.")
+    def _find_rank_folder(self) -> tuple[Path, bool]:
+        """The folder of this process, and whether it writes the manifest."""
+        return self._claim.folder, self._claim.rank == 0 and not self._claim.is_extra
 
     # ---- the writer thread ----
 
@@ -270,15 +265,18 @@ class RunWriter:
             if is_last:
                 self._give_up()
             if is_ours:
-                is_done &= self._write_about(status if is_new or is_paused() else None)
+                is_told = is_new or is_paused() or self._upload is not None  # there this tells that it still runs
+                is_done &= self._write_about(status if is_told else None)
             self._failures = 0 if is_done else self._failures + 1
             self._complain_of(load)
+            if self._upload is not None:
+                self._upload.ask()
             return is_done
 
     def _settle(self) -> None:
         if self._folder.settle():
             self._notices.warn_once(
-                "removed", f"Of {self.path} something was removed or renamed. It is made again, without what it held."
+                "removed", f"Of {self.folder} something was removed or renamed. It is made again, without what it held."
             )
 
     def _write_load(self, load: Load, *, is_paused: Callable[[], bool]) -> tuple[Load, bool]:
@@ -328,14 +326,14 @@ class RunWriter:
         except Exception as error:  # no fault of ours may end the thread, or the user's training
             if not is_refusal(error):
                 self._lost += lost or Unwritten()
-                text = f"What was recorded cannot be written to {self.path}: {error!r}. It is lost."
+                text = f"What was recorded cannot be written to {self.folder}: {error!r}. It is lost."
                 self._notices.warn_once("fault", text)
                 return True
             what = getattr(error, "strerror", None) or getattr(error, "problem", f"{error!r}")
             self._notices.warn_once(
                 "disk",
-                f"{self.path} cannot be written: {what}. Training goes on; what is recorded waits until it can, and is "
-                "lost when there is too much of it.",
+                f"{self.folder} cannot be written: {what}. Training goes on; what is recorded waits until it can, and "
+                "is lost when there is too much of it.",
             )
             return False
         return True
@@ -358,6 +356,8 @@ class RunWriter:
         self._is_open = False
         self._spare.free()
         self._claim.release()
+        if self._upload is not None:
+            self._upload.silence()
 
     def _close_at_exit(self) -> None:
         if not self._is_open:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.core.history.cells import merge_picked
 from retrograd.core.history.history import History
 from retrograd.core.history.rows import ROW_TYPES, Picked, Rows, encode_phase
 
@@ -110,14 +111,14 @@ def _merge_ranks(rows: Rows) -> Rows:
     """Rows of one moment and site on all ranks as one; copies count once."""
     index, moments = np.arange(rows.count), {name: rows[name] for name in ("site", "rank", *_MOMENT)}
     if rows.copies is not None:
-        index, moments = index[rows.copies.counts(rows, index)], dict(rows.copies.align(moments))
+        index, moments = index[rows.copies.count(rows, index)[0]], dict(rows.copies.align(moments))
     del moments["rank"]
     moments = {name: column[index] for name, column in moments.items()}
     keys = [np.zeros(len(index), np.int64)]
     for column in moments.values():
         _append(keys, [column.astype(np.int64) + 1])
     _, first, groups = np.unique(keys[0], return_index=True, return_inverse=True)
-    merged = Picked(rows, index).merge(groups, len(first), ROW_TYPES)
+    merged = merge_picked(Picked(rows, index), groups, len(first), ROW_TYPES)
     one_each = {name: column[first] for name, column in moments.items()}
     return Rows([{**merged, **one_each, "rank": np.zeros(len(first), np.int32)}])
 

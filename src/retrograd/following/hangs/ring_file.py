@@ -24,8 +24,8 @@ from typing import Any
 from retrograd.core.errors import TraceError
 from retrograd.core.files import write_whole
 from retrograd.core.foreign.text import expect_file
-from retrograd.core.runs.claim import start_of
 from retrograd.core.runs.layout import RING, is_run, list_rank_folders, parse_rank, rank_name
+from retrograd.core.runs.lock import start_of
 from retrograd.following.hangs.rank_state import RankState, RingEvent, State, ThreadPosition
 
 NAMES = "ring.names"
