@@ -76,5 +76,7 @@ def tell_chosen(manifest: Mapping[str, Any]) -> str:
 
 def find_chosen(manifest: Mapping[str, Any]) -> ChosenRanks:
     """The ranks that were to record a run."""
-    told = manifest.get("ranks")
-    return ChosenRanks() if told is None else ChosenRanks(told["every"], tuple(told["listed"]))
+    match manifest.get("ranks"):
+        case {"every": int(every), "listed": [*listed]} if all(isinstance(rank, int) for rank in listed):
+            return ChosenRanks(every, tuple(listed))
+    return ChosenRanks()  # also where somebody has written something else

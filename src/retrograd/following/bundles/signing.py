@@ -78,8 +78,9 @@ def _sign(key: bytes, total: str) -> str:
 
 
 def _find_folder() -> Path:
-    if given := os.environ.get(FOLDER):
-        return Path(given)
+    given = Path(os.environ.get(FOLDER, ""))
+    if given.is_absolute():  # another is to be ignored, says the specification
+        return given
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     return Path.home() / ("Library/Application Support" if sys.platform == "darwin" else ".local/share")
