@@ -24,6 +24,8 @@ from hypothesis import settings
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
+pytest_plugins = ["tests.browser", "tests.commands"]
+
 GRACE_SECONDS = 2.0
 """How long a thread may take to end after the test that started it."""
 

@@ -119,7 +119,7 @@ def test_each_name_stands_once_and_is_where_a_type_checker_looks() -> None:
         alias.asname for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom) for alias in node.names
     ]
     assert sorted(map(str, imported)) == PUBLIC
-    assert {name for name, home in rg._find_homes().items() if home == "retrograd"} == set(ROOMS)
+    assert {name for name, home in rg._find_homes().items() if home.count(".") == 1} == set(ROOMS)
 
 
 def test_no_submodule_shares_the_name_of_something_exported() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from retrograd.core.runs.reader import open_run
 from tests import warm
-from tests.core.launch.conftest import ENVIRONMENT, SCRIPTS
+from tests.commands import ENVIRONMENT, SCRIPTS
 
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
 

@@ -14,7 +14,7 @@ import pytest
 from retrograd.core.launch import beside, live_page
 from retrograd.core.limits import LIMITS
 from tests import warm
-from tests.core.launch.conftest import ENVIRONMENT
+from tests.commands import ENVIRONMENT
 from tests.core.runs.written import write_run
 from tests.core.serving.served import serving
 

@@ -16,7 +16,7 @@ from retrograd.core.launch.requests import RunRequest
 from retrograd.core.launch.start import BOOTSTRAP, Request, make_environment
 from retrograd.following.launch.requests import TraceRequest
 from retrograd.memory.launch.requests import InventoryRequest
-from tests.core.launch.conftest import ENVIRONMENT
+from tests.commands import ENVIRONMENT
 
 REQUEST = RunRequest(path="/nowhere/run", shown="run", command=("train.py",))
 

@@ -12,7 +12,7 @@ from retrograd.core.cli import main
 from retrograd.core.cli.commands import COMMANDS
 from retrograd.core.launch.options import Command
 from retrograd.core.launch.parser import parse
-from tests.core.launch.conftest import ENVIRONMENT, SCRIPTS
+from tests.commands import ENVIRONMENT, SCRIPTS
 
 SCRIPT = str(SCRIPTS / "no_torch.py")
 

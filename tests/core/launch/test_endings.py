@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.launch.conftest import SCRIPTS, run
+from tests.commands import SCRIPTS, run
 from tests.core.launch.recorded import Command, Outcome, recorded, steps
 
 

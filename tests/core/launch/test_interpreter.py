@@ -11,7 +11,7 @@ import torch
 from retrograd.core.errors import LaunchError
 from retrograd.core.launch.hook_file import install_hook, remove_hook
 from retrograd.core.launch.interpreter import find_obstacle
-from tests.core.launch.conftest import ENVIRONMENT, ROOT, SCRIPTS
+from tests.commands import ENVIRONMENT, ROOT, SCRIPTS
 from tests.core.launch.recorded import HEALTHY
 from tests.core.launch.test_bootstrap import find_pythons
 

@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import retrograd as rg
 from tests import warm
+from tests.commands import ENVIRONMENT, SCRIPTS, run
 from tests.core.exports.offline import read_records, read_series
-from tests.core.launch.conftest import ENVIRONMENT, SCRIPTS, run
 
 TRAINS = """
 import sys

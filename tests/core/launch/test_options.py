@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.launch.conftest import SCRIPTS, run
+from tests.commands import SCRIPTS, run
 from tests.core.launch.recorded import Command, Outcome, recorded, steps
 
 SCRIPT = str(SCRIPTS / "plain_loop.py")

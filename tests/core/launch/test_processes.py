@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.core.runs.reader import open_run
-from tests.core.launch.conftest import SCRIPTS, run
+from tests.commands import SCRIPTS, run
 from tests.core.launch.recorded import HEALTHY, Outcome, outputs, parameters, recorded, steps
 
 PATHS = ("body.0", "body.1", "body", "head", "self")

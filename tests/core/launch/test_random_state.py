@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.core.cli.commands import COMMANDS as OURS
-from tests.core.launch.conftest import ENVIRONMENT, SCRIPTS, run
+from tests.commands import ENVIRONMENT, SCRIPTS, run
 
 COMMANDS = {
     "run": "--inventory 1 --tensors *:output",

@@ -11,7 +11,7 @@ import pytest
 import retrograd as rg
 from retrograd.core.runs.listing import read_line
 from retrograd.core.views.report.report import build_page
-from tests.core.launch.conftest import ENVIRONMENT, run
+from tests.commands import ENVIRONMENT, run
 
 SCRIPT = """
 import os, resource, signal, sys, time

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.core.launch.conftest import ENVIRONMENT, SCRIPTS
+from tests.commands import ENVIRONMENT, SCRIPTS
 
 SCRIPT = str(SCRIPTS / "sweep.py")
 

@@ -10,7 +10,7 @@ import pytest
 
 from retrograd.core.errors import AttachError
 from retrograd.core.launch.tracebacks import clean_traceback
-from tests.core.launch.conftest import run
+from tests.commands import run
 
 _SCRIPT = """
 import torch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.core.launch.conftest import ENVIRONMENT, SCRIPTS, Stage
+from tests.commands import ENVIRONMENT, SCRIPTS, Stage
 from tests.core.launch.recorded import Command
 
 SCRIPT = str(SCRIPTS / "deprecations.py")

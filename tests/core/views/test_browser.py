@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from retrograd.core.history.history import History
 from retrograd.core.recording.record import record
 from retrograd.core.views.report import write_report
-from tests.core.views.conftest import Reporter, Visit
+from tests.browser import Reporter, Visit
 from tests.core.views.invented import Numbers, invent_training, make_history, name_resnet
 from tests.core.views.test_page import HOSTILE
 from tests.memory.views.invented_inventory import invent_inventory

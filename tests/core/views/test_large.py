@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from retrograd.core.views.report import write_report
-from tests.core.views.conftest import Visit
+from tests.browser import Visit
 from tests.core.views.invented import invent_training, make_history
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

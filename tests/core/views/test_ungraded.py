@@ -16,8 +16,8 @@ from retrograd.core.runs.reader import open_run
 from retrograd.core.serving import followed_run
 from retrograd.core.serving.followed_run import FollowedRun
 from retrograd.explaining.views.comparing.comparison_page import write_comparison
+from tests.browser import Visit
 from tests.core.serving.served import serving
-from tests.core.views.conftest import Visit
 from tests.core.views.unpacking import Page
 
 

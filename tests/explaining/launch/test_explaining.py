@@ -27,7 +27,7 @@ from retrograd.core.runs.findings import store_findings
 from retrograd.core.runs.layout import find_latest
 from retrograd.core.runs.reader import open_run
 from retrograd.explaining.launch.explaining import find_verdict
-from tests.core.launch.conftest import ENVIRONMENT, SCRIPTS, run
+from tests.commands import ENVIRONMENT, SCRIPTS, run
 from tests.core.launch.recorded import HEALTHY, Command, Outcome, recorded
 from tests.core.runs.written import write_run
 

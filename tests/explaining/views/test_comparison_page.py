@@ -15,9 +15,9 @@ from retrograd.core.serving import compared_runs
 from retrograd.explaining.views.comparing.alignment import align, merge_orders
 from retrograd.explaining.views.comparing.comparison_page import name_apart, write_comparison
 from retrograd.explaining.views.comparing.numbers import find_ratios
+from tests.browser import Visit
 from tests.core.runs.written import write_run
 from tests.core.serving.served import Training, serving, write_runs
-from tests.core.views.conftest import Visit
 from tests.core.views.invented import Numbers, invent_training, make_history, name_resnet
 from tests.core.views.test_page import HOSTILE
 from tests.core.views.unpacking import Page

@@ -14,7 +14,7 @@ from retrograd.core.runs.findings import Finding, Findings
 from retrograd.core.views.report import report, write_report
 from retrograd.core.views.report.findings import describe_findings
 from retrograd.core.views.report.scope import choose_scope
-from tests.core.views.conftest import Visit
+from tests.browser import Visit
 from tests.core.views.invented import invent_training, make_history, name_resnet
 from tests.core.views.test_page import HOSTILE
 from tests.explaining.findings.made import MADE, SYMPTOM

@@ -28,7 +28,7 @@ from retrograd.following.launch.prompt import _HELP, Prompt, _names_of
 from retrograd.following.launch.requests import DebugRequest
 from retrograd.following.stepping.breakpoints import parse_breakpoint
 from tests import warm
-from tests.core.launch.conftest import ENVIRONMENT, SCRIPTS
+from tests.commands import ENVIRONMENT, SCRIPTS
 
 
 class Net(nn.Module):

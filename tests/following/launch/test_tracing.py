@@ -18,7 +18,7 @@ from retrograd.core.launch import closing
 from retrograd.following.launch.requests import TraceRequest, parse_passes
 from retrograd.following.tracing.trace import Trace
 from tests import warm
-from tests.core.launch.conftest import SCRIPTS, run
+from tests.commands import SCRIPTS, run
 from tests.core.views.chrome_rules import Content, read_checked
 
 LOSSES = 4

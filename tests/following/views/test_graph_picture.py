@@ -20,7 +20,7 @@ from retrograd.following.graph.node import Edge, Line, Node, SavedValue, TensorI
 from retrograd.following.views.graph_picture import MOST_BOXES, draw_graph
 from retrograd.following.views.picture.folds import Fold, make_outline, order_nodes, shown_parts
 from retrograd.following.views.picture.layers import arrange
-from tests.core.views.conftest import Visit
+from tests.browser import Visit
 from tests.core.views.test_contrast import luminance, read_colors
 from tests.following.graph.by_hand import make_graph
 

@@ -10,7 +10,7 @@ import pytest
 from retrograd.core.cli import main
 from retrograd.memory.inventory.inventory import Inventory
 from retrograd.memory.launch.requests import InventoryRequest
-from tests.core.launch.conftest import SCRIPTS, run
+from tests.commands import SCRIPTS, run
 
 MODES = """
 import atexit

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from retrograd.core.errors import SavedTensorError
 from retrograd.memory.inventory.inventory import Inventory
 from retrograd.memory.views.inventory_page import build_page, write_inventory
-from tests.core.views.conftest import Visit
+from tests.browser import Visit
 from tests.core.views.test_contrast import luminance, read_colors
 from tests.memory.views.invented_inventory import HOSTILE, invent_inventory, invent_large, make_inventory, saved
 
