@@ -22,9 +22,9 @@ import pytest
 from tests import warm
 from tests.core.launch.recorded import Command, Outcome
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "core" / "launch"
 SCRIPTS = HERE / "scripts"
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 ENVIRONMENT = {
     **os.environ,
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import retrograd as rg
+from retrograd.core.hooks import in_graphs
+from retrograd.core.hooks.compiled import compiled_call_listeners
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.recording.record import Recording
 from retrograd.core.recording.recorder import Recorder
@@ -304,6 +306,17 @@ def test_no_code_of_ours_runs_afterwards(name: str, choices: dict[str, Any]) -> 
         run.train_step(3)
         run.assess()
     assert names == []
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("choices", [{}, EVERYTHING, RING], ids=["default", "everything", "ring"])
+def test_nothing_watches_compiled_calls_after_an_eager_recording(choices: dict[str, Any]) -> None:
+    """Nor before the collector runs, where the part of the house that compiled code needs has been loaded."""
+    in_graphs.load()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    with rg.record(model, **choices):
+        step(model, torch.ones(2, 3))
+    assert not compiled_call_listeners.all
 
 
 class Failing(nn.Module):

@@ -180,10 +180,16 @@ known_graphs = Patch(lambda: when_compiling(lambda room: room.watch_graphs()))
 """While somebody holds it, it is known of each graph that is compiled which of its outputs it uses."""
 
 
-def hold_while_alive(patch: Patch, owner: object) -> None:
-    """Hold a patch for as long as somebody is there."""
+def hold_while_alive(patch: Patch, owner: object) -> Callable[[], object]:
+    """Hold a patch for as long as an object is there.
+
+    Returns:
+        What releases it before; calling it twice is harmless.
+    """
     patch.hold()
-    weakref.finalize(owner, patch.release).atexit = False
+    release = weakref.finalize(owner, patch.release)
+    release.atexit = False
+    return release
 
 
 # ---- hooks on modules as a graph sees them --------------------------------------------------------------------------

@@ -129,12 +129,12 @@ class Tap(TracedHook, Generic[Watcher]):
 class ModuleTap(Tap[Watcher]):
     """The tap behind the hooks on one module."""
 
-    __slots__ = ("_is_hidden",)
+    __slots__ = ("_is_hidden", "_release")
 
     def __init__(self) -> None:
         super().__init__()
         self._is_hidden = False
-        in_graphs.hold_while_alive(in_graphs.tapped_calls, self)
+        self._release = in_graphs.hold_while_alive(in_graphs.tapped_calls, self)
 
     def leave(self, watcher: Watcher) -> bool:
         """Take a watcher away, and the hooks with the last one; returns whether they stay.
@@ -147,6 +147,7 @@ class ModuleTap(Tap[Watcher]):
         elif not self.watchers:
             for entry in self.entries:
                 entry.remove()
+            self._release()
             return False
         return True
 
