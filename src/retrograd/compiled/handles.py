@@ -76,7 +76,7 @@ def make_handle(owner: object) -> Tensor:
 
 
 def is_handle(value: Any) -> bool:
-    """Tell whether this is a handle."""
+    """Return whether this is a handle."""
     is_like_one = type(value) is Tensor and value.dtype is torch.int64 and value.layout is torch.strided
     return is_like_one and value.data_ptr() in _owners.by_address
 

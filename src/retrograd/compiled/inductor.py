@@ -147,7 +147,7 @@ def _write_call(wrapper: Any, form: Form, arguments: Sequence[str], result: str 
 
 
 def _is_all_cpp(graph: Any) -> bool:
-    """Tell whether what calls the kernels is written in C++ too, or may be."""
+    """Return whether what calls the kernels is written in C++ too, or may be."""
     return bool(getattr(graph, "cpp_wrapper", True))
 
 
@@ -298,7 +298,7 @@ def _put_late(nodes: Sequence[Any], kind: Any, result: Any) -> list[Any]:
 
 
 def _needs(node: Any, calls: Sequence[Any]) -> bool:
-    """Tell whether a node must come after one of these: it reads what that gives, or writes into what that reads."""
+    """Return whether a node must come after one of these: it reads what that gives, or writes into what that reads."""
     before = {dependency.name for dependency in node.unmet_dependencies}
     return any(not before.isdisjoint(call.get_buffer_names()) for call in calls)
 

@@ -59,7 +59,7 @@ def define(name: str, signature: str) -> Any:
 
 
 def implement(operation: Any, run: Callable[..., Any], fake: Callable[..., Any] | None = None) -> None:
-    """Say what an operation does.
+    """Define what an operation does.
 
     Args:
         operation: the operation.
@@ -175,7 +175,7 @@ def count_traced(operation: object) -> int:
 
 
 def is_rehearsed(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a compiler runs this for shapes alone: without values, and nothing is put into a graph."""
+    """Return whether a compiler runs this for shapes alone: without values, and nothing is put into a graph."""
     return bool(tensors) and isinstance(tensors[0], _WITHOUT_VALUES) and proxy_mode() is None
 
 

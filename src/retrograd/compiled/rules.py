@@ -97,7 +97,7 @@ def trace_rules(
 
 @uncompiled
 def mark_forward(handle: Tensor, place: int, begins: bool, trains: bool) -> None:
-    """Tell a model that its forward begins, or ends. ``place`` is as in :func:`begin_call`."""
+    """Notify a model that its forward begins, or ends. ``place`` is as in :func:`begin_call`."""
     mark = owner_of(handle)
     if mark is not None:
         mark.mark_forward(begins, trains)

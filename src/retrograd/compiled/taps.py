@@ -194,7 +194,7 @@ def ticket_at(ticket: Tensor, graphs: Sequence[Tensor], is_before: bool) -> Tens
 
 
 def comes_together_at(graphs: Sequence[Tensor], is_before: bool) -> bool:
-    """Tell whether it is at this place of :func:`find_places` that a gradient comes together in this run."""
+    """Return whether it is at this place of :func:`find_places` that a gradient comes together in this run."""
     changed = [int(graph) != LEFT_ALONE for graph in graphs]
     return not any(changed) if is_before else changed[-1] and not any(changed[:-1])
 
@@ -329,7 +329,7 @@ def _join_last(
 
 
 def _is_last_of_ours(call: Node) -> bool:
-    """Tell whether no other operation of ours has come after it."""
+    """Return whether no other operation of ours has come after it."""
     node = call.next
     while node.op != "root":
         if getattr(node.target, "namespace", None) == library.ns:

@@ -42,12 +42,12 @@ _COPY = "give a folder on a local or mounted disk; copy it when the program has 
 
 
 def is_address(given: str | os.PathLike[str]) -> bool:
-    """Tell whether this is an address, such as ``s3://bucket/run``, or would be if pathlib had not folded it."""
+    """Return whether this is an address, such as ``s3://bucket/run``, or would be if pathlib had not folded it."""
     return is_remote(given) or _ADDRESS.match(os.fspath(given)) is not None
 
 
 def is_remote(path: object) -> bool:
-    """Tell whether this path, which :func:`open_folder` gave, or one below it, is not of this machine."""
+    """Return whether this path, which :func:`open_folder` gave, or one below it, is not of this machine."""
     return not isinstance(path, PurePath | str | bytes) and hasattr(path, "storage_options")
 
 
@@ -235,7 +235,7 @@ def _is_there(answer: Future[Any]) -> bool:
 
 
 def _touch(path: Path) -> None:
-    """Ask for the first byte of an object, whether it is there or not."""
+    """Request the first byte of an object, whether it is there or not."""
     store, name = store_of(path)
     store.cat_file(name, start=0, end=1)
 
@@ -315,7 +315,7 @@ def _with_listings(folder: Any, *, are_kept: bool) -> Path:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Tell whether this was raised by the system or by a store, and not by a fault of ours.
+    """Return whether this was raised by the system or by a store, and not by a fault of ours.
 
     Clients of stores have errors of their own, that of a network which is down among them.
     """

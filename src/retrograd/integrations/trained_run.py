@@ -174,7 +174,7 @@ class TrainedRun:
         return True
 
     def _tell(self) -> None:
-        """Look for what is wrong with the run that has ended, and say it. To be called in the first process."""
+        """Find what is wrong with the run that has ended, and print it. To be called in the first process."""
         assert self.recording is not None
         assert self.recording.path is not None
         try:

@@ -162,7 +162,7 @@ class Mirror:
         return self.is_over
 
     def close(self) -> None:
-        """Tell what is left, and end. Calling it twice is harmless."""
+        """Send what is left, and end. Calling it twice is harmless."""
         if self._lookout is not None:
             self._lookout.end()
 
@@ -261,7 +261,7 @@ class Mirror:
             warn(str(error))
 
     def _tell_findings(self, *, is_last: bool) -> None:
-        """Tell each finding once: when it was found twice in a row, or at the end."""
+        """Send each finding once: when it was found twice in a row, or at the end."""
         found = {(each.detector, each.site): each for each in self._find()}
         for key, finding in found.items():
             if key not in self._told and (is_last or key in self._seen):

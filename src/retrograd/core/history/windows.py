@@ -114,7 +114,7 @@ class LongRows(Rows):
         return self.outline.all_steps if phase is None else self.outline.steps.get(encode_phase(phase), _NO_STEPS)
 
     def fits(self, phase: str | None) -> bool:
-        """Tell whether the rows of a phase are held once they are merged; else they are read whenever asked for."""
+        """Return whether the rows of a phase are held once they are merged; else they are read whenever asked for."""
         return len(self.steps_of(phase)) * len(self.codes) <= MOST_CELLS
 
     def add_exponents(

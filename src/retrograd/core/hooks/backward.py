@@ -33,13 +33,13 @@ _NAME = "_engine_run_backward"
 
 
 class BackwardListener(Protocol):
-    """Told of each outermost backward pass, in the thread that asked for it. What it raises ends that pass."""
+    """Notified of each outermost backward pass, in the thread that asked for it. What it raises ends that pass."""
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """See that a pass starts from these tensors."""
+        """Called when a pass starts from these tensors."""
 
     def backward_ends(self, failed: bool) -> None:
-        """See that the pass ended."""
+        """Called when the pass has ended."""
 
 
 @dataclass(slots=True, eq=False)  # frozen, it would take four times as long to make
@@ -68,7 +68,7 @@ class EngineRun:
 
 
 class BackwardFollower(Protocol):
-    """Told of each backward pass, also those inside another, in the thread that asked for it. Must not raise.
+    """Notified of each backward pass, also those inside another, in the thread that asked for it. Must not raise.
 
     Not of passes that torch compiles as one graph: a hook on a node would become a part of it.
     """
@@ -77,7 +77,7 @@ class BackwardFollower(Protocol):
         """The engine is about to run."""
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """See that the engine has ended, with this error if it failed."""
+        """Called when the engine has ended, with this error if it failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,12 +104,12 @@ os.register_at_fork(after_in_child=_threads.clear)
 
 
 def has_asked_for_a_pass() -> bool:
-    """Tell whether this thread waits for an outermost pass that was told of. A device's own thread never does."""
+    """Return whether this thread waits for an outermost pass that was told of. A device's own thread never does."""
     return _here.running is not None
 
 
 def runs_in_another_thread() -> bool:
-    """Tell whether a pass runs in a thread that is not this one.
+    """Return whether a pass runs in a thread that is not this one.
 
     To read ``.grad`` of what it accumulates into is a race in torch, whose end is a null pointer; the hook of the
     accumulation itself is safe, for it runs under the node's lock.
@@ -200,7 +200,7 @@ def _tell_end(
 
 
 def _end(changers: tuple[BackwardListener, ...], listeners: tuple[BackwardListener, ...], failed: bool) -> None:
-    """Tell of the end: the changer that came last first, and the listeners after all of them, even if one raises."""
+    """Notify of the end: the changer that came last first, and the listeners after all of them, even if one raises."""
     if not changers:
         for listener in listeners:
             listener.backward_ends(failed)
@@ -215,14 +215,14 @@ def _end(changers: tuple[BackwardListener, ...], listeners: tuple[BackwardListen
 
 
 def join_pass(listener: BackwardListener) -> None:
-    """Tell a listener of the outermost pass that runs now in this thread, unless it has been, or is about to be."""
+    """Notify a listener of the outermost pass that runs now in this thread, unless it has been, or is about to be."""
     running = _here.running
     if running is not None and not any(other is listener for other in running.listeners):
         _greet(listener)
 
 
 def _greet(listener: BackwardListener) -> None:
-    """Tell of the outermost pass that runs now in this thread, if somebody was listening when it began."""
+    """Notify of the outermost pass that runs now in this thread, if somebody was listening when it began."""
     running = _here.running
     if running is not None:
         running.listeners = (*running.listeners, listener)

@@ -30,7 +30,7 @@ APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func_
 
 @lru_cache(maxsize=4096)
 def begins_function(code: CodeType) -> bool:
-    """Tell whether a frame of this code is the outermost of a call of a Python Function, in which no graph is made.
+    """Return whether a frame of this code is the outermost of a call of a Python Function, in which no graph is made.
 
     That is its ``forward`` where ``apply`` has no frame.
     """
@@ -80,7 +80,7 @@ def inner_apply(function: FunctionClass) -> Callable[..., Any] | None:
 
 
 def _uses_no_more(code: CodeType | None, known: frozenset[str]) -> bool:
-    """Tell whether all that a code asks for is known; of code that is not Python's, nothing is."""
+    """Return whether all that a code asks for is known; of code that is not Python's, nothing is."""
     return code is not None and known.issuperset(code.co_names + code.co_freevars)
 
 

@@ -59,7 +59,7 @@ def change_gradient(tensor: Tensor, change: ChangeGradient) -> None:
 
 
 def leave_gradient(tensor: Tensor, change: ChangeGradient) -> None:
-    """Ask ``change`` no longer."""
+    """Stop calling ``change``."""
     if tensor._backward_hooks is not None:
         tensor._backward_hooks.pop(change, None)  # type: ignore[call-overload]
 
@@ -73,7 +73,7 @@ def after_accumulation(leaf: Tensor, see: SeeGradient) -> Callable[[], None]:
 
 
 def shares_memory(tensor: Tensor) -> bool:
-    """Tell whether anything besides this one tensor holds the memory that its elements lie in, as far as can be seen.
+    """Return whether anything besides this one tensor holds the memory that its elements lie in, as far as can be seen.
 
     A gradient of which that is not so becomes the ``.grad`` of a parameter as it is, and is written into later.
     """

@@ -57,7 +57,7 @@ class Listeners(Generic[Listener]):
         self._lock = threading.RLock()  # a listener may leave where the collector finds its owner gone
 
     def add(self, listener: Listener) -> None:
-        """Tell this one from now on."""
+        """Notify this one from now on."""
         with self._lock:
             self.all = (*self.all, listener)
             if self._patch is not None:
@@ -232,7 +232,7 @@ class Hook:
 
 
 def is_ours(hook: object) -> bool:
-    """Tell whether a hook in a table of torch's was set here."""
+    """Return whether a hook in a table of torch's was set here."""
     return isinstance(hook, Hook)
 
 

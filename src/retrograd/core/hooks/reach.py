@@ -332,7 +332,7 @@ _KEY = "retrograd.seen_before"
 
 
 def is_strung(node: Any) -> bool:
-    """Tell whether a node holds a list of nodes seen before it."""
+    """Return whether a node holds a list of nodes seen before it."""
     return _KEY in node.metadata
 
 
@@ -368,7 +368,7 @@ class DeepGraphGuard:
         self._thread = 0
 
     def saw(self, node: Any) -> None:
-        """Tell that Python has got hold of this node, as often as you like, and in any order."""
+        """Record that Python holds this node; may be called repeatedly, and in any order."""
         self.count += 1
         if self.count > FREE_DEPTH:
             self.string(node)

@@ -145,7 +145,7 @@ class EarlyExit:
 
 
 def can_end_early(model: nn.Module) -> bool:
-    """Tell whether nobody misses the end of a forward of this model.
+    """Return whether nobody misses the end of a forward of this model.
 
     Torch calls no forward hook of the modules that an early end passes through. So there must not be any; nor a
     wrapper that has to tidy up after each forward (FSDP, DDP inside of the model, accelerate's offloading).

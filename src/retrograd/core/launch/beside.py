@@ -48,13 +48,13 @@ def start_beside(module: str, *words: str, is_heard: bool = False) -> str:
 
 
 def answer(line: str) -> None:
-    """Say the line that is waited for, and nothing more on standard output."""
+    """Print the line that is waited for, and nothing more on standard output."""
     print(line, flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def is_alive(process: int) -> bool:
-    """Tell whether there is a process of this number."""
+    """Return whether there is a process of this number."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -30,7 +30,7 @@ _LOOK = 0.05  # seconds between two looks whether it is
 
 
 def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None:
-    """Say how it ended, if this is the process that speaks for all.
+    """Report how it ended, if this is the process that reports for all.
 
     Args:
         obstacle: why this process has done nothing.
@@ -73,7 +73,7 @@ def _read_request() -> Request | None:
 
 
 def _ask_verdict(run: Path, shown: str) -> str:
-    """Ask for the verdict on a run; empty where it cannot be had.
+    """Return the verdict on a run; empty where it cannot be had.
 
     A process of its own tells it: in this one, which ends, the program may have made errors of warnings, and modules
     that start threads cannot be loaded any more.
@@ -111,7 +111,7 @@ def _await_mirror() -> None:
 
 
 def _say_failure(run: Path, command: Sequence[str]) -> None:
-    """Say which backward pass has ended the run, of this process or of one below it, and what explains it."""
+    """Report which backward pass has ended the run, of this process or of one below it, and what explains it."""
     error = _find_failed_pass(run)
     if error is not None:
         where = f" in {error['node']}" if error["node"] else ""
@@ -121,7 +121,7 @@ def _say_failure(run: Path, command: Sequence[str]) -> None:
 
 
 def _is_explained(run: Path) -> bool:
-    """Tell whether a finding says more of a failure than that the run has died."""
+    """Return whether a finding says more of a failure than that the run has died."""
     try:
         found = [json.loads(line) for line in (run / FINDINGS).read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError):  # there are none, or it is being written
@@ -140,5 +140,5 @@ def _find_failed_pass(run: Path) -> dict[str, Any] | None:
 
 
 def is_speaker() -> bool:
-    """Tell whether this process speaks for all."""
+    """Return whether this process reports for all."""
     return os.environ.get(SPEAKER) == str(os.getpid())

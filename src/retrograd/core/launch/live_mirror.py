@@ -114,7 +114,7 @@ def await_run(run: Path, process: int, to: str, first: int) -> Mirror | None:
 
 
 def is_recorded(run: Path) -> bool:
-    """Tell whether any process records a run."""
+    """Return whether any process records a run."""
     return any(is_locked(folder / LOCK) for folder in list_rank_folders(run))
 
 

@@ -251,7 +251,7 @@ class Session:
             self._recorder = recorder
 
     def _can_be_walked(self, model: nn.Module) -> bool:
-        """Tell whether all of a model can be looked at; one that cannot is left out."""
+        """Return whether all of a model can be looked at; one that cannot is left out."""
         try:
             name_models({"": model})
             for entry in walk_modules("", model):
@@ -294,7 +294,7 @@ class Session:
         return (*list_sources(), *(watches or ()), *ending)
 
     def _is_apart(self) -> bool:
-        """Tell whether this process records nothing: a worker of a data loader, or a rank that was not chosen.
+        """Return whether this process records nothing: a worker of a data loader, or a rank that was not chosen.
 
         Processes that the program starts by itself know their rank only once they have found each other: before the
         first backward pass, where they are to train together.
@@ -333,7 +333,7 @@ class Session:
         self._say_obstacle(error, "the recorder failed" if about is None else f"{type(about).__name__} is not recorded")
 
     def _say_obstacle(self, error: Exception, what: str) -> None:
-        """Say why something is missing, once each."""
+        """Report why something is missing, once each."""
         self._obstacle = error.problem if isinstance(error, RetrogradError) else f"{what}: {error!r}"
         if self._obstacle not in self._said:
             self._said.add(self._obstacle)

@@ -133,7 +133,7 @@ class Facts:
         return self._recorded
 
     def tell_operations(self, notes: Any) -> None:
-        """Tell all sources which operations stand between a forward and its pass."""
+        """Notify all sources of the operations that stand between a forward and its pass."""
         self._tell("operations_noted", notes)
 
     @property
@@ -209,7 +209,7 @@ class Facts:
         self._tell("update_ends", optimizer)
 
     def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
-        """Tell nothing: sources do not need it."""
+        """Do nothing: sources do not need it."""
 
     def drain(self) -> None:
         """A device may be waited for."""

@@ -317,7 +317,7 @@ class TensorKeeper:
                 self.held -= waiting[1].add(batch)
 
     def pull_triggers(self, moment: Moment, names: Sequence[str], columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Ask each trigger about rows of statistics, and hand over what its policy holds when it fires."""
+        """Evaluate each trigger on rows of statistics, and hand over what its policy holds when it fires."""
         for keep, holder in self._holders.values():
             reason = keep.when(names, columns) if keep.when is not None else ""
             if reason:

@@ -377,7 +377,7 @@ class ArgumentWatch(SlotWatch):
 
 
 class ModelWatch:
-    """Tells the clock and the sources of facts when a model is called.
+    """Notifies the clock and the sources of facts of calls of a model.
 
     Args:
         backward: the pass that runs, and the clock.

@@ -227,7 +227,7 @@ class Recorder:
 
     @property
     def switch(self) -> Clock:
-        """Says whether there is anything to do for tensors that compiled code watches by hand."""
+        """Holds whether there is anything to do for tensors that compiled code watches by hand."""
         return self.clock
 
     def see_in_compiled_code(
@@ -327,7 +327,7 @@ class Recorder:
         self._backward.leave()
 
     def _may_be_ours(self, failed: bool) -> bool:
-        """Tell whether the pass that ends may have reached what was recorded, where no gradient has told."""
+        """Return whether the pass that ends may have reached what was recorded, where no gradient has told."""
         grad = self._buffers.grad
         return (failed and grad.touched) or (not self._factory.sees_gradients and grad.may_be_reached)
 

@@ -53,7 +53,7 @@ class DamagedPart:
 
 
 def is_lasting(error: DamagedRunError) -> bool:
-    """Tell whether it is about what is in a file, not about one that is gone, or that the system cannot read now."""
+    """Return whether it is about what is in a file, not about one that is gone, or that the system cannot read now."""
     cause = error.__cause__
     return not isinstance(cause, OSError) or (cause.errno is None and not isinstance(cause, FileNotFoundError))
 
@@ -90,7 +90,7 @@ class Damages:
             return None
 
     def leave_out(self, part: DamagedPart) -> None:
-        """Note what is damaged in a file that could be opened, and warn of it."""
+        """Record what is damaged in a file that could be opened, and warn of it."""
         self.torn.append(part)
         warn(str(part))
 

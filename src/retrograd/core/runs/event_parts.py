@@ -108,7 +108,7 @@ class EventPart:
         return self._read(names, first, last) if self.held is None else iter([self.held.select(list(names))])
 
     def _note(self, piece: pa.Table) -> None:
-        """Note what there is to tell of a row group."""
+        """Record what there is to tell of a row group."""
         steps = read_numbers(piece["step"])
         self.count += len(steps)
         self.groups.append((int(steps.min()), int(steps.max())) if len(steps) else NO_STEPS)

@@ -114,7 +114,7 @@ def list_parts(folder: Path) -> list[tuple[Span, Path]]:
 
 
 def is_torn(path: Path) -> bool:
-    """Tell whether a part file on a disk ends otherwise than a Parquet file does."""
+    """Return whether a part file on a disk ends otherwise than a Parquet file does."""
     if is_remote(path):
         return False
     if not path.is_file():  # a pipe would be waited for
@@ -176,7 +176,7 @@ def parse_rank(name: str) -> int | None:
 
 
 def is_extra(name: str) -> bool:
-    """Tell whether a rank folder is that of a process that found its rank taken."""
+    """Return whether a rank folder is that of a process that found its rank taken."""
     match = _RANK.fullmatch(name)
     return bool(match and match["extra"])
 
@@ -204,7 +204,7 @@ def _list(folder: Path) -> list[Path]:
 
 @bounded
 def is_run(path: Path) -> bool:
-    """Tell whether this is the folder of a run, or of one of its ranks."""
+    """Return whether this is the folder of a run, or of one of its ranks."""
     with reaching(path):
         return any((path / name).is_file() for name in (MANIFEST, RANK_FILE)) or bool(list_rank_folders(path))
 

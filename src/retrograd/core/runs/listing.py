@@ -130,7 +130,7 @@ def read_line(run: Path) -> RunLine:
 
 
 def _has_torn_parts(folder: Path) -> bool:
-    """Tell whether a part file of a rank ends otherwise than a Parquet file does."""
+    """Return whether a part file of a rank ends otherwise than a Parquet file does."""
     return any(is_torn(path) for kind in (STATISTICS, MERGED, EVENTS) for _, path in list_parts(folder / kind))
 
 

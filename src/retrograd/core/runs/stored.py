@@ -267,7 +267,7 @@ class StoredRows(StoredPart):
         self._is_checked = True
 
     def _may_have(self, number: int, codes: npt.NDArray[np.integer] | None) -> bool:
-        """Tell whether a row group may have rows of some sites; None for all."""
+        """Return whether a row group may have rows of some sites; None for all."""
         own = self._codes_of_groups.get(number)
         return codes is None or own is None or len(np.intersect1d(own, codes, assume_unique=True)) > 0
 

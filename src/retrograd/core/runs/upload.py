@@ -41,7 +41,7 @@ def local_folder_of(path: str | os.PathLike[str]) -> Path:
 
 
 def prepare(address: Path, local: Path, rank: int, *, resume: bool) -> Put:
-    """See that a rank can be recorded to an address; fetch what is there where it is resumed on another machine.
+    """Check that a rank can be recorded to an address; fetch what is there where it is resumed on another machine.
 
     Returns:
         What lies there of that rank.

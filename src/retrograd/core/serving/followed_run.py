@@ -290,7 +290,7 @@ class FollowedRun:
         return {"pending": True, "about": _NOT_LOOKED if is_long else "They are being looked for."}
 
     def _explain_again(self) -> None:
-        """Look for findings in a thread of its own, where there are new rows and it takes a small share of the time."""
+        """Search for findings in a separate thread, if there are new rows and it takes a small share of the time."""
         rows, now = self._run.history.rows.count, time.monotonic()
         is_due = now - self._explained > self._took / _SHARE and rows != self._seen
         is_free = self._explaining is None or not self._explaining.is_alive()

@@ -190,7 +190,7 @@ def name_like(site: Site, text: str) -> str:
 
 
 def says_call(text: str) -> bool:
-    """Tell whether a name of a site, or a glob over names, says which call it is of."""
+    """Return whether a name of a site, or a glob over names, says which call it is of."""
     return any(found[0] == "#" for found in _CALL_SIGN.finditer(text))
 
 

@@ -81,7 +81,7 @@ class NonFiniteWatch(NonFiniteLook):
         backward_followers.add(self)
 
     def forward_begins(self, model: torch.nn.Module, arguments: Any) -> None:
-        """Look at results from here to the update."""
+        """Check results from here to the update."""
         super().forward_begins(model, arguments)
         self._note(self._waiting)
         if not self._has_passed:  # what follows a pass computes with gradients: norms, clipping, unscaling
@@ -269,7 +269,7 @@ class NonFiniteWatch(NonFiniteLook):
 
 
 def _judge_epsilon(optimizer: str, epsilon: Any, parameter: Tensor) -> str:
-    """Say that eps is 0, or so small that the parameter's type has it as 0; empty where it is neither."""
+    """Return a text that eps is 0, or so small that the parameter's type has it as 0; empty where it is neither."""
     if not isinstance(epsilon, int | float) or parameter.is_complex() or bool(parameter.new_tensor(epsilon)):
         return ""
     gradient = parameter.grad

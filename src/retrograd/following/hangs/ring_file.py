@@ -155,7 +155,7 @@ def choose_folder(run: Path, rank: int) -> Path:
 
 
 def _is_taken(folder: Path) -> bool:
-    """Tell whether a living process writes a ring there."""
+    """Return whether a living process writes a ring there."""
     try:
         state = read_ring(folder / RING, last=1)
     except TraceError:
@@ -199,7 +199,7 @@ def lane_size(capacity: int) -> int:
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """Tell whether the process with this number on this machine is the one that began then."""
+    """Return whether the process with this number on this machine is the one that began then."""
     if started:
         return start_of(pid) == started
     try:

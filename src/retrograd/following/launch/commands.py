@@ -15,7 +15,7 @@ from retrograd.following.launch.requests import DebugRequest, TraceRequest
 
 @dataclass(frozen=True, kw_only=True)
 class Hangs(Command):
-    """Say where each process of a run is in its backward pass, also when it hangs."""
+    """Show where each process of a run is in its backward pass, also when it hangs."""
 
     name: ClassVar[str] = "hangs"
     examples: ClassVar[str] = """

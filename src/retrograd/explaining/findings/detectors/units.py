@@ -223,7 +223,7 @@ def _describe_saturated(
 
 
 def tell_loss(record: Record, otherwise: str) -> str:
-    """Say that the loss has not fallen, or what holds where it has."""
+    """Return a text that the loss has not fallen, or what holds where it has."""
     return otherwise if record.once(Training).fell else "the loss has not fallen by a tenth"
 
 
