@@ -44,8 +44,8 @@ def teach_inductor() -> None:
 def _warn_of_other(error: Exception) -> None:
     _unknown.append(str(error))
     warn(
-        f"torch {torch.__version__} has another Inductor than retrograd knows ({error}); what is seen in the code that "
-        "it makes costs more."
+        f"torch {torch.__version__} has an Inductor that retrograd does not support ({error}); what is recorded in "
+        "the code that it makes costs more."
     )
 
 

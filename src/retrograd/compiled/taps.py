@@ -234,7 +234,7 @@ def mark_rewritten(new: Tensor, before: Tensor, graph: Tensor | None) -> None:
     """Remember, while a graph is traced, the tensor that another one stands for: where rules leave the value alone.
 
     Args:
-        new: what is gone on with.
+        new: the replacement tensor.
         before: what it was made of.
         graph: a ticket of which it can be told at run time whether rules have left it alone; None if there are none.
     """

@@ -131,12 +131,12 @@ def _check(address: str, found: re.Match[str]) -> None:
         )
     if found["slashes"] == "/" and scheme not in _OF_THIS_MACHINE:
         raise RunWriteError(
-            f"{address!r} is an address with one slash.",
+            f"{address!r} needs '://' after its scheme.",
             repair=f"write {scheme}://…, as text: pathlib.Path folds two slashes into one.",
             reason=f"it would be taken for a folder called {scheme + ':'!r}.",
         )
     if scheme in _READ_ONLY:
-        raise RunWriteError(f"Nothing can be written to {scheme}://, and no folder be listed.", repair=_COPY)
+        raise RunWriteError(f"{scheme}:// is read-only, and its folders cannot be listed.", repair=_COPY)
     if scheme in _OF_THIS_MACHINE and host not in ("", "localhost"):
         raise RunWriteError(f"{address!r} is on another machine.", repair=f"write {scheme}:///FOLDER.")
     if scheme not in _OF_THIS_MACHINE and not (host and inner.strip("/")) and scheme != "memory":
@@ -145,7 +145,7 @@ def _check(address: str, found: re.Match[str]) -> None:
         )
     if {".", ".."} & set(rest.split("/")):
         raise RunWriteError(
-            f"{address!r} holds a step up or none.",
+            f"{address!r} holds '.' or '..' as a folder.",
             repair="write the address without '.' and '..'.",
             reason="in object storage they are names like any other.",
         )

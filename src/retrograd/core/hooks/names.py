@@ -81,7 +81,9 @@ def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mod
                 reason="its replicas are made anew in every step and run in threads, which would share what is kept.",
             )
         if any(sign in name for sign in ":#/"):
-            raise AttachError(f"{name!r} cannot name a model.", repair="use letters, digits, dots and underscores.")
+            raise AttachError(
+                f"{name!r} is not a valid name of a model.", repair="use letters, digits, dots and underscores."
+            )
     if not named:
         raise AttachError("There is no model to record.", repair="pass at least one.")
     return named

@@ -10,7 +10,7 @@ from retrograd.core.errors import LaunchError
 from retrograd.core.launch.start import make_own_environment
 
 _POLITENESS = 10
-"""How far such a process gives way to the program."""
+"""How much lower the priority of such a process is than the program's."""
 
 _BEGIN = "import os; os.fork() and os._exit(0); os.nice({}); from {} import main; main()"
 """It forks before it loads anything: libraries with threads of their own may hang in a fork."""

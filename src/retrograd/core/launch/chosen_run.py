@@ -68,7 +68,7 @@ def check_is_no_script(given: Path | None) -> None:
     script = Path(f"{given}.py")
     if given is not None and not is_run(given) and script.is_file():
         raise NotARunError(
-            f"{str(given)!r} is no run.",
+            f"{str(given)!r} is not a run.",
             repair=f"`retrograd explain {shlex.quote(str(script))}` runs the script of that name, and explains it.",
         )
 

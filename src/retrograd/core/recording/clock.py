@@ -279,7 +279,7 @@ class Clock:
         self.is_over = self.stale = self.awake = True
 
     def settle(self) -> None:
-        """Begin the next step at once if this one is over, so that all of it can be read."""
+        """Begin the next step at once if this one is over, to flush it."""
         if self.is_over and self.is_led:
             self.close_all()
         elif self.is_over:

@@ -48,7 +48,7 @@ class FactHost(Protocol):
 
     @property
     def is_look(self) -> bool:
-        """True if this step is one of the few at which sources may look at what is dear."""
+        """True if this step is one of the few at which sources may run expensive checks."""
 
     @property
     def now(self) -> Moment:

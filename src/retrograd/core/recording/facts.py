@@ -25,7 +25,7 @@ from retrograd.core.recording.fact_source import FactSource, MakeSource, is_look
 
 
 class FactTaker(Protocol):
-    """The recorder."""
+    """Interface of the recorder."""
 
     def note(
         self, kind: EventKind, name: str = "", *, value: float = ..., text: str = "", moment: Moment | None = None
@@ -45,7 +45,7 @@ class FactTaker(Protocol):
 
     @property
     def fact_moment(self) -> Moment:
-        """Now."""
+        """Current step, micro-batch and phase."""
 
 
 _OF_STEPS = frozenset(
@@ -118,7 +118,7 @@ class Facts:
 
     @property
     def is_look(self) -> bool:
-        """True if this step is one of the few at which sources may look at what is dear."""
+        """True if this step is one of the few at which sources may run expensive checks."""
         return self._may_look and self.is_recorded
 
     @property

@@ -66,7 +66,7 @@ def on_jump(factor: float = 10.0, sites: str = "*:output.grad", statistic: str =
     """
     if factor <= 1 or not 0 < memory < 1 or statistic not in STATISTICS:
         raise TensorPolicyError(
-            f"on_jump(factor={factor!r}, statistic={statistic!r}, memory={memory!r}) can never be right.",
+            f"on_jump(factor={factor!r}, statistic={statistic!r}, memory={memory!r}) has invalid arguments.",
             repair=f"take factor > 1, 0 < memory < 1 and a statistic of {', '.join(STATISTICS)}.",
         )
     chosen = _Chosen(sites)

@@ -256,7 +256,7 @@ def _try(call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as failure:
-        warn_of_fault("end what follows a recording", failure)
+        warn_of_fault("close a follower of a recording", failure)
 
 
 def record(

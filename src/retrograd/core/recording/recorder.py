@@ -393,10 +393,10 @@ class Recorder:
         self._sink.close(status)
         unmatched = list_unmatched(coverage)
         if unmatched and status == "finished":  # else it may still have come
-            warn(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
+            warn(f"Nothing was recorded at {', '.join(unmatched)}: no site matched while the model ran.")
         if self._swapped:
             warn(
-                f"At {list_names(self._swapped)} the model has another module than the one that was recorded: what the "
+                f"At {list_names(self._swapped)} a recorded module was replaced: what the "
                 "new one returns was not recorded, nor its gradient. Begin a recording after such a change."
             )
 

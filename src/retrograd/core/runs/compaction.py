@@ -157,7 +157,7 @@ def _expect_disk(path: Path) -> None:
     """
     if is_remote(path):
         raise RunWriteError(
-            f"{str(path)!r} is no folder on a disk.",
+            f"{str(path)!r} is not a folder on a disk.",
             repair="copy the run to a disk, compact it there, and copy it back to another place.",
             reason="where files cannot be renamed, a reader might see half of it.",
         )

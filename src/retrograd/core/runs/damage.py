@@ -48,7 +48,7 @@ class DamagedPart:
         place = f": {self.place}" if self.place else ""
         return (
             f"{self.error.problem.removesuffix('.')}; what it alone held is left out{place}. [{self.error.slug}]\n"
-            "  Repair: copy that file anew from where the run was recorded."
+            "  Try: copy that file anew from where the run was recorded."
         )
 
 

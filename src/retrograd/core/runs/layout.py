@@ -137,7 +137,7 @@ def parse_span(name: str) -> Span:
     """
     match = _PART.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is no part file")
+        raise ValueError(f"{name!r} is not a part file")
     return Span(int(match["first"]), int(match["last"]))
 
 
@@ -224,7 +224,7 @@ def find_rank_folders(path: Path) -> list[Path]:
     folders = list_rank_folders(path)
     if not folders and not (path / MANIFEST).exists():
         raise NotARunError(
-            f"{str(path)!r} holds no run: there is neither {MANIFEST} nor the folder of a rank.",
+            f"{str(path)!r} contains no run: neither {MANIFEST} nor the folder of a rank.",
             repair="give the folder that a run was recorded in.",
         )
     return folders

@@ -82,7 +82,7 @@ def list_runs(parent: Path, order: RunOrder = "when") -> list[RunLine]:
         NotARunError: there is no such folder.
     """
     if not parent.is_dir():
-        raise NotARunError(f"{str(parent)!r} is no folder.", repair="name the folder that holds the runs.")
+        raise NotARunError(f"{str(parent)!r} is not a folder.", repair="name the folder that holds the runs.")
     found = [read_line(path) for path in sorted(parent.iterdir()) if path.is_dir() and is_run(path)]
     return sort_runs(found, order)
 

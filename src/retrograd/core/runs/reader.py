@@ -147,7 +147,7 @@ class Run:
             except FileNotFoundError:  # the writer has just merged a file into another one
                 continue
             return
-        raise DamagedRunError(f"Files of {str(self.path)!r} keep vanishing.", repair="try again.")
+        raise DamagedRunError(f"Files of {str(self.path)!r} changed while they were read.", repair="try again.")
 
     def _load(self) -> None:
         list_anew(self.path)

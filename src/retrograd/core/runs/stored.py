@@ -224,7 +224,7 @@ class StoredRows(StoredPart):
         *,
         nonfinite: bool = False,
     ) -> Iterator[Callable[[], Part]]:
-        """As of any stored part; a piece is a row group."""
+        """See StoredPart; one piece per row group."""
         for number, group in enumerate(self._groups):
             low, high = group.steps
             if self._is_damaged:
@@ -260,7 +260,7 @@ class StoredRows(StoredPart):
         return self._lists.read_codes(column, self._rename)
 
     def check(self) -> None:
-        """As of any stored part. Of a large object in a store that would be many bytes: there a damaged one raises."""
+        """See StoredPart. Of a large object in a store that would be many bytes: there a damaged one raises."""
         if not self._is_checked and not self._is_large:
             for number in range(len(self._groups)):
                 self._read_still(number, self._names)

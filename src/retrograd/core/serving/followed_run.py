@@ -51,7 +51,7 @@ from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_pl
 MOST_COLUMNS = 1000
 """Columns in which the steps are drawn at first; when there are twice as many, each holds twice as many steps."""
 
-_NOT_LOOKED = "Nobody has looked for them yet; `retrograd explain` does."
+_NOT_LOOKED = "Not looked for yet; `retrograd explain` does."
 _SHARE = 0.1  # of the time that explaining again and again may take
 _LOOK = 1.0  # seconds between two looks at the files, however many pages ask
 
@@ -287,7 +287,7 @@ class FollowedRun:
         if self._explained or len(self._findings):
             return {}
         is_long = self._run.history.rows.count > MOST_ROWS
-        return {"pending": True, "about": _NOT_LOOKED if is_long else "They are being looked for."}
+        return {"pending": True, "about": _NOT_LOOKED if is_long else "Looking for findings…"}
 
     def _explain_again(self) -> None:
         """Search for findings in a separate thread, if there are new rows and it takes a small share of the time."""

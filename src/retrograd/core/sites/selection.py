@@ -144,7 +144,7 @@ class Selection:
         may_reach = partial(self.may_reach, parameters_have_calls=parameters_have_calls)
         if not (any(map(may_reach, candidates)) or any(map(_is_of_watched, self.patterns))):
             raise NoSuchSiteError(
-                f"The patterns {', '.join(self.describe())} leave no site over.", repair="exclude less."
+                f"The patterns {', '.join(self.describe())} exclude every site.", repair="exclude less."
             )
 
     def unmatched(self, candidates: Sequence[Candidate]) -> list[Pattern]:

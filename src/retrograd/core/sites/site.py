@@ -203,7 +203,8 @@ def check_watch_name(name: str) -> None:
     match = _WATCH_SITE.fullmatch(WATCH + name)
     if match is None or match["path"] != WATCH + name:
         raise SiteSyntaxError(
-            f"{name!r} cannot name a watched tensor.", repair="leave out ':' and '#', and do not end it in '.grad'."
+            f"{name!r} is not a valid name of a watched tensor.",
+            repair="leave out ':' and '#', and do not end it in '.grad'.",
         )
 
 

@@ -189,7 +189,7 @@ class CallSource(FactSource):
             self._numbers.append(numbers)
 
     def _turn(self) -> None:
-        """Has another step begun?"""
+        """Close the step if another has begun."""
         step = self.host.step
         if step != self._step:
             self._close_step()

@@ -120,7 +120,7 @@ class NonFiniteLook(FactSource):
             self._is_open = True
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
-        """Is the loss finite?"""
+        """Check the loss before its backward."""
         self._is_open = False
         with without_functions():
             known = [root for root in roots if root.is_cpu and root.grad_fn is not None]

@@ -93,7 +93,7 @@ class NonFiniteWatch(NonFiniteLook):
             self._watch.resume()
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
-        """Is the loss finite?"""
+        """Check the loss before its backward."""
         if not self._watch.is_here:
             super().backward_begins(roots)
             return

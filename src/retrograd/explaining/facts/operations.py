@@ -42,7 +42,7 @@ _REMEMBERED = 16
 
 
 class ForwardOperations(FactSource):
-    """Records operations from the begin of a forward to the next update, and writes them at each backward pass.
+    """Records operations from the start of a forward to the next update, and writes them at each backward pass.
 
     Where no pass comes they are written when the forward has failed, an update is made without one, or recording ends.
     """

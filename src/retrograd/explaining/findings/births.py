@@ -277,7 +277,7 @@ class Births:
         return self._conclude(replace(birth, seen_at=str(first), rank=rank, made=made, reached=reached))
 
     def _reach_of(self, step: int) -> str:
-        """Describe where non-finite values went at a step: to the loss, or to a weight; empty where that is not known."""
+        """Describe where non-finite values went at a step: to the loss, or to a weight; empty where not known."""
         if step in self._lost_steps:
             return f"the loss of step {step} is not finite"
         sites = self._list_bad_weights(step)

@@ -84,7 +84,7 @@ def read_rings(run: Path | str, last: int = 64) -> list[RankState]:
         raise TraceError(
             f"{str(run)!r} holds no ring of events.",
             repair=f"{recorded}run the script as `retrograd trace`, or call rg.watch_hangs(folder) in it, and give "
-            "that folder; how a recorded run fares tells `retrograd view`.",
+            "that folder; to see how a recorded run is doing, use `retrograd view`.",
         )
     return sorted((_read_folder(folder, last) for folder in folders), key=lambda state: state.rank)
 

@@ -111,7 +111,7 @@ class InventoryRecorder:
     def __enter__(self) -> Inventory:
         if self._thread:
             raise SavedTensorError(
-                "This inventory is being taken, or was.", repair="call rg.take_inventory() once for each block."
+                "This inventory is not reusable.", repair="call rg.take_inventory() once for each block."
             )
         self._thread = threading.get_ident()
         with ExitStack() as stack:
