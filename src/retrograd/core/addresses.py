@@ -127,7 +127,7 @@ def _check(address: str, found: re.Match[str]) -> None:
         raise RunWriteError(
             f"An address of {scheme}:// holds a name or a password.",
             repair="leave it out, and give credentials in the environment or a profile of that store.",
-            reason="an address is shown in messages, and stands in the command that the manifest tells.",
+            reason="an address is shown in messages, and is part of the command that the manifest stores.",
         )
     if found["slashes"] == "/" and scheme not in _OF_THIS_MACHINE:
         raise RunWriteError(

@@ -181,7 +181,7 @@ class TrainedRun:
             with random_kept():
                 self._explain(self.recording.path)
         except Exception as error:  # training has ended well, whatever we have to say of it
-            say(f"what is wrong with {self.recording.path}, if anything, cannot be told: {error!r}")
+            say(f"what is wrong with {self.recording.path}, if anything, is not known: {error!r}")
 
     def _explain(self, path: Path) -> None:
         run = open_run(path)

@@ -153,7 +153,7 @@ class Rewriting:
             more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
             warn(
                 f"The state has memories of {', '.join(others[:_SHOWN])}{more}, where these rules do not act now: "
-                "they were set on other sites, or the model had others. Rules at sites without a memory begin anew."
+                "they were set on other sites, or the model had others. Rules at sites without a memory start over."
             )
 
     def _may_act(self, rule: Rule, name: str) -> bool:

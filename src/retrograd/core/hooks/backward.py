@@ -4,7 +4,7 @@
 engine, which they look up in their module. A wrapper stands in its place while somebody listens, and is taken away
 after the last one. The public functions themselves are left alone: torch.compile knows them by their identity.
 
-Listeners are told of outermost passes: one inside another (reentrant checkpointing) is part of it. Followers are told
+Listeners hear of outermost passes: one inside another (reentrant checkpointing) is part of it. Followers are told
 of every pass. Changers are listeners that change the gradients which a pass leaves, before the others read them.
 """
 
@@ -82,7 +82,7 @@ class BackwardFollower(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Outermost:
-    """An outermost pass that runs: what it starts from, and who is told of it."""
+    """An outermost pass that runs: what it starts from, and who is notified of it."""
 
     roots: tuple[torch.Tensor, ...]
     listeners: tuple[BackwardListener, ...]
@@ -91,7 +91,7 @@ class _Outermost:
 
 class _RunningPasses(threading.local):
     inside: tuple[int, ...] = ()
-    """For each pass in this thread that was told of, the number of the pass around it. Asked, for whoever wrapped our
+    """For each reported pass in this thread, the number of the pass around it. Asked, for whoever wrapped our
     wrapper may still call it."""
     running: _Outermost | None = None
     """The outermost pass of this thread."""
@@ -99,12 +99,12 @@ class _RunningPasses(threading.local):
 
 _here = _RunningPasses()
 _threads: set[int] = set()
-"""Those in which an outermost pass runs that was told of."""
+"""Those in which a reported outermost pass runs."""
 os.register_at_fork(after_in_child=_threads.clear)
 
 
 def has_asked_for_a_pass() -> bool:
-    """Return whether this thread waits for an outermost pass that was told of. A device's own thread never does."""
+    """Return whether this thread waits for a reported outermost pass. A device's own thread never does."""
     return _here.running is not None
 
 
@@ -239,5 +239,5 @@ def _greet_changer(changer: BackwardListener) -> None:
 _patch = Patch(_wrap_engine)
 backward_listeners = Listeners[BackwardListener](_patch, _greet)
 backward_changers = Listeners[BackwardListener](_patch, _greet_changer)
-"""Told of the beginning after all listeners, and of the end before them; in between, from the outside to the inside."""
+"""Notified of the beginning after all listeners, and of the end before them; in between, from the outside to the inside."""
 backward_followers = Listeners[BackwardFollower](_patch)

@@ -4,7 +4,7 @@ Torch.compile traces the function modes and the hooks on modules that it finds, 
 others later. So they are taken away before it looks, and put back when its call has ended.
 
 What ``torch.compile`` returns switches the compiler on by a function that it looks up in its module at each call. A
-wrapper stands in its place while somebody listens; functions that were compiled before are told of too. The module is
+wrapper stands in its place while somebody listens; functions that were compiled before are reported too. The module is
 not loaded for that: it takes as long as torch itself, and a program that compiles nothing may never need it.
 
 From torch 2.14 on the compiler takes the hooks of a module that was compiled by ``module.compile()`` into the graph,

@@ -49,7 +49,7 @@ class DiscoveryListener(Protocol):
         """``optimizer.step`` was called; nobody who listens to updates knows yet."""
 
     def discovery_failed(self, about: object, error: Exception) -> None:
-        """A method of this listener has raised, about this; it is told of all else as before."""
+        """A method of this listener has raised, about this; it is notified of all else as before."""
 
 
 class ModelDiscovery:
@@ -74,7 +74,7 @@ class ModelDiscovery:
 
     @property
     def armed(self) -> bool:
-        """True if forward calls are told of."""
+        """True if forward calls are reported."""
         return self._calls is not None
 
     def arm(self) -> None:

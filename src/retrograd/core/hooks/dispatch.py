@@ -243,7 +243,7 @@ def why_opaque(tensor: Tensor) -> str | None:
     """Why the memory of a tensor cannot be read as it is; None for a tensor where it can."""
     kind = type(tensor)
     if is_transformed(tensor):
-        return "it is seen inside a torch.func transform"
+        return "it is inside a torch.func transform"
     if torch._is_functional_tensor(tensor):
         return "it is seen while torch.compile or torch.export traces"
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:

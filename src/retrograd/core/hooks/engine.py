@@ -62,7 +62,7 @@ current_node = torch._C._current_autograd_node
 """The node that the running backward pass is at; None outside of one."""
 
 is_jit_tracing = torch._C._is_tracing
-"""Tell whether ``torch.jit.trace`` notes what this thread carries out."""
+"""Return whether ``torch.jit.trace`` records what this thread carries out."""
 
 is_compiling = torch.compiler.is_dynamo_compiling
 """True while torch.compile traces the code. The first question of every hook, so that nothing of ours is traced."""

@@ -19,7 +19,7 @@ FunctionClass = Any
 """A subclass of ``torch.autograd.Function``."""
 
 transforms_active: Callable[[], bool] | None = getattr(torch._C, "_are_functorch_transforms_active", None)
-"""Tell whether this thread is inside a ``torch.func`` transform."""
+"""Return whether this thread is inside a ``torch.func`` transform."""
 
 unwrap_if_dead: Callable[[Any], Any] | None = getattr(torch._C._functorch, "unwrap_if_dead", None)
 """The tensor itself; of one that a ``torch.func`` transform left behind, what it stood for."""

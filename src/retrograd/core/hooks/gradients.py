@@ -88,7 +88,7 @@ class GradientWatch:
 
     Args:
         see: called with the gradient; with None where a node has several outputs and others of them were used.
-        guard: told of every node that is looked at.
+        guard: notified of every node that is looked at.
         leaf_handles: gathers the handles of hooks on leaves. Those outlive the graph, so whoever owns the list removes
             them when the step is over.
         leaf_found: called when a tensor is a leaf: its gradient may become its ``.grad``, and be changed later.
@@ -245,7 +245,7 @@ def hook_input_gradients(
         inputs: what to feed.
         outputs: the module's outputs that require grad.
         first_number: sequence number of the first node that the call could have made; older nodes lie outside.
-        guard: told of every node that is looked at.
+        guard: notified of every node that is looked at.
         leaf_handles: gathers the handles of hooks on leaves, which outlive the graph.
     """
     wanted: Wanted = {}
@@ -287,7 +287,7 @@ def change_input_gradient(
         outputs: the module's outputs that require grad.
         first_number: sequence number of the first node that the call could have made.
         change: called with the gradient; what it returns, if not None, flows on.
-        guard: told of every node that is looked at.
+        guard: notified of every node that is looked at.
         watched: a node whose gradient ``change`` acts on already; where it is that one, nothing is left to be done.
     """
     made = _walk([output.grad_fn for output in outputs], {edge.node}, first_number)

@@ -70,7 +70,7 @@ class CompiledWatcher(Protocol):
             trains: whether a backward pass may follow.
 
         Returns:
-            What is told of the gradient of each; nothing at all if no gradient is wanted.
+            The listener to the gradient of each; nothing at all if no gradient is wanted.
         """
 
 
@@ -123,7 +123,7 @@ class Tap(TracedHook, Generic[Watcher]):
         """Have these watchers instead."""
         self.watchers = watchers
         forget_switches()
-        in_graphs.wing.forget_tickets()
+        in_graphs.wing.forget_run_ids()
 
 
 class ModuleTap(Tap[Watcher]):
@@ -165,7 +165,7 @@ class ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         shown: for each thread what compiled code has shown of the call that is about to end.
     """
 
-    __slots__ = ("_of_wrappers", "_told", "find_module", "shown")
+    __slots__ = ("_dispatch", "_of_wrappers", "find_module", "shown")
 
     operation = "tap"
 
@@ -173,7 +173,7 @@ class ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         super().__init__()
         self.find_module = weakref.ref(module)
         self.shown: dict[int, Any] = {}
-        self._told: tuple[tuple[TapSwitch, AfterForward], ...] = ()
+        self._dispatch: tuple[tuple[TapSwitch, AfterForward], ...] = ()
         self.entries = (set_after(module, self, number=TAP),)
         wrapped = getattr(module, "_orig_mod", None) if is_compiled(module) else None
         self._of_wrappers = in_graphs.load().join_wrapped(self, wrapped) if isinstance(wrapped, nn.Module) else None
@@ -188,7 +188,7 @@ class ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         if rest is not None:
             self._tell_rest(rest)
             return
-        for switch, see in self._told:
+        for switch, see in self._dispatch:
             if switch.awake:
                 see(module, args, output)
 
@@ -200,7 +200,7 @@ class ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
     def watch(self, watchers: tuple[ForwardWatcher, ...]) -> None:
         """Have these watchers instead."""
         super().watch(watchers)
-        self._told = tuple((each.switch, each.after_forward) for each in watchers)
+        self._dispatch = tuple((each.switch, each.after_forward) for each in watchers)
 
     def leave(self, watcher: ForwardWatcher) -> bool:
         """Take a watcher away, and the hooks with the last one; returns whether they stay."""

@@ -78,7 +78,7 @@ def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mod
             raise AttachError(
                 "nn.DataParallel can be neither recorded nor rewritten.",
                 repair="use DistributedDataParallel, or run the model on one device.",
-                reason="its replicas are made anew in every step and run in threads, which would share what is kept.",
+                reason="its replicas are created in every step and run in threads, which would share what is kept.",
             )
         if any(sign in name for sign in ":#/"):
             raise AttachError(

@@ -48,7 +48,7 @@ class ResultWatch:
     """Checks results, and follows those that are not finite.
 
     Args:
-        see: told of each birth.
+        see: notified of each birth.
         search: what a tensor goes back to that is not finite, and was seen to be made by nobody; None if not known.
 
     Attributes:
@@ -149,8 +149,8 @@ class BackwardLook(FunctionListener):
     """Its mode is on the stack of the thread that runs the node, from the hook before it to that before the next one.
 
     Args:
-        see: told of what makes it of finite numbers, while its frame is on the stack; what it returns is kept.
-        fault: told of an error of ours; nothing is looked at after it.
+        see: notified of what makes it of finite numbers, while its frame is on the stack; what it returns is kept.
+        fault: called with an internal error; nothing is looked at after it.
     """
 
     def __init__(self, see: See, fault: Callable[[Exception], None]) -> None:
@@ -232,8 +232,8 @@ class GradientBirths:
     Args:
         taps: of the watcher.
         run: the run that is about to begin.
-        fault: told of an error of ours.
-        see: told of what a Python Function makes in its backward.
+        fault: called with an internal error.
+        see: notified of what a Python Function makes in its backward.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class _UpdateOfThread(threading.local):
     depth = 0
     """Calls that this thread is in: one that torch makes within another one is not the program's."""
     told = 0
-    """Updates, made or skipped, that were told of in this thread."""
+    """Updates, made or skipped, that were reported in this thread."""
     stepping: weakref.ref[Optimizer] | None = None
     """The optimizer whose step began last."""
 
@@ -344,7 +344,7 @@ def _schedule(frame: FrameType, args: tuple[Any, ...], result: Any) -> None:
             is_part |= isinstance(owner, ChainedScheduler) and owner is not first
             last = owner
         outer = outer.f_back
-    if not is_part:  # which is told of when the chain has gone on
+    if not is_part:  # which is notified of when the chain has gone on
         _tell("scheduler.step", last, lr=result)
 
 

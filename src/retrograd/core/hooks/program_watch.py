@@ -38,7 +38,7 @@ class ProgramWatch(ForwardListener):
 
     Args:
         name_module: the path of a module, None where it has no name.
-        fault: told of an error of ours; nothing is noted after it.
+        fault: called with an internal error; nothing is noted after it.
 
     Attributes:
         log: which operations made nodes, and in which calls of modules; None until it begins.

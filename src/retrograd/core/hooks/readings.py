@@ -26,8 +26,8 @@ class Reading:
     Attributes:
         tapped: the module that gets the hooks.
         module: the module whose arguments have the names; another one where ``tapped`` is a wrapper.
-        see_arguments: told of the arguments of each call, by their names, before the module can overwrite them.
-        see_output: told of what each call returns.
+        see_arguments: notified of the arguments of each call, by their names, before the module can overwrite them.
+        see_output: notified of what each call returns.
     """
 
     tapped: nn.Module

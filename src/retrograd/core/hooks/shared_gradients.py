@@ -74,8 +74,8 @@ class SharedGradients:
     Args:
         found: its nodes; released at the end.
         tables: of hooks on tensors of the program's, with those that are on leaves.
-        tell: told of each write.
-        fault: told of an error of ours; nothing is watched after it.
+        tell: notified of each write.
+        fault: called with an internal error; nothing is watched after it.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
         done: what it has done; empty for nothing. Its children may have done something all the same.
         saw_nothing: that is why; a child that was killed may have seen something all the same.
     """
-    if not is_speaker():
+    if not is_reporting_process():
         return
     request = _read_request()
     if request is None or not request.done:
@@ -139,6 +139,6 @@ def _find_failed_pass(run: Path) -> dict[str, Any] | None:
     return None
 
 
-def is_speaker() -> bool:
+def is_reporting_process() -> bool:
     """Return whether this process reports for all."""
     return os.environ.get(SPEAKER) == str(os.getpid())

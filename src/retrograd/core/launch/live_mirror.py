@@ -84,7 +84,7 @@ def main() -> None:
         pass
     mirrored.close()
     if not quiet:
-        say(f"{to} was told of {mirrored.told}")
+        say(f"{to} was sent {mirrored.told}")
     if not mirrored.is_over:  # it was said that the last is missing, and the library may wait for its server for ever
         os._exit(1)
 

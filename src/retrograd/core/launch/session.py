@@ -24,7 +24,7 @@ from retrograd.core.hooks.discovery import construction_watch
 from retrograd.core.hooks.engine import without_transforms
 from retrograd.core.hooks.names import name_models, walk_modules
 from retrograd.core.identities import IdentityDict
-from retrograd.core.launch.closing import is_speaker, say_end
+from retrograd.core.launch.closing import is_reporting_process, say_end
 from retrograd.core.launch.late_sink import LateSink
 from retrograd.core.launch.live_findings import LiveFindings, say_critical
 from retrograd.core.launch.models import Search, choose_names
@@ -57,7 +57,7 @@ def start_session() -> None:
     """Record this process as ``retrograd run`` was asked to."""
     request = RunRequest.read(os.environ)
     if find_rank() is not None and ask_rank() not in read_ranks(request.ranks):
-        if is_speaker() and not request.quiet:
+        if is_reporting_process() and not request.quiet:
             say(f"{request.undone}{_tell_unchosen(request)}")
         return
     session = Session(request)
@@ -131,11 +131,11 @@ class Session:
             say(f"the end of the record is lost: {error!r}")
         try:
             has_loss_alone = self._sink.steps and not self._sink.sites and not self._names
-            if has_loss_alone and is_speaker() and not self._request.quiet:
+            if has_loss_alone and is_reporting_process() and not self._request.quiet:
                 say(_LOSS_ALONE)
             say_end(self._tell_obstacle(), self._tell_done())
         except Exception as error:  # there may be no memory left
-            say(f"how the recording has ended cannot be told: {error!r}")
+            say(f"how the recording ended is not known: {error!r}")
         end_as_interrupted()
 
     def _tell_obstacle(self) -> str:

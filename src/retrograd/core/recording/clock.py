@@ -367,8 +367,8 @@ class RecordedPass:
     """Decides for every hook on a gradient whether to record it, and follows the runs of the engine.
 
     Args:
-        clock: told of passes that reach a recorded tensor.
-        steps: told of the end of passes that concerned us.
+        clock: notified of passes that reach a recorded tensor.
+        steps: notified of the end of passes that concerned us.
         fault: takes faults.
 
     Attributes:
@@ -376,7 +376,7 @@ class RecordedPass:
         is_running: a pass has begun and not ended, as far as anybody has told.
         losses: what it starts from, where the step is recorded.
         scale: what its gradients are multiplied by; None for nothing.
-        guard: told of every node of the graph that is looked at.
+        guard: notified of every node of the graph that is looked at.
         leaf_handles: hooks on leaves, which outlive the graph.
         input_gradients: gradients of inputs, which come in parts.
     """

@@ -44,7 +44,7 @@ class LooseParameters:
 
     Args:
         taps: sets the hooks.
-        steps: knows the parameters of recorded models, and is told of those that are tapped.
+        steps: knows the parameters of recorded models, and is notified of those that are tapped.
         names: those of the optimizers.
     """
 
@@ -277,7 +277,7 @@ class OptimizerWatch:
     """Listens to every optimizer of the process and heeds those of the recorded models.
 
     Args:
-        clock: told of updates that end a step.
+        clock: notified of updates that end a step.
         events: takes what happened, and faults.
         steps: says which updates end a step.
         taps: has the watches of parameters.
@@ -376,7 +376,7 @@ class OptimizerWatch:
 
     @contextlib.contextmanager
     def _ending(self, optimizer: Optimizer) -> Iterator[str]:
-        """Ends the step behind what is told of an update, where that ends it; else says that it does not."""
+        """Ends the step behind what is reported of an update, where that ends it; else says that it does not."""
         ends_step = self._steps.ends_step(optimizer)
         yield "" if ends_step or self._clock.is_led else ENDS_NONE
         if ends_step:

@@ -2,7 +2,7 @@
 
 Faults of ours are events, too: each is told once, counted, and left for the manifest.
 
-A sink is told of a module's second and further calls only when they have rows or kept tensors: until a backward pass
+A sink gets a module's second and further calls only when they have rows or kept tensors: until a backward pass
 has come nobody knows whether a call is one of them, or the first one of an evaluation. So its numbers may not be ours.
 """
 
@@ -184,7 +184,7 @@ class RowTable:
             return row
 
     def translate(self, batch: RowBatch) -> RowBatch:
-        """A batch by the numbers of the sink, which is told of the sites that it does not know yet."""
+        """A batch by the numbers of the sink, which is sent the sites that it does not know yet."""
         if len(self._told) < len(self.sites):
             for row in np.frombuffer(batch.rows, ROW)["row"].tolist():
                 self._tell(row)
@@ -225,7 +225,7 @@ class SitePlacements:
     Where there is one process alone nothing is found, and nothing told.
 
     Args:
-        sink: told of all of them, the stages of models by name and placements by printed site, whenever there are new
+        sink: receives all of them, the stages of models by name and placements by printed site, whenever there are new
             ones.
     """
 

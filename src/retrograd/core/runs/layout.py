@@ -109,11 +109,11 @@ def list_parts(folder: Path) -> list[tuple[Span, Path]]:
         if whole is None or not whole.contains(span):
             listed.append((span, path))
             holds_others = number + 1 < len(found) and span.contains(found[number + 1][0])
-            whole = None if holds_others and is_torn(path) else span
+            whole = None if holds_others and is_truncated(path) else span
     return listed
 
 
-def is_torn(path: Path) -> bool:
+def is_truncated(path: Path) -> bool:
     """Return whether a part file on a disk ends otherwise than a Parquet file does."""
     if is_remote(path):
         return False

@@ -213,7 +213,7 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
             raise RunExistsError(
                 f"{str(run)!r} already holds a run.",
                 repair="give another folder; a recording can go on with that run (resume=True, --resume).",
-                reason="two runs in one folder could not be told apart.",
+                reason="two runs in one folder could not be distinguished.",
             )
         return
     others = [path.name for path in run.iterdir() if not _is_ours(path)]

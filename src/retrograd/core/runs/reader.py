@@ -178,7 +178,7 @@ class Run:
         Those of tensors, and pages of statistics, are among them once they were to be read.
         """
         paths = {part.path for part in self._parts.values()}
-        return [*self._damaged, *(part for part in self._damages.torn if part.path in paths)]
+        return [*self._damaged, *(part for part in self._damages.unreadable if part.path in paths)]
 
     @property
     def missing(self) -> str:

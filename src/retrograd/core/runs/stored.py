@@ -417,7 +417,7 @@ class StoredTensors:
         placements: by rank, what it holds, and so the names of its sites in the history.
         list_events: events; those that report an overwritten tensor stand for it.
         damages: shards that could not be read, which are passed over.
-        tell: is told of them.
+        tell: is notified of them.
     """
 
     def __init__(

@@ -136,7 +136,7 @@ def compare(a: Recorded, b: Recorded, *, noise: Sequence[Recorded] = (), letter:
         which = list_names([name for name, each in zip(("A", letter), records, strict=True) if each in unread])
         raise CompareError(
             f"No row of {which} could be read: {unread[0].missing()} left out.",
-            repair="copy the damaged files anew from where the run was recorded.",
+            repair="copy the damaged files again from where the run was recorded.",
         )
     if not len(pairs):
         raise CompareError(

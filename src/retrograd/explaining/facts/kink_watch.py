@@ -77,7 +77,7 @@ class KinkWatch(FactSource):
         self._reached.clear()
 
     def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step without a backward that was told of: nothing of it is kept."""
+        """A step without a backward that was reported: nothing of it is kept."""
         self._look_no_more()
 
     def end(self) -> None:

@@ -70,7 +70,7 @@ class NonFiniteWatch(NonFiniteLook):
         self._waiting: NonFinite | None = None
         """A gradient that is not finite, and no update has been made with it yet: loss scaling may skip that."""
         self._last: NonFinite | None = None
-        """Look at the graph of the newest scalar: perhaps the loss of a program that looks at it before it goes on."""
+        """Check the graph of the newest scalar: perhaps the loss of a program that looks at it before it goes on."""
         self._first_made: NonFinite | None = None
         """What an operation made first in this step."""
         self._has_passed = False

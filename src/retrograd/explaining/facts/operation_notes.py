@@ -58,7 +58,7 @@ class OperationNotes(ForwardListener):
     Args:
         name_module: the path of a module, None where it has no name.
         limit: operations that are noted at most.
-        fault: told of an error of ours; nothing is noted after it.
+        fault: called with an internal error; nothing is noted after it.
         see: shown the first result of each.
 
     Attributes:

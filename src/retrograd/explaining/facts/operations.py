@@ -1,7 +1,7 @@
 """Operations between a forward and its backward pass.
 
-To note them is dear, and most steps make the same graph. So they are noted at the first two recorded steps, and then at
-the step behind a look at which a graph is met that is unlike all those that were noted.
+To record them is expensive, and most steps make the same graph. So they are recorded at the first two recorded steps,
+and then at the step behind a sampled one at which a graph is met that is unlike all those that were recorded.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class OverwriteWatch(FactSource):
             self._watch.resume()
 
     def run_begins(self, run: EngineRun) -> None:
-        """Is what the nodes of this pass have saved still what it was?"""
+        """Check that what the nodes of this pass saved is unchanged."""
         if run.is_batched or self._saved.is_empty or not self._watch.is_here:
             return
         try:

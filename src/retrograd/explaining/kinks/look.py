@@ -39,7 +39,7 @@ class Look:
     changed, and no device is waited for.
 
     Args:
-        see: told of each, and of each kind of point that its operation has.
+        see: notified of each, and of each kind of point that its operation has.
     """
 
     def __init__(self, see: Callable[[Sighting], None]) -> None:

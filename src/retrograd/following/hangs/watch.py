@@ -95,7 +95,7 @@ class HangWatch:
 
     Attributes:
         ring: what is noted.
-        follower: is told of passes; to be told of one that had begun before by whoever knows of it.
+        follower: is notified of passes; to be notified of one that had begun before by whoever knows of it.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class HangWatch:
                 if self._wait(pause) and not self._closing.is_set():
                     self.report("a signal came")
                 self._look()
-            except Exception as error:  # a fault of ours is told of once, not every second
+            except Exception as error:  # a fault of ours is notified of once, not every second
                 _say(f"retrograd: hangs are watched for no more: {type(error).__name__}: {error}")
                 return
 

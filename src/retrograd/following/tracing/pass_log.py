@@ -112,7 +112,7 @@ class PassLog:
         def mark_leaf(incoming: Any) -> None:
             mark(None)
 
-        # Where a function mode is on, it would be told of every attribute of a gradient that we look at.
+        # Where a function mode is on, it would be called for every attribute of a gradient that we look at.
         marks = Marks(mark if count_function_modes() else mark_one, mark, mark_leaf)
         return marks if meter is None else Marks(*(self._with_level(each, meter) for each in marks))
 

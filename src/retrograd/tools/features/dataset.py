@@ -171,7 +171,7 @@ def _extract_rest(
             report.advance(samples)
     shards = list_shards(folder)
     if not shards:
-        raise FeatureError("The loader yields no batch.", repair="look at its dataset, and at drop_last.")
+        raise FeatureError("The loader yields no batch.", repair="check its dataset, and drop_last.")
     manifest |= {
         "complete": True,
         "samples": sum(shard.samples for shard in shards),

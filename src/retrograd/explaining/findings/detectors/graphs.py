@@ -16,7 +16,7 @@ from retrograd.explaining.findings.record import CannotTell, Record
 family = Family(__name__)
 
 FEWEST = 4
-"""Looks that make a trend; our own choice."""
+"""Samples that make a trend; our own choice."""
 
 
 def list_sizes(record: Record) -> list[GraphSize]:
