@@ -239,5 +239,5 @@ def _greet_changer(changer: BackwardListener) -> None:
 _patch = Patch(_wrap_engine)
 backward_listeners = Listeners[BackwardListener](_patch, _greet)
 backward_changers = Listeners[BackwardListener](_patch, _greet_changer)
-"""Notified of the beginning after all listeners, and of the end before them; in between, from the outside to the inside."""
+"""Called at the beginning after all listeners, and of the end before them; between, from outside to inside."""
 backward_followers = Listeners[BackwardFollower](_patch)
