@@ -245,7 +245,7 @@ def test_a_run_is_resumed_from_its_address_alone(memory: Any) -> None:
         ("s3://bucket/a/./b", "'.' or '..'"),
         ("s3:/bucket/run", "needs '://'"),
         (Path("s3://bucket/run"), "needs '://'"),
-        ("https://example.org/run", "Nothing can be written"),
+        ("https://example.org/run", "is read-only"),
         ("file://elsewhere/run", "another machine"),
         ("nosuch://bucket/run", "cannot be reached"),
     ],
