@@ -1,4 +1,4 @@
-"""A sick script: the hidden layers stand in a plain list, where no optimizer finds them."""
+"""A sick script: the hidden layers are kept in a plain list, where no optimizer finds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taps inside compiled code: what the graph holds, and who is told when it runs."""
+"""Taps inside compiled code: what the graph holds, and who is notified when it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.compiled import handles, inductor, operations, taps
-from retrograd.compiled.handles import NOBODY, Numbered, Told, make_handle, make_ticket
+from retrograd.compiled.handles import NOBODY, Listeners, Numbered, make_handle, make_run_id
 from retrograd.compiled.operations import shortcuts
 from retrograd.compiled.taps import see, see_first, see_gradient
 from retrograd.core.hooks.module import unwatch_forward, watch_forward
@@ -78,7 +78,7 @@ def test_calls_wait_for_what_ends_a_kernel_and_for_those_who_need_them() -> None
     nodes = [
         Node("a"),
         Node("see a", call, "a"),
-        Node("ticket", result, "see a"),
+        Node("run_id", result, "see a"),
         Node("b", None, "a"),
         Node("see b", call, "b", "see a"),
         Node("c"),
@@ -90,7 +90,7 @@ def test_calls_wait_for_what_ends_a_kernel_and_for_those_who_need_them() -> None
     ]
     found = [node.name for node in inductor._put_late(nodes, Call, lowering.MultiOutput)]
     assert found == [
-        "a", "b", "c", "see a", "ticket", "see b", "mm", "see mm", "other", "writes mm", "see other",
+        "a", "b", "c", "see a", "run_id", "see b", "mm", "see mm", "other", "writes mm", "see other",
     ]  # fmt: skip
 
 
@@ -116,20 +116,20 @@ def test_a_tap_that_is_gone_is_told_nothing() -> None:
     handle = make_handle(tap)
     del tap
     assert see_first([torch.ones(2)], [handle], [""], True, [handle]) is NOBODY
-    for ticket in (NOBODY, make_ticket({})):
-        see([torch.ones(2)], [handle], [""], True, ticket, 1)
-        see_gradient(torch.ones(2), ticket, [0])
+    for run_id in (NOBODY, make_run_id({})):
+        see([torch.ones(2)], [handle], [""], True, run_id, 1)
+        see_gradient(torch.ones(2), run_id, [0])
 
 
 def test_all_who_are_told_of_a_gradient_are() -> None:
     seen: list[tuple[str, Tensor]] = []
-    told: Told = {
+    listeners: Listeners = {
         3: (lambda gradient: seen.append(("a", gradient)),),
         5: (lambda gradient: seen.append(("b", gradient)), lambda gradient: seen.append(("c", gradient))),
     }
-    ticket = make_ticket(told)
-    see_gradient(torch.ones(2), ticket, [5, 4])
-    see_gradient(torch.ones(2), ticket.clone(), [3])
+    run_id = make_run_id(listeners)
+    see_gradient(torch.ones(2), run_id, [5, 4])
+    see_gradient(torch.ones(2), run_id.clone(), [3])
     assert [name for name, _ in seen] == ["b", "c", "a"]
 
 

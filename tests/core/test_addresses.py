@@ -108,7 +108,7 @@ def test_a_run_at_an_address_is_not_compacted(
     assert "copy the run to a disk" in str(raised.value)
     monkeypatch.setattr(type(memory), "cat_file", None)  # nothing is fetched for it
     assert main(["compact", "memory://runs/a"]) == 2
-    assert "is no folder on a disk" in capsys.readouterr().err
+    assert "is not a folder on a disk" in capsys.readouterr().err
     monkeypatch.undo()
     assert {name: memory.cat_file(name) for name in memory.find("/")} == before
 
@@ -241,11 +241,11 @@ def test_a_run_is_resumed_from_its_address_alone(memory: Any) -> None:
         ("s3://", "names no folder"),
         ("s3://bucket", "names no folder"),
         ("s3://bucket/", "names no folder"),
-        ("s3://bucket/../x", "a step up"),
-        ("s3://bucket/a/./b", "a step up"),
-        ("s3:/bucket/run", "one slash"),
-        (Path("s3://bucket/run"), "one slash"),
-        ("https://example.org/run", "Nothing can be written"),
+        ("s3://bucket/../x", "'.' or '..'"),
+        ("s3://bucket/a/./b", "'.' or '..'"),
+        ("s3:/bucket/run", "needs '://'"),
+        (Path("s3://bucket/run"), "needs '://'"),
+        ("https://example.org/run", "is read-only"),
         ("file://elsewhere/run", "another machine"),
         ("nosuch://bucket/run", "cannot be reached"),
     ],

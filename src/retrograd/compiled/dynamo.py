@@ -67,7 +67,7 @@ _OF_ALL = (
 
 
 def has_taps_alone(module: nn.Module) -> bool:
-    """Tell whether the call of a module is torch's own, and nothing that is traced is among its hooks but taps."""
+    """Return whether the call of a module is torch's own, and nothing that is traced is among its hooks but taps."""
     kind = type(module)
     return (
         kind.__call__ is nn.Module.__call__
@@ -363,7 +363,7 @@ def _find_parts(graph: torch.fx.GraphModule, node: Any) -> list[Any]:
 
 
 def _may_train(value: Any) -> bool:
-    """Tell whether a gradient may come back through this result of an operation."""
+    """Return whether a gradient may come back through this result of an operation."""
     return bool(value.requires_grad) if isinstance(value, Tensor) else not isinstance(value, (int, float, torch.SymInt))
 
 

@@ -1,8 +1,8 @@
-"""Tensors that stand in a graph for what is no tensor: a handle for a tap or a rule's hook, a ticket for a run.
+"""Tensors that stand in a graph for what is no tensor: a handle for a tap or a rule's hook, a run id for a run.
 
 A graph knows a tap by its *handle*. A number or a name would be guarded, and like blocks would be compiled one by one;
-with a tensor they share a graph. Another tensor, the *ticket*, stands for those who are to be told of the gradients of
-one run of a graph: the first call of a tap makes it, the others are given it, and autograd saves it with the
+with a tensor they share a graph. Another tensor, the *run id*, stands for the listeners to the gradients of one run
+of a graph: the first call of a tap makes it, the others are given it, and autograd saves it with the
 activations. Both are found by their address, which costs as much as an attribute, and by their content where somebody
 has copied them.
 """
@@ -25,8 +25,8 @@ from retrograd.core.hooks.saved import belongs_to_checkpoint, top_pair
 
 T = TypeVar("T")
 
-Told = dict[int, tuple[SeeGradient, ...]]
-"""Who is told of the gradients in a run of a graph, by the number that a tensor has in it."""
+Listeners = dict[int, tuple[SeeGradient, ...]]
+"""The listeners of the gradients in a run of a graph, by the number that a tensor has in it."""
 
 
 class Numbered(Generic[T]):
@@ -67,7 +67,7 @@ class Numbered(Generic[T]):
 
 
 _owners: Numbered[Callable[[], Any]] = Numbered(torch.int64)
-_tickets: Numbered[Told] = Numbered(torch.uint32)
+_run_ids: Numbered[Listeners] = Numbered(torch.uint32)
 
 
 def make_handle(owner: object) -> Tensor:
@@ -76,7 +76,7 @@ def make_handle(owner: object) -> Tensor:
 
 
 def is_handle(value: Any) -> bool:
-    """Tell whether this is a handle."""
+    """Return whether this is a handle."""
     is_like_one = type(value) is Tensor and value.dtype is torch.int64 and value.layout is torch.strided
     return is_like_one and value.data_ptr() in _owners.by_address
 
@@ -87,36 +87,36 @@ def owner_of(handle: Tensor) -> Any:
     return find() if find is not None else None
 
 
-def told_by(ticket: Tensor) -> Told | None:
-    """Who is told in the run that a ticket stands for."""
-    told = _find_told(ticket.data_ptr())
-    return _tickets.find(ticket) if told is None else told
+def listeners_of(run_id: Tensor) -> Listeners | None:
+    """The listeners in the run that a run id stands for."""
+    listeners = _find_listeners(run_id.data_ptr())
+    return _run_ids.find(run_id) if listeners is None else listeners
 
 
-_find_owner, _find_told = _owners.by_address.get, _tickets.by_address.get
+_find_owner, _find_listeners = _owners.by_address.get, _run_ids.by_address.get
 """What runs at each site asks here first: a call of Python's is a third of what it costs."""
 
 
-def make_ticket(told: Told) -> Tensor:
-    """The ticket of a run of a graph."""
-    ticket = _tickets.add(told)
+def make_run_id(listeners: Listeners) -> Tensor:
+    """Make the id of a run of a graph."""
+    run_id = _run_ids.add(listeners)
     if top_pair() is not None and not belongs_to_checkpoint():
-        _packed.append(ticket)
-    return ticket
+        _packed.append(run_id)
+    return run_id
 
 
 _packed: deque[Tensor] = deque(maxlen=1_000)
-"""Tickets that hooks on saved tensors may copy, and leave nothing else of them."""
+"""Run ids that hooks on saved tensors may copy, and leave nothing else of them."""
 
-forget_tickets = _packed.clear
-"""Hold no ticket any more, since taps have other watchers."""
+forget_run_ids = _packed.clear
+"""Hold no run id any more, since taps have other watchers."""
 
 
 LEFT_ALONE = 0
-"""What a ticket holds where rules on a value have left it alone."""
+"""What a run id holds where rules on a value have left it alone."""
 
-NOBODY = make_ticket({})
-"""The ticket of a run of a graph in which nobody is told of anything more."""
+NOBODY = make_run_id({})
+"""The id of a run of a graph in which nobody is notified of anything more."""
 
-SEEN = make_ticket({})
+SEEN = make_run_id({})
 """What a call returns that has nothing to return."""

@@ -44,8 +44,8 @@ def teach_inductor() -> None:
 def _warn_of_other(error: Exception) -> None:
     _unknown.append(str(error))
     warn(
-        f"torch {torch.__version__} has another Inductor than retrograd knows ({error}); what is seen in the code that "
-        "it makes costs more."
+        f"torch {torch.__version__} has an Inductor that retrograd does not support ({error}); what is recorded in "
+        "the code that it makes costs more."
     )
 
 
@@ -138,16 +138,16 @@ def _write_call(wrapper: Any, form: Form, arguments: Sequence[str], result: str 
         return f"retrograd_{name}"
 
     call = f"{name_of(form.function.__name__)}({', '.join(arguments)})"
-    if form.ticket is None:
+    if form.run_id is None:
         return call if result is None else f"{result} = {call}"
-    ticket, nobody = arguments[form.ticket], name_of("NOBODY")
+    run_id, nobody = arguments[form.run_id], name_of("NOBODY")
     if result is None:
-        return f"if {ticket} is not {nobody}: {call}"
-    return f"{result} = {nobody} if {ticket} is {nobody} else {call}"
+        return f"if {run_id} is not {nobody}: {call}"
+    return f"{result} = {nobody} if {run_id} is {nobody} else {call}"
 
 
 def _is_all_cpp(graph: Any) -> bool:
-    """Tell whether what calls the kernels is written in C++ too, or may be."""
+    """Return whether what calls the kernels is written in C++ too, or may be."""
     return bool(getattr(graph, "cpp_wrapper", True))
 
 
@@ -253,7 +253,7 @@ def _have_calls_wait(lowering: Any, kind: Any) -> None:
         if not _unknown:
             try:
                 self.nodes = _put_late(self.nodes, kind, result)
-                _trust_tickets(self.nodes, kind, graph_of.graph.wrapper_code)
+                _trust_run_ids(self.nodes, kind, graph_of.graph.wrapper_code)
             except AttributeError as error:
                 _warn_of_other(error)
         original(self)
@@ -261,14 +261,14 @@ def _have_calls_wait(lowering: Any, kind: Any) -> None:
     scheduler.compute_last_usage = compute_last_usage
 
 
-def _trust_tickets(nodes: Sequence[Any], kind: type, wrapper: Any) -> None:
-    """Have nobody check the sizes of handles and tickets, which takes as long as the calls."""
+def _trust_run_ids(nodes: Sequence[Any], kind: type, wrapper: Any) -> None:
+    """Have nobody check the sizes of handles and run ids, which takes as long as the calls."""
     expected = getattr(wrapper, "_pending_input_asserts", {})
     for node in nodes:
         call: Any = node.node if isinstance(node.node, kind) else None
         if call is not None:
             form = forms[call.op_overload]
-            for name in (*call.name_tensors(form.handles), *call.name_tensors(form.ticket)):
+            for name in (*call.name_tensors(form.handles), *call.name_tensors(form.run_id)):
                 expected.pop(name, None)
 
 
@@ -298,7 +298,7 @@ def _put_late(nodes: Sequence[Any], kind: Any, result: Any) -> list[Any]:
 
 
 def _needs(node: Any, calls: Sequence[Any]) -> bool:
-    """Tell whether a node must come after one of these: it reads what that gives, or writes into what that reads."""
+    """Return whether a node must come after one of these: it reads what that gives, or writes into what that reads."""
     before = {dependency.name for dependency in node.unmet_dependencies}
     return any(not before.isdisjoint(call.get_buffer_names()) for call in calls)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from retrograd.compiled.operations import define, implement, is_rehearsed
-from retrograd.compiled.taps import hand_gradient, put_sight
+from retrograd.compiled.taps import hand_gradient, put_tap_call
 from retrograd.compiled.wrappers import BETWEEN
 from retrograd.core.hooks.compiled import compiled_call_listeners
 from retrograd.core.hooks.engine import at_end_of_backward, is_transformed, next_sequence_number, uncompiled
@@ -120,7 +120,7 @@ def _enter(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trai
         return
     gradients: list[InputGradient] = []
     if not any(map(is_transformed, tensors)):
-        run, first = put_sight(tensors, handle, names, trains)
+        run, first = put_tap_call(tensors, handle, names, trains)
         for number, tensor in enumerate(tensors, first):
             found = edge_of(tensor) if trains else None
             if found is not None:

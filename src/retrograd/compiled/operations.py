@@ -59,7 +59,7 @@ def define(name: str, signature: str) -> Any:
 
 
 def implement(operation: Any, run: Callable[..., Any], fake: Callable[..., Any] | None = None) -> None:
-    """Say what an operation does.
+    """Define what an operation does.
 
     Args:
         operation: the operation.
@@ -88,7 +88,7 @@ class Form:
     returns: torch.dtype | None
     handles: int | None
     others: int | None
-    ticket: int | None
+    run_id: int | None
 
 
 forms: dict[Any, Form] = {}
@@ -103,7 +103,7 @@ def call_plainly(
     returns: torch.dtype | None = UNKNOWN,
     handles: int | None = None,
     others: int | None = None,
-    ticket: int | None = None,
+    run_id: int | None = None,
 ) -> None:
     """Have a compiler write a call of a function of ours for an operation, if it can be taught.
 
@@ -114,10 +114,10 @@ def call_plainly(
         returns: nothing (None), or one tensor of a single element on the CPU, of this dtype.
         handles: which argument is a list of handles.
         others: which argument is a list of the handles of all calls in the graph, which only a compiler knows.
-        ticket: which argument is a ticket. Nothing is called where that is ``NOBODY`` of the function's module.
+        run_id: which argument is a run id. Nothing is called where that is ``NOBODY`` of the function's module.
     """
     has_side_effect(operation)
-    forms[operation] = Form(function, numbers_calls, returns, handles, others, ticket)
+    forms[operation] = Form(function, numbers_calls, returns, handles, others, run_id)
 
 
 class Shortcuts:
@@ -175,10 +175,10 @@ def count_traced(operation: object) -> int:
 
 
 def is_rehearsed(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a compiler runs this for shapes alone: without values, and nothing is put into a graph."""
+    """Return whether a compiler runs this for shapes alone: without values, and nothing is put into a graph."""
     return bool(tensors) and isinstance(tensors[0], _WITHOUT_VALUES) and proxy_mode() is None
 
 
-def new_ticket(*_: object) -> Tensor:
-    """A ticket where a graph is traced. On the CPU, whatever is seen."""
+def new_run_id(*_: object) -> Tensor:
+    """A run id where a graph is traced. On the CPU, whatever is seen."""
     return torch.empty(1, dtype=torch.uint32, device="cpu")

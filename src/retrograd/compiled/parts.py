@@ -69,7 +69,7 @@ def mark_outputs(compiled: Callable[..., Any], used: Sequence[int]) -> Callable[
 
 
 def runs_compiled_code(roots: Sequence[Tensor]) -> bool:
-    """Tell whether a pass from these tensors goes through what compiled code has made."""
+    """Return whether a pass from these tensors goes through what compiled code has made."""
     reach = find_nodes(root_edges([root for root in roots if root.grad_fn is not None]))
     found = any(_NODE in name for name in names_of(reach.nodes))
     guard_nodes(reach.nodes, reach.links)

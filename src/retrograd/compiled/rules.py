@@ -6,7 +6,7 @@ numbers the call; ``change_value`` takes a tensor, and gives what its rules have
 the trace, become ``change_gradient`` in the graph of the backward. So rules are not traced: they run as in eager code,
 whatever they do, remember or print, and the graph is the same whichever they are.
 
-Handles and tickets are those of ``handles.py``. A ticket stands for one call of a module, or for the graph that
+Handles and run ids are those of ``handles.py``. A run id stands for one call of a module, or for the graph that
 rules have made of a value, through which the gradient goes back.
 
 A compiler may write into memory that is free, and it knows nothing of what rules hold. So a rule is given memory that
@@ -29,7 +29,7 @@ from retrograd.compiled.operations import (
     count_traced,
     define,
     implement,
-    new_ticket,
+    new_run_id,
     save_last_traced,
     shortcuts,
 )
@@ -97,7 +97,7 @@ def trace_rules(
 
 @uncompiled
 def mark_forward(handle: Tensor, place: int, begins: bool, trains: bool) -> None:
-    """Tell a model that its forward begins, or ends. ``place`` is as in :func:`begin_call`."""
+    """Notify a model that its forward begins, or ends. ``place`` is as in :func:`begin_call`."""
     mark = owner_of(handle)
     if mark is not None:
         mark.mark_forward(begins, trains)
@@ -105,7 +105,7 @@ def mark_forward(handle: Tensor, place: int, begins: bool, trains: bool) -> None
 
 @uncompiled
 def begin_call(tensors: Sequence[Tensor], handle: Tensor, place: int, trains: bool, training: bool) -> Tensor:
-    """Begin a call of a module; returns its ticket.
+    """Begin a call of a module; returns its run id.
 
     Args:
         tensors: what is there when the call begins, or ends.
@@ -120,12 +120,12 @@ def begin_call(tensors: Sequence[Tensor], handle: Tensor, place: int, trains: bo
 
 
 @uncompiled
-def change_value(value: Tensor, ticket: Tensor, name: str, needs_grad: bool, trains: bool) -> tuple[Tensor, Tensor]:
-    """What rules make of a value, and the ticket of the graph between.
+def change_value(value: Tensor, run_id: Tensor, name: str, needs_grad: bool, trains: bool) -> tuple[Tensor, Tensor]:
+    """What rules make of a value, and the run id of the graph between.
 
     Args:
         value: the value.
-        ticket: of the call.
+        run_id: of the call.
         name: of the value.
         needs_grad: a gradient may come back.
         trains: grad is enabled.
@@ -133,7 +133,7 @@ def change_value(value: Tensor, ticket: Tensor, name: str, needs_grad: bool, tra
     Raises:
         CannotRewriteError: for rules that compute with other tensors that train.
     """
-    call = _calls.find(ticket)
+    call = _calls.find(run_id)
     given = value.detach().clone()
     if call is None:
         return given, _UNCHANGED
@@ -162,7 +162,7 @@ def change_value_backward(gradient: Tensor, graph: Tensor) -> Tensor:
 @uncompiled
 def change_gradient(
     gradient: Tensor,
-    ticket: Tensor,
+    run_id: Tensor,
     name: str,
     value: Tensor | None,
     inputs: Sequence[Tensor],
@@ -171,7 +171,7 @@ def change_gradient(
     is_before: bool,
 ) -> Tensor:
     """What rules make of a gradient, if it comes together here; see :meth:`CallUnderRules.change_gradient`."""
-    call = _calls.find(ticket)
+    call = _calls.find(run_id)
     given = gradient.detach().clone()
     if call is None or not comes_together_at(graphs, is_before):
         return given
@@ -236,12 +236,12 @@ _MARK = define("mark_forward", "(Tensor handle, int place, bool begins, bool tra
 _BEGIN = define("begin_call", "(Tensor[] tensors, Tensor handle, int place, bool trains, bool training) -> Tensor")
 _VALUE = define(
     "change_value",
-    "(Tensor value, Tensor ticket, str name, bool needs_grad, bool trains) -> (Tensor, Tensor)",
+    "(Tensor value, Tensor run_id, str name, bool needs_grad, bool trains) -> (Tensor, Tensor)",
 )
 _BACK = define("change_value_backward", "(Tensor gradient, Tensor graph) -> Tensor")
 _GRADIENT = define(
     "change_gradient",
-    "(Tensor gradient, Tensor ticket, str name, Tensor? value, Tensor[] inputs, str[] input_names, "
+    "(Tensor gradient, Tensor run_id, str name, Tensor? value, Tensor[] inputs, str[] input_names, "
     "Tensor[] graphs, bool is_before) -> Tensor",
 )
 
@@ -251,11 +251,11 @@ class ValueRules(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, ticket: Tensor, name: str, needs_grad: bool, trains: bool
+        ctx: Any, value: Tensor, run_id: Tensor, name: str, needs_grad: bool, trains: bool
     ) -> tuple[Tensor, Tensor]:
-        """What they make of it, and the ticket of the graph between."""
+        """What they make of it, and the run id of the graph between."""
         changed: Tensor
-        changed, graph = _VALUE(value, ticket, name, needs_grad, trains)
+        changed, graph = _VALUE(value, run_id, name, needs_grad, trains)
         save_last_traced(_VALUE)
         ctx.save_for_backward(graph)
         ctx.mark_non_differentiable(graph)
@@ -308,7 +308,7 @@ def _rules(
     training: bool,
 ) -> list[Tensor]:
     """What ``retrograd::rules`` is made of, wherever a graph with it is traced or run."""
-    ticket = _BEGIN(tensors, handle, count_traced(_BEGIN), trains, training)
+    run_id = _BEGIN(tensors, handle, count_traced(_BEGIN), trains, training)
     save_last_traced(_BEGIN)
     shortcuts.teach()
     results = []
@@ -316,7 +316,7 @@ def _rules(
         new = tensor
         is_one_use = gradients[place] and branches[place]
         if values[place]:
-            new, graph = _apply_rules(tensor, ticket, names[place], tensor.requires_grad and trains, trains)
+            new, graph = _apply_rules(tensor, run_id, names[place], tensor.requires_grad and trains, trains)
             if not is_one_use and not tensor.is_leaf:
                 mark_rewritten(new, tensor, graph)
         if gradients[place] and new.requires_grad and trains:
@@ -327,7 +327,7 @@ def _rules(
                 mark_rewritten(new, tensor, None)
             value = new.detach() if needs_value else None
             for each, graphs, is_before in find_places(new):
-                change = partial(_change, ticket, names[place], value, inputs, input_names, graphs, is_before)
+                change = partial(_change, run_id, names[place], value, inputs, input_names, graphs, is_before)
                 hook_gradient(each, change)
         results.append(new)
     return results
@@ -335,7 +335,7 @@ def _rules(
 
 @uncompiled
 def _change(
-    ticket: Tensor,
+    run_id: Tensor,
     name: str,
     value: Tensor | None,
     inputs: Sequence[Tensor],
@@ -346,18 +346,18 @@ def _change(
 ) -> Tensor | None:
     if gradient is None:
         return None
-    changed: Tensor = _GRADIENT(gradient, ticket, name, value, inputs, input_names, graphs, is_before)
+    changed: Tensor = _GRADIENT(gradient, run_id, name, value, inputs, input_names, graphs, is_before)
     return changed
 
 
 def _fake_value(value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(value), new_ticket()
+    return torch.empty_like(value), new_run_id()
 
 
 implement(_RULES, _rules)
 implement(_FORWARD, _forward)
 implement(_MARK, mark_forward, lambda *_: None)
-implement(_BEGIN, begin_call, new_ticket)
+implement(_BEGIN, begin_call, new_run_id)
 implement(_VALUE, change_value, _fake_value)
 implement(_BACK, change_value_backward, lambda gradient, *_: torch.empty_like(gradient))
 implement(_GRADIENT, change_gradient, lambda gradient, *_: torch.empty_like(gradient))

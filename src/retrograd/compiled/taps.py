@@ -23,14 +23,14 @@ from torch import Tensor
 from torch.fx.node import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from retrograd.compiled.handles import NOBODY, SEEN, Told, make_ticket, owner_of, told_by
+from retrograd.compiled.handles import NOBODY, SEEN, Listeners, listeners_of, make_run_id, owner_of
 from retrograd.compiled.operations import (
     call_plainly,
     define,
     implement,
     is_rehearsed,
     library,
-    new_ticket,
+    new_run_id,
     proxy_mode,
     save_last_traced,
     shortcuts,
@@ -43,7 +43,7 @@ from retrograd.core.hooks.nested import Keys, flatten
 from retrograd.core.hooks.resting import is_anybody_awake
 
 LEFT_ALONE = 0
-"""What a ticket holds where rules on a value have left it alone."""
+"""What a run id holds where rules on a value have left it alone."""
 
 
 def trace_tap(handle: Tensor, value: Any, keys: Keys = ()) -> None:
@@ -90,16 +90,16 @@ def see_first(
         handles: of the tap, and of others that see the same.
         names: of the tensors, for each of these.
         trains: grad is enabled.
-        others: handles of all calls in the graph, which are not made where nobody is told of them.
+        others: handles of all calls in the graph, which are not made where nobody is notified of them.
 
     Returns:
-        The ticket; ``NOBODY`` if the other calls have nobody to tell: watchers know that once they have seen one.
+        The run id; ``NOBODY`` if the other calls have nobody to tell: watchers know that once they have seen one.
     """
-    told: Told = {}
-    _show(tensors, handles, names, trains, told, 0)
+    listeners: Listeners = {}
+    _show(tensors, handles, names, trains, listeners, 0)
     if others:
         _mark_compiled(others)
-    return make_ticket(told) if told or is_anybody_awake() else NOBODY
+    return make_run_id(listeners) if listeners or is_anybody_awake() else NOBODY
 
 
 @uncompiled
@@ -108,7 +108,7 @@ def see(
     handles: Sequence[Tensor],
     names: Sequence[str],
     trains: bool,
-    ticket: Tensor,
+    run_id: Tensor,
     first: int,
 ) -> Tensor:
     """Hand the tensors of a further call to its tap.
@@ -118,28 +118,28 @@ def see(
         handles: of the tap, and of others that see the same.
         names: of the tensors, for each of these.
         trains: grad is enabled.
-        ticket: of the run.
+        run_id: of the run.
         first: number of the first tensor in the graph.
 
     Returns:
         ``SEEN``: checkpoints take no graph with an operation that returns nothing.
     """
-    told = told_by(ticket)
-    if ticket is NOBODY:
+    listeners = listeners_of(run_id)
+    if run_id is NOBODY:
         _mark_compiled(handles)
-    elif told is not None:
-        _show(tensors, handles, names, trains, told, first)
+    elif listeners is not None:
+        _show(tensors, handles, names, trains, listeners, first)
     return SEEN
 
 
 @uncompiled
-def see_gradient(gradient: Tensor, ticket: Tensor, numbers: Sequence[int]) -> None:
-    """Hand the gradient of tensors, which is the same for these, to those who are to be told of it."""
-    told = told_by(ticket)
-    if told:
+def see_gradient(gradient: Tensor, run_id: Tensor, numbers: Sequence[int]) -> None:
+    """Hand the gradient of tensors, which is the same for these, to those who are to be notified of it."""
+    listeners = listeners_of(run_id)
+    if listeners:
         gradient = gradient.detach()
         for number in numbers:
-            for tell in told.get(number, ()):
+            for tell in listeners.get(number, ()):
                 tell(gradient)
 
 
@@ -148,7 +148,7 @@ def _show(
     handles: Sequence[Tensor],
     names: Sequence[str],
     trains: bool,
-    told: Told,
+    listeners: Listeners,
     first: int,
 ) -> None:
     """Show them as new objects: inductor writes into one that is free without counting a version."""
@@ -158,10 +158,12 @@ def _show(
         tap = owner_of(handle)
         if tap is not None:
             own = place * count
-            _show_to(tap, tensors, names[own : own + count], trains, told, first + own)
+            _show_to(tap, tensors, names[own : own + count], trains, listeners, first + own)
 
 
-def _show_to(tap: Any, tensors: Sequence[Tensor], names: Sequence[str], trains: bool, told: Told, first: int) -> None:
+def _show_to(
+    tap: Any, tensors: Sequence[Tensor], names: Sequence[str], trains: bool, listeners: Listeners, first: int
+) -> None:
     """Show them to those who watch by a tap and are awake, and note what sees their gradients."""
     tap.is_compiled = True
     if names and names[0].startswith(RETURNED):
@@ -173,7 +175,7 @@ def _show_to(tap: Any, tensors: Sequence[Tensor], names: Sequence[str], trains: 
         if watcher.switch.awake:
             for number, see in enumerate(watcher.see_in_compiled_code(named, trains), first):
                 if see is not None:
-                    told[number] = (*told.get(number, ()), see)
+                    listeners[number] = (*listeners.get(number, ()), see)
 
 
 def _mark_compiled(handles: Sequence[Tensor]) -> None:
@@ -187,14 +189,14 @@ def _mark_compiled(handles: Sequence[Tensor]) -> None:
 
 
 @uncompiled
-def ticket_at(ticket: Tensor, graphs: Sequence[Tensor], is_before: bool) -> Tensor:
-    """The ticket for one of the places where a gradient may come together; nobody is told at the others."""
-    told = told_by(ticket) if comes_together_at(graphs, is_before) else None
-    return make_ticket({} if told is None else told)
+def run_id_at(run_id: Tensor, graphs: Sequence[Tensor], is_before: bool) -> Tensor:
+    """The run id for one of the places where a gradient may come together; nobody is notified at the others."""
+    listeners = listeners_of(run_id) if comes_together_at(graphs, is_before) else None
+    return make_run_id({} if listeners is None else listeners)
 
 
 def comes_together_at(graphs: Sequence[Tensor], is_before: bool) -> bool:
-    """Tell whether it is at this place of :func:`find_places` that a gradient comes together in this run."""
+    """Return whether it is at this place of :func:`find_places` that a gradient comes together in this run."""
     changed = [int(graph) != LEFT_ALONE for graph in graphs]
     return not any(changed) if is_before else changed[-1] and not any(changed[:-1])
 
@@ -209,10 +211,10 @@ _SEE_FIRST = define(
     "see_first", "(Tensor[] tensors, Tensor[] handles, str[] names, bool trains, Tensor[] others) -> Tensor"
 )
 _SEE = define(
-    "see", "(Tensor[] tensors, Tensor[] handles, str[] names, bool trains, Tensor ticket, int first) -> Tensor"
+    "see", "(Tensor[] tensors, Tensor[] handles, str[] names, bool trains, Tensor run_id, int first) -> Tensor"
 )
-_SEE_GRADIENT = define("see_gradient", "(Tensor gradient, Tensor ticket, int[] numbers) -> ()")
-_TICKET_AT = define("ticket_at", "(Tensor ticket, Tensor[] graphs, bool is_before) -> Tensor")
+_SEE_GRADIENT = define("see_gradient", "(Tensor gradient, Tensor run_id, int[] numbers) -> ()")
+_RUN_ID_AT = define("run_id_at", "(Tensor run_id, Tensor[] graphs, bool is_before) -> Tensor")
 
 
 @uncompiled
@@ -220,23 +222,23 @@ def _tap(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains
     """What ``retrograd::tap`` is made of, wherever a graph with it is traced or run."""
     if is_rehearsed(tensors) or any(map(is_transformed, tensors)):
         return
-    run, first = put_sight(tensors, handle, names, trains)
+    run, first = put_tap_call(tensors, handle, names, trains)
     for number, tensor in enumerate(tensors, first):
         for place, graphs, is_before in find_places(tensor) if tensor.requires_grad else ():
-            told = run
+            traced = run
             if graphs:
-                told = TracedRun(_TICKET_AT(run.ticket, graphs, is_before))
-                save_last_traced(_TICKET_AT)
-            Entry(partial(hand_gradient, run=told, number=number), hooks_on(place))
+                traced = TracedRun(_RUN_ID_AT(run.run_id, graphs, is_before))
+                save_last_traced(_RUN_ID_AT)
+            Entry(partial(hand_gradient, run=traced, number=number), hooks_on(place))
 
 
 def mark_rewritten(new: Tensor, before: Tensor, graph: Tensor | None) -> None:
     """Remember, while a graph is traced, the tensor that another one stands for: where rules leave the value alone.
 
     Args:
-        new: what is gone on with.
+        new: the replacement tensor.
         before: what it was made of.
-        graph: a ticket of which it can be told at run time whether rules have left it alone; None if there are none.
+        graph: a run id that holds at run time whether rules have left the value alone; None if there are none.
     """
     node: Any = new.grad_fn
     if node is not None:
@@ -249,7 +251,7 @@ def find_places(tensor: Tensor) -> list[tuple[Tensor, list[Tensor], bool]]:
     In eager code a value that rules leave alone is the tensor that the module has made, which has other uses, too.
 
     Returns:
-        Tensors, each with tickets of the rules on values on the way, and whether it lies before all of these.
+        Tensors, each with run ids of the rules on values on the way, and whether it lies before all of these.
     """
     places, graphs = [], list[Tensor]()
     node: Any = tensor.grad_fn
@@ -267,13 +269,13 @@ class TracedRun:
     """A run of the graph that is traced.
 
     Attributes:
-        ticket: what the first call of a tap has returned; None before it.
+        run_id: what the first call of a tap has returned; None before it.
         count: how many tensors have a number.
         last: the last call, and what it sees, with the number of the first of these; None where it was not written.
         gradients: the calls that see gradients, by what they see.
     """
 
-    ticket: Tensor | None = None
+    run_id: Tensor | None = None
     count: int = 0
     last: tuple[Node, Sequence[Node], int] | None = None
     gradients: dict[Node, Node] = field(default_factory=dict)
@@ -290,7 +292,9 @@ class TracedRun:
         return run
 
 
-def put_sight(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool) -> tuple[TracedRun, int]:
+def put_tap_call(
+    tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains: bool
+) -> tuple[TracedRun, int]:
     """Put into the graph, where one is traced, that the tensors of a call are seen.
 
     Returns:
@@ -302,11 +306,11 @@ def put_sight(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], t
     nodes = [shortcuts.node_of(tensor) for tensor in tensors]
     if _join_last(run, nodes, shortcuts.node_of(handle), names, trains):
         return run, first
-    if run.ticket is None:
-        run.ticket, call = _put_call(_SEE_FIRST, handle, tensors, [handle], names, trains, [])
+    if run.run_id is None:
+        run.run_id, call = _put_call(_SEE_FIRST, handle, tensors, [handle], names, trains, [])
         shortcuts.teach()
     else:
-        _, call = _put_call(_SEE, handle, tensors, [handle], names, trains, run.ticket, first)
+        _, call = _put_call(_SEE, handle, tensors, [handle], names, trains, run.run_id, first)
     run.last = None if call is None else (call, [each for each in nodes if each is not None], first)
     return run, first
 
@@ -329,7 +333,7 @@ def _join_last(
 
 
 def _is_last_of_ours(call: Node) -> bool:
-    """Tell whether no other operation of ours has come after it."""
+    """Return whether no other operation of ours has come after it."""
     node = call.next
     while node.op != "root":
         if getattr(node.target, "namespace", None) == library.ns:
@@ -361,22 +365,22 @@ def hand_gradient(gradient: Tensor | None, run: TracedRun, number: int) -> None:
     node = shortcuts.node_of(gradient)
     seen = None if node is None else run.gradients.get(node)
     if seen is not None:
-        value, ticket, numbers = seen.args
-        seen.args = (value, ticket, [*numbers, number])  # type: ignore[misc]
+        value, run_id, numbers = seen.args
+        seen.args = (value, run_id, [*numbers, number])  # type: ignore[misc]
         return
-    call = shortcuts.write_call(_SEE_GRADIENT, gradient, run.ticket, [number])
+    call = shortcuts.write_call(_SEE_GRADIENT, gradient, run.run_id, [number])
     if call is None:
-        _SEE_GRADIENT(gradient, run.ticket, [number])
+        _SEE_GRADIENT(gradient, run.run_id, [number])
     elif node is not None:
         run.gradients[node] = call.node
 
 
 implement(_TAP, _tap)
-implement(_SEE_FIRST, see_first, new_ticket)
-implement(_SEE, see, new_ticket)
+implement(_SEE_FIRST, see_first, new_run_id)
+implement(_SEE, see, new_run_id)
 implement(_SEE_GRADIENT, see_gradient, lambda *_: None)
-implement(_TICKET_AT, ticket_at, new_ticket)
+implement(_RUN_ID_AT, run_id_at, new_run_id)
 
 call_plainly(_SEE_FIRST, see_first, numbers_calls=True, returns=torch.uint32, handles=1, others=4)
-call_plainly(_SEE, see, numbers_calls=True, returns=torch.uint32, handles=1, ticket=4)
-call_plainly(_SEE_GRADIENT, see_gradient, returns=None, ticket=1)
+call_plainly(_SEE, see, numbers_calls=True, returns=torch.uint32, handles=1, run_id=4)
+call_plainly(_SEE_GRADIENT, see_gradient, returns=None, run_id=1)

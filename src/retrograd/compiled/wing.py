@@ -10,7 +10,7 @@ from importlib import import_module
 
 from torch import nn
 
-from retrograd.compiled.handles import forget_tickets, make_handle
+from retrograd.compiled.handles import forget_run_ids, make_handle
 from retrograd.compiled.inputs import forget_failed_calls, trace_entry, trace_exit
 from retrograd.compiled.parts import find_part, runs_compiled_code
 from retrograd.compiled.rules import trace_forward, trace_rules
@@ -21,7 +21,7 @@ from retrograd.core.hooks.module import ForwardTap
 
 __all__ = [
     "find_part",
-    "forget_tickets",
+    "forget_run_ids",
     "make_handle",
     "runs_compiled_code",
     "trace_entry",

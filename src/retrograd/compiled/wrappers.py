@@ -143,7 +143,7 @@ def _is_called(tap: ForwardTap) -> bool:
 
 
 def _returns_as_it_is(module: nn.Module) -> bool:
-    """Tell whether what the forward of a module returns reaches the tap on it unchanged."""
+    """Return whether what the forward of a module returns reaches the tap on it unchanged."""
     wrapped = getattr(module, "_orig_mod", module)
     return all(_keeps_values(hook) for each in (module, wrapped) for hook in each._forward_hooks.values())
 

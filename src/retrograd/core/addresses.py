@@ -42,12 +42,12 @@ _COPY = "give a folder on a local or mounted disk; copy it when the program has 
 
 
 def is_address(given: str | os.PathLike[str]) -> bool:
-    """Tell whether this is an address, such as ``s3://bucket/run``, or would be if pathlib had not folded it."""
+    """Return whether this is an address, such as ``s3://bucket/run``, or would be if pathlib had not folded it."""
     return is_remote(given) or _ADDRESS.match(os.fspath(given)) is not None
 
 
 def is_remote(path: object) -> bool:
-    """Tell whether this path, which :func:`open_folder` gave, or one below it, is not of this machine."""
+    """Return whether this path, which :func:`open_folder` gave, or one below it, is not of this machine."""
     return not isinstance(path, PurePath | str | bytes) and hasattr(path, "storage_options")
 
 
@@ -127,16 +127,16 @@ def _check(address: str, found: re.Match[str]) -> None:
         raise RunWriteError(
             f"An address of {scheme}:// holds a name or a password.",
             repair="leave it out, and give credentials in the environment or a profile of that store.",
-            reason="an address is shown in messages, and stands in the command that the manifest tells.",
+            reason="an address is shown in messages, and is part of the command that the manifest stores.",
         )
     if found["slashes"] == "/" and scheme not in _OF_THIS_MACHINE:
         raise RunWriteError(
-            f"{address!r} is an address with one slash.",
+            f"{address!r} needs '://' after its scheme.",
             repair=f"write {scheme}://…, as text: pathlib.Path folds two slashes into one.",
             reason=f"it would be taken for a folder called {scheme + ':'!r}.",
         )
     if scheme in _READ_ONLY:
-        raise RunWriteError(f"Nothing can be written to {scheme}://, and no folder be listed.", repair=_COPY)
+        raise RunWriteError(f"{scheme}:// is read-only, and its folders cannot be listed.", repair=_COPY)
     if scheme in _OF_THIS_MACHINE and host not in ("", "localhost"):
         raise RunWriteError(f"{address!r} is on another machine.", repair=f"write {scheme}:///FOLDER.")
     if scheme not in _OF_THIS_MACHINE and not (host and inner.strip("/")) and scheme != "memory":
@@ -145,7 +145,7 @@ def _check(address: str, found: re.Match[str]) -> None:
         )
     if {".", ".."} & set(rest.split("/")):
         raise RunWriteError(
-            f"{address!r} holds a step up or none.",
+            f"{address!r} holds '.' or '..' as a folder.",
             repair="write the address without '.' and '..'.",
             reason="in object storage they are names like any other.",
         )
@@ -235,7 +235,7 @@ def _is_there(answer: Future[Any]) -> bool:
 
 
 def _touch(path: Path) -> None:
-    """Ask for the first byte of an object, whether it is there or not."""
+    """Request the first byte of an object, whether it is there or not."""
     store, name = store_of(path)
     store.cat_file(name, start=0, end=1)
 
@@ -315,7 +315,7 @@ def _with_listings(folder: Any, *, are_kept: bool) -> Path:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Tell whether this was raised by the system or by a store, and not by a fault of ours.
+    """Return whether this was raised by the system or by a store, and not by a fault of ours.
 
     Clients of stores have errors of their own, that of a network which is down among them.
     """

@@ -79,7 +79,7 @@ class RetrogradError(Exception):
     def __str__(self) -> str:
         parts = [f"{self.problem} [{self.slug}]"]
         if self.repair:
-            parts.append(f"  Repair: {self.repair}")
+            parts.append(f"  Try: {self.repair}")
         if self.reason:
             parts.append(f"  Reason: {self.reason}")
         return "\n".join(parts)

@@ -79,7 +79,7 @@ class Limits:
     # ---- what follows a run from a thread of its own ----
 
     look_share: float = 0.1
-    """Of the time of one processor, what looks may take: after a dear one the pause is longer."""
+    """Of the time of one processor, what samples may take: after an expensive one the pause is longer."""
 
     last_look_seconds: float = 60.0
     """For how long the last look holds up whoever ends it."""

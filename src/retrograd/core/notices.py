@@ -141,13 +141,13 @@ _ends: list[Callable[[], None]] = []
 
 
 def tell_far(**far: str) -> None:
-    """Tell how far that is which takes long, as ``part="47 of 132"``, for whoever waits at a terminal."""
+    """Report how far a long task is, as ``part="47 of 132"``, for whoever waits at a terminal."""
     _far.update(far)
 
 
 @contextmanager
 def waiting(words: str) -> Iterator[None]:
-    """Say on a terminal what is under way, how far and since when, in one line that is gone in the end.
+    """Show on a terminal what is under way, how far and since when, in one line that is gone in the end.
 
     Within another one nothing is said.
     """
@@ -173,7 +173,7 @@ def waiting(words: str) -> Iterator[None]:
 
 @contextmanager
 def showing(words: str) -> Iterator[None]:
-    """Say the same where no thread can be started any more: at once, and neither how far nor since when."""
+    """Show the same where no thread can be started any more: at once, and neither how far nor since when."""
     line = f"retrograd: {words}"[: _find_width() - 1] if is_seen() else ""
     with suppress(OSError, ValueError):
         if line:
@@ -193,7 +193,7 @@ def end_waiting() -> None:
 
 
 def is_seen() -> bool:
-    """Tell whether stderr is a terminal."""
+    """Return whether stderr is a terminal."""
     with suppress(OSError, ValueError, AttributeError):
         return bool(sys.__stderr__ is not None and sys.__stderr__.isatty())
     return False

@@ -39,9 +39,9 @@ def check_loss_function(loss: object) -> None:
     """
     if not callable(loss):
         raise SavedTensorError(
-            f"A loss is a function here, and not a {type(loss).__name__}.",
+            f"The loss must be a function, not a {type(loss).__name__}.",
             repair="give what computes it, such as lambda output: F.cross_entropy(output, labels).",
-            reason="its forward must run while what it saves is looked at.",
+            reason="its forward must run while what it saves is observed.",
         )
 
 

@@ -174,14 +174,14 @@ class TrainedRun:
         return True
 
     def _tell(self) -> None:
-        """Look for what is wrong with the run that has ended, and say it. To be called in the first process."""
+        """Find what is wrong with the run that has ended, and print it. To be called in the first process."""
         assert self.recording is not None
         assert self.recording.path is not None
         try:
             with random_kept():
                 self._explain(self.recording.path)
         except Exception as error:  # training has ended well, whatever we have to say of it
-            say(f"what is wrong with {self.recording.path}, if anything, cannot be told: {error!r}")
+            say(f"what is wrong with {self.recording.path}, if anything, is not known: {error!r}")
 
     def _explain(self, path: Path) -> None:
         run = open_run(path)

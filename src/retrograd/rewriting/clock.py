@@ -150,12 +150,12 @@ class RuleClock:
     # ---- updates ----
 
     def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
-        """Note that losses were multiplied by ``scale``."""
+        """Record that losses were multiplied by ``scale``."""
         self.is_scaling = True
         self.here.scales.add(losses, scale)
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer is about to update."""
+        """Record that an optimizer is about to update."""
         if self._is_heeded(optimizer):
             self.steps.update_begins(optimizer)
 
@@ -169,7 +169,7 @@ class RuleClock:
         self.when_skipped(optimizer)
 
     def _is_heeded(self, optimizer: Optimizer) -> bool:
-        """Tell whether an update counts; a stranger's does if the models have run since the last."""
+        """Return whether an update counts; a stranger's does if the models have run since the last."""
         return self.steps.counts(optimizer, otherwise=self.steps.has_begun)
 
     def _end_update(self, optimizer: Optimizer) -> None:
@@ -202,7 +202,7 @@ class RewrittenCall:
 
 
 def has_gradient(call: RewrittenCall | None, *, again: bool) -> bool:
-    """Tell whether gradients arrive at what is computed now, and not at what was computed the first time."""
+    """Return whether gradients arrive at what is computed now, and not at what was computed the first time."""
     return not again or call is None or not call.had_grad
 
 

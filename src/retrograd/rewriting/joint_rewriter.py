@@ -320,7 +320,7 @@ def _check(optimizer: Optimizer, rule: Rule) -> None:
         raise CannotRewriteError(
             f"{rule.name} cannot combine the passes of FullyShardedDataParallel.",
             repair="shard the model by torch.distributed.fsdp.fully_shard.",
-            reason="each process has stretches of several gradients in one, and no hook tells what a pass brings.",
+            reason="each process has stretches of several gradients in one, and no hook shows what a pass brings.",
         )
     if not isinstance(rule, NormRule | PassRule):
         raise CannotRewriteError(

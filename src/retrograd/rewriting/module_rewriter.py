@@ -320,7 +320,7 @@ class WatchedRewriter:
         self._watched: dict[str, tuple[SiteRewriters, CallNumbers]] = {}
 
     def may_rewrite(self, name: str, places: Sequence[Keys]) -> bool:
-        """Tell whether rules may act at what is watched under this name, a tensor at each of these places."""
+        """Return whether rules may act at what is watched under this name, a tensor at each of these places."""
         calls = {1, 2, *map(int, re.findall(r"#(\d+)", self.everywhere))}  # all further calls are like the second
         sites = [Site(WATCH + name, keys, call) for keys in places for call in calls]
         return any(self._assignments.may_reach(Candidate(each)) for site in sites for each in (site, site.grad))

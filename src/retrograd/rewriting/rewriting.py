@@ -96,7 +96,7 @@ class Rewriting:
         swapped = list_swapped([(path, find()) for path, find in self._reached.items()], list_modules(self._models))
         if swapped:
             warn(
-                f"At {list_names(swapped)} the model has another module than the one that the rules were set on: none "
+                f"At {list_names(swapped)} a module with rules was replaced: none "
                 "acted on the new one. Call rg.rewrite() after such a change."
             )
 
@@ -130,7 +130,7 @@ class Rewriting:
             RewriteError: if it was given by other rules.
         """
         if not isinstance(saved, Mapping) or saved.keys() != {"step", "rules"}:
-            raise RewriteError("This is not a state of rules.", repair="give what `state_dict()` returned.")
+            raise RewriteError("This is not a Rewriting.state_dict().", repair="give what `state_dict()` returned.")
         names, ours = [name for name, _ in saved["rules"]], [rule.name for rule in self._rules]
         if names != ours:
             raise RewriteError(
@@ -153,7 +153,7 @@ class Rewriting:
             more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
             warn(
                 f"The state has memories of {', '.join(others[:_SHOWN])}{more}, where these rules do not act now: "
-                "they were set on other sites, or the model had others. Rules at sites without a memory begin anew."
+                "they were set on other sites, or the model had others. Rules at sites without a memory start over."
             )
 
     def _may_act(self, rule: Rule, name: str) -> bool:

@@ -240,7 +240,7 @@ class SiteRewriter:
             return chain.change(tensor, self._call, training, beside, share)
         if call is None and chain.has_memory:
             raise CannotRewriteError(
-                f"{chain.name} is computed again in a checkpointed part, and it cannot be told which of its calls.",
+                f"{chain.name} is computed again in a checkpointed part, and it is not known which call that is.",
                 repair="give each call a module of its own, or use a rule without memory there.",
                 reason="the rule must make of it what it made the first time, with what it remembered then.",
             )

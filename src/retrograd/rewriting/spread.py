@@ -53,7 +53,7 @@ def spread(rule: Rule, value: Tensor, changed: Tensor) -> Tensor:
 
 
 def needs_whole(rule: Rule) -> bool:
-    """Tell whether a rule needs more than this process's part of a tensor."""
+    """Return whether a rule needs more than this process's part of a tensor."""
     return not rule.is_elementwise or rule.needs_input
 
 

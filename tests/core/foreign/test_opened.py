@@ -284,7 +284,7 @@ def test_a_bit_that_turned_in_a_tensor_is_told(kind: str, sound: Path, tmp_path:
         (folder / file.relative_to(sound / kind)).write_bytes(changed)
         slug, text = call(lambda folder=folder: look(kind, folder))  # type: ignore[misc]
         assert slug in {"cannot-extract", "damaged-run"}, place
-        assert "is not what was written" in text
+        assert "has a wrong checksum" in text
 
 
 def look(kind: str, folder: Path) -> None:

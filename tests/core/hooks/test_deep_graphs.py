@@ -52,7 +52,7 @@ def chain(length: int, guard: DeepGraphGuard, pulse: Pulse) -> tuple[Tensor, lis
     return x, nodes
 
 
-def is_strung(node: Any) -> bool:
+def is_anchored(node: Any) -> bool:
     return "retrograd.seen_before" in node.metadata
 
 
@@ -71,7 +71,7 @@ def test_every_node_dies_with_its_graph_in_whatever_order_they_were_seen(order: 
     for node in nodes:
         guard.saw(node)
     guard.restart()
-    assert any(is_strung(node) for node in nodes)
+    assert any(is_anchored(node) for node in nodes)
     del node
     nodes.clear()
     assert pulse.alive == 6 * FREE_DEPTH
@@ -94,7 +94,7 @@ def test_dead_ends_do_not_take_the_lists_with_them() -> None:
     holders = []
     node = x.grad_fn
     while node.next_functions:
-        if is_strung(node):
+        if is_anchored(node):
             holders.append(node)
         node = node.next_functions[0][0]
     assert len(holders) >= 3
@@ -108,7 +108,7 @@ def test_small_graphs_are_left_alone() -> None:
     for node in nodes:
         guard.saw(node)
     assert guard.count == FREE_DEPTH
-    assert not any(is_strung(node) for node in nodes)
+    assert not any(is_anchored(node) for node in nodes)
     del x, node, nodes
     assert pulse.alive == 0
 
@@ -144,7 +144,7 @@ def test_numbers_of_two_threads_are_not_compared() -> None:
     thread.start()
     thread.join()
     guard.restart()
-    assert is_strung(x.grad_fn) or pulse.alive
+    assert is_anchored(x.grad_fn) or pulse.alive
     del x
     assert pulse.alive == 0
 
@@ -176,6 +176,6 @@ def test_a_leaf_that_several_graphs_share_holds_none_of_them() -> None:
             guard.saw(leaf)
         guard.part()
     guard.restart()
-    assert not is_strung(leaf)
+    assert not is_anchored(leaf)
     del x
     assert pulse.alive == 0

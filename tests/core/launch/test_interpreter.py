@@ -88,5 +88,5 @@ def test_a_python_that_is_too_old_is_said_so_and_run(tmp_path: Path) -> None:
         done = subprocess.run(ours, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)
         assert done.stdout == "1\n"
         assert " is Python " in done.stderr
-        assert done.stderr.endswith("Repair: use Python 3.11 or later, in which retrograd is installed.\n")
+        assert done.stderr.endswith("Try: use Python 3.11 or later, in which retrograd is installed.\n")
         assert len(done.stderr.splitlines()) == 1

@@ -60,7 +60,7 @@ def test_two_ranks_have_one_mirror(tmp_path: Path) -> None:
     code, _, errors = mirrored(tmp_path, "torchrun", "--standalone", "--nproc-per-node", "2", script)
     assert code == 0, errors
     assert errors.count("retrograd: live in tensorboard") == 1
-    assert "retrograd: tensorboard was told of 3 steps" in errors
+    assert "retrograd: tensorboard was sent 3 steps" in errors
     check_board(tmp_path, range(3))
 
 
@@ -112,7 +112,7 @@ def test_what_was_recorded_is_told_however_the_program_ends(ending: signal.Signa
         assert program.returncode == -ending
     steps = rg.open_run(tmp_path / "run").history.loss.steps
     check_board(tmp_path, steps)
-    assert f"tensorboard was told of {len(steps)} steps" in errors
+    assert f"tensorboard was sent {len(steps)} steps" in errors
 
 
 def test_a_program_that_trains_nothing_is_not_held_up_and_has_no_mirror(tmp_path: Path) -> None:

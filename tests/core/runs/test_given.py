@@ -114,6 +114,6 @@ def test_errors_are_those_that_python_has_for_the_same_mistake(tmp_path: Path) -
 def test_an_error_says_and_keeps_what_it_was_made_with(kind: type[RetrogradError]) -> None:
     error = kind("It is wrong.", repair="do so.", reason="it must.")
     for each in (error, pickle.loads(pickle.dumps(error))):
-        assert str(each) == f"It is wrong. [{kind.slug}]\n  Repair: do so.\n  Reason: it must."
+        assert str(each) == f"It is wrong. [{kind.slug}]\n  Try: do so.\n  Reason: it must."
         assert each.args == ("It is wrong.", "do so.", "it must.")
         assert getattr(each, "errno", None) is getattr(each, "filename", None) is None

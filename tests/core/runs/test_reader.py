@@ -28,7 +28,7 @@ def test_what_is_no_run(tmp_path: Path) -> None:
         open_run(tmp_path / "nothing")
     with pytest.raises(NotARunError, match="is a file"):
         open_run(tmp_path / "file")
-    with pytest.raises(NotARunError, match="holds no run"):
+    with pytest.raises(NotARunError, match="contains no run"):
         open_run(tmp_path / "folder")
 
 

@@ -221,7 +221,7 @@ def test_of_a_damaged_run_the_file_and_the_repair_are_named(tmp_path: Path) -> N
         status, told = ask(server, "")
     assert status == 409
     assert b".parquet" in told
-    assert b"Repair: " in told
+    assert b"Try: " in told
     assert b"&lt;run&gt;" in told
     assert b"<run>" not in told
 

@@ -111,7 +111,7 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(pattern: Pattern, near
 
 
 def test_a_selection_that_leaves_nothing_over_is_an_error() -> None:
-    with pytest.raises(NoSuchSiteError, match="leave no site over"):
+    with pytest.raises(NoSuchSiteError, match="exclude every site"):
         chosen(["head:output", "!head"])
 
 

@@ -142,5 +142,5 @@ def test_an_empty_history_gives_a_page_that_says_so(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_an_error_with_a_repair(tmp_path: Path) -> None:
-    with pytest.raises(RunWriteError, match="Repair: give a file in a folder that exists"):
+    with pytest.raises(RunWriteError, match="Try: give a file in a folder that exists"):
         write_report(History(), tmp_path / "missing" / "report.html")

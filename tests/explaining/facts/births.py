@@ -239,7 +239,7 @@ PROGRAMS = {
     ),
     "where trap": program(trap, "backward", "sqrt", "the derivative of sqrt is infinite at 0"),
     "norm by hand": program(norm_by_hand, "backward", "sqrt", "the derivative of sqrt is infinite at 0"),
-    "broken power": program(broken_power, "backward", "pow", "the derivative of a power below 1 is infinite at 0"),
+    "fractional power": program(broken_power, "backward", "pow", "the derivative of a power below 1 is infinite at 0"),
     "update": Program(
         Simple, train_and_divide, "update", "RMSprop.step", "0 / 0 in RMSprop, whose eps is 0", "fc:weight",
         train_and_divide,

@@ -774,14 +774,14 @@ def test_what_cannot_be_asked() -> None:
     with pytest.raises(SavedTensorError, match="Nothing of what the model returns"):
         take_inventory(model.requires_grad_(False), torch.ones(2, 4))
     taking = take_inventory(model)
-    with taking, pytest.raises(SavedTensorError, match="being taken"):
+    with taking, pytest.raises(SavedTensorError, match="not reusable"):
         taking.__enter__()
 
 
 @pytest.mark.parametrize(
     ("loss", "problem"),
     [
-        (torch.ones(3), "A loss is a function here, and not a Tensor"),
+        (torch.ones(3), "The loss must be a function, not a Tensor"),
         (lambda output: output, r"The loss has shape \[2, 4\] and torch.float32"),
         (lambda output: output.sum().to(torch.complex64), "The loss has shape .* and torch.complex64"),
         (lambda output: None, "needs a gradient"),

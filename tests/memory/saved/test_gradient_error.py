@@ -50,7 +50,7 @@ def test_buffers_and_random_state_are_what_they_were(fails: bool) -> None:
 @pytest.mark.parametrize(
     ("loss", "problem"),
     [
-        (torch.ones(()), "A loss is a function here, and not a Tensor"),
+        (torch.ones(()), "The loss must be a function, not a Tensor"),
         (lambda: nn.Linear(4, 4)(torch.ones(2, 4)), r"The loss has shape \[2, 4\]"),
         (lambda: torch.ones(()), "needs a gradient"),
         (lambda: nn.Linear(4, 1)(torch.ones(4)), "no gradient for any parameter of the model"),

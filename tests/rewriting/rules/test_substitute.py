@@ -137,7 +137,7 @@ def test_a_batch_of_another_size_is_one_error_with_one_repair(training: bool) ->
         net(torch.randn(3, 4))
     said = str(caught.value)
     assert said.startswith("Substitute has a tensor of shape (2, 8) for one of shape (3, 8), at 0:output.")
-    assert (said.count("Repair:"), said.count("[bad-rule]")) == (1, 1)
+    assert (said.count("Try:"), said.count("[bad-rule]")) == (1, 1)
     assert caught.value.__cause__ is None
     assert "Choice(" not in repr(rule)
 

@@ -64,8 +64,8 @@ examples:
   retrograd serve runs                           all runs of that folder, to choose from
   retrograd serve --open runs/train-20250131-120000
 
-The page is that of `retrograd report`, and follows the run. Only this machine is answered, and only who knows the
-address, which holds a token. Nothing is written. Ctrl-C ends it.
+The page is that of `retrograd report`, and follows the run. Only local requests with the token in the
+address are answered. Nothing is written. Ctrl-C ends it.
 """
 
     run: Path | None = option("RUN", None, "a run, or a folder of runs (default: the newest run)")
@@ -225,12 +225,14 @@ examples:
   retrograd ls sweeps --sort loss
   retrograd ls --json | jq -r 'select(.status == "failed") | .name'
 
-Findings are counted where somebody has asked for them, as `retrograd run` does at the end.
+Findings are counted where they were computed, as `retrograd run` does at the end.
 """
 
     folder: Path = option("FOLDER", PARENT, f"the folder that holds the runs (default: {PARENT})")
-    sort: RunOrder = option("--sort", "when", "newest, furthest, lowest loss or worst first; or by name")
-    json: bool = option("--json", False, "a run a line, as JSON")
+    sort: RunOrder = option(
+        "--sort", "when", "order: newest, most steps, lowest loss or worst findings first; or by name"
+    )
+    json: bool = option("--json", False, "print one JSON object per run")
 
     def carry_out(self) -> None:
         lines = list_runs(path_to_read(self.folder), self.sort)

@@ -110,7 +110,7 @@ class Mirror:
     """A mirror that goes on until its run is over, or it is closed.
 
     Attributes:
-        steps: how many steps the tracker was told of.
+        steps: how many steps were sent to the tracker.
         skipped: how many were left out, since more were made than are told at a time.
     """
 
@@ -132,9 +132,9 @@ class Mirror:
         self._next = 0
         self._next_histogram = 0
         self._default: list[str] = []
-        self._unmatched_told = False
+        self._unmatched_reported = False
         self._seen: set[tuple[str, str]] = set()
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self.steps = self.skipped = 0
         self._lookout: Lookout | None = None
         if open_it is not None:
@@ -162,7 +162,7 @@ class Mirror:
         return self.is_over
 
     def close(self) -> None:
-        """Tell what is left, and end. Calling it twice is harmless."""
+        """Send what is left, and end. Calling it twice is harmless."""
         if self._lookout is not None:
             self._lookout.end()
 
@@ -251,9 +251,9 @@ class Mirror:
         return [name for name in self._default if name in there]
 
     def _tell_unmatched(self, choice: Selection, candidates: list[Candidate]) -> None:
-        if self._unmatched_told or not candidates:
+        if self._unmatched_reported or not candidates:
             return
-        self._unmatched_told = True
+        self._unmatched_reported = True
         for pattern in choice.unmatched(candidates):
             error = NoSuchSiteError(
                 f"The pattern {str(pattern)!r} matches no site that is mirrored.", repair=suggest(pattern, candidates)
@@ -261,12 +261,12 @@ class Mirror:
             warn(str(error))
 
     def _tell_findings(self, *, is_last: bool) -> None:
-        """Tell each finding once: when it was found twice in a row, or at the end."""
+        """Send each finding once: when it was found twice in a row, or at the end."""
         found = {(each.detector, each.site): each for each in self._find()}
         for key, finding in found.items():
-            if key not in self._told and (is_last or key in self._seen):
+            if key not in self._reported and (is_last or key in self._seen):
                 self._tracker.add_finding(finding)
-                self._told.add(key)
+                self._reported.add(key)
         self._seen = set(found)
 
     def _find(self) -> Iterable[Finding]:

@@ -1,4 +1,4 @@
-"""What trackers are told of a record: numbers by step, and histograms; of long runs those of evenly spaced steps."""
+"""What trackers are sent of a record: numbers by step, and histograms; of long runs those of evenly spaced steps."""
 
 from __future__ import annotations
 

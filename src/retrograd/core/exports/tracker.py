@@ -40,7 +40,7 @@ class Exponents(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Takes what is told of a run. Called from one thread; steps rise, but for those of histograms.
+    """Takes what is reported of a run. Called from one thread; steps rise, but for those of histograms.
 
     Attributes:
         keeps_last_step: of all steps that are told at once, it keeps the last.

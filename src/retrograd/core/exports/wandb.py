@@ -76,7 +76,7 @@ def open_tracker(name: str, folder: Path, sends: bool) -> WandbRun:
     try:
         return WandbRun(_open_run(name, folder, sends))
     finally:
-        sys.exit, sys.excepthook = exits  # it never gives them back, and is told of the end by us
+        sys.exit, sys.excepthook = exits  # it never gives them back, and we end it
 
 
 def _open_run(name: str, folder: Path, sends: bool) -> wandb.Run:

@@ -24,4 +24,4 @@ def check_sum(tensor: Tensor, told: object, name: str) -> None:
         ValueError: it is another.
     """
     if sum_tensor(tensor) != told:
-        raise ValueError(f"{name!r} is not what was written")
+        raise ValueError(f"{name!r} has a wrong checksum")

@@ -83,7 +83,7 @@ def _join_pairs(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     joined: dict[str, Any] = {}
     for key, value in pairs:
         if key in joined:
-            raise ValueError(f"{key[:60]!r} is told twice")
+            raise ValueError(f"{key[:60]!r} is a duplicate key")
         joined[key] = value
     return joined
 

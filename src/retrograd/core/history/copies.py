@@ -175,7 +175,7 @@ class Copies:
 
 
 class CopyWatch:
-    """Tells copies from what counts, rank after rank, among rows of which not all are held at one time.
+    """Separates copies from what counts, rank after rank, among rows of which not all are held at one time.
 
     It keeps the moments that lower ranks have told of, and a digest of the numbers at each.
 

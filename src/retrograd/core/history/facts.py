@@ -239,7 +239,7 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations(Fact):
-    """The operations from the begin of a forward to its backward, in order; written when they are not as before.
+    """The operations from the start of a forward to its backward, in order; written when they are not as before.
 
     ``name`` is that of the model; ``value`` how many nodes the graph of the loss has.
 

@@ -157,7 +157,7 @@ class History:
         """Do nothing: rows can be read as soon as they are added."""
 
     def close(self, status: str = "finished") -> None:
-        """Note how the run ended."""
+        """Record how the run ended."""
         self.manifest.setdefault("status", status)
 
     # ---- reading ----

@@ -96,7 +96,7 @@ def read_kept(kept: KeptTensor) -> Kept:
 
 
 def is_overwritten(kept: KeptTensor) -> bool:
-    """Tell whether the tensor has been changed in place since it was kept; once seen, the answer stays yes.
+    """Return whether the tensor has been changed in place since it was kept; once seen, the answer stays yes.
 
     A tensor made in inference mode counts no versions, so a copy of it must be kept.
     """

@@ -134,7 +134,7 @@ def find_columns(statistics: Sequence[str], custom: Sequence[str]) -> frozenset[
 
 
 def check_name(statistic: str, custom: Sequence[str]) -> None:
-    """See that there is a statistic of this name, ours or one of the ``custom`` ones.
+    """Check that there is a statistic of this name, ours or one of the ``custom`` ones.
 
     Raises:
         StatisticError: there is none; all are named.

@@ -1,4 +1,4 @@
-"""What can be told of rows without their numbers: which steps and sites they are of, and in which order sites ran."""
+"""What is known of rows without their numbers: which steps and sites they are of, and in which order sites ran."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_WAITING = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class RecordOutline:
-    """What can be told of a record without its numbers.
+    """What is known of a record without its numbers.
 
     Attributes:
         steps: for each phase, by its code, the steps that have rows, rising.

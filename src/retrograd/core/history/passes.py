@@ -30,7 +30,7 @@ class FirstPasses:
         """Pieces with the step that the piece before has ended with."""
 
     def choose(self, piece: Part) -> Mask:
-        """Tell of each row whether it is of a value, or of the first pass with a gradient of its site."""
+        """Return for each row whether it is of a value, or of the first pass with a gradient of its site."""
         first = choose_first([*self._before, piece])[-len(piece["step"]) :] if len(piece["step"]) else _NO_ROWS
         if len(first):
             last = int(piece["step"][-1])
@@ -40,7 +40,7 @@ class FirstPasses:
 
 
 def choose_first(pieces: list[Part]) -> Mask:
-    """Tell of each row of some pieces, one behind the other, whether it is of a value or of a first pass."""
+    """Return for each row of some pieces, in order, whether it is of a value or of a first pass."""
     passes = _join(pieces, "backward")
     first = passes <= 0
     if first.all():

@@ -254,7 +254,7 @@ def _pick_column(column: npt.NDArray[Any], index: npt.NDArray[np.int64]) -> npt.
 
 
 def is_constant(column: npt.NDArray[Any]) -> bool:
-    """Tell whether one number stands for all rows, as ``np.broadcast_to`` gives it."""
+    """Return whether one number stands for all rows, as ``np.broadcast_to`` gives it."""
     return column.strides == (0,) and len(column) > 0
 
 

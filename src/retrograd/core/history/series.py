@@ -186,7 +186,7 @@ class Series:
         return is_long and self._is_merged and not self._is_held
 
     def means(self, call: int) -> bool:
-        """Tell whether this call is selected."""
+        """Return whether this call is selected."""
         return self._choice.call in (None, call)
 
     @property
@@ -359,7 +359,7 @@ class Series:
 
     @property
     def _is_merged(self) -> bool:
-        """Tell whether rows with micro-batches and ranks merged will do."""
+        """Whether rows with micro-batches and ranks merged will do."""
         choice = self._choice
         return not self._is_whole and choice.backward == "first" and choice.micro is None and choice.rank is None
 

@@ -65,11 +65,11 @@ class LongRows(Rows):
     compared: list[Disagreement] | None = None
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """As of any rows; it is not held."""
+        """See Rows; the result is not cached."""
         return self[name] if name in self._loaded else self._load(name)
 
     def read_one(self, index: int) -> Part:
-        """As of any rows; the part alone is read that has it."""
+        """See Rows; reads only the part that contains it."""
         for part in self.parts:
             count = part.count if isinstance(part, StoredPart) else len(part["step"])
             if index < count:
@@ -114,7 +114,7 @@ class LongRows(Rows):
         return self.outline.all_steps if phase is None else self.outline.steps.get(encode_phase(phase), _NO_STEPS)
 
     def fits(self, phase: str | None) -> bool:
-        """Tell whether the rows of a phase are held once they are merged; else they are read whenever asked for."""
+        """Return whether the rows of a phase are held once they are merged; else they are read whenever asked for."""
         return len(self.steps_of(phase)) * len(self.codes) <= MOST_CELLS
 
     def add_exponents(
@@ -211,7 +211,7 @@ class MergedRows(Rows):
     """The rows of a table that was merged: a row a site and step, by rising step."""
 
     def by_steps(self, most: int) -> Iterator[Rows]:
-        """As of any rows."""
+        """See Rows."""
         [columns], steps, start = self.parts, self["step"], 0
         while start + most < len(steps):
             first, next_one = steps[start], steps[start + most]  # all rows of a step stay together

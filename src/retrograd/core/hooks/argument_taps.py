@@ -19,7 +19,7 @@ from retrograd.core.identities import IdentityDict
 
 
 class ArgumentWatcher(CompiledWatcher, InputWatcher, Protocol):
-    """Told before each call of a module, and after it; of a call inside compiled code once, with its arguments."""
+    """Called before each call of a module, and after it; of a call inside compiled code once, with its arguments."""
 
 
 class _ArgumentTap(ModuleTap[ArgumentWatcher]):
@@ -78,7 +78,7 @@ _taps: IdentityDict[nn.Module, _ArgumentTap] = IdentityDict()
 
 
 def watch_arguments(module: nn.Module, watcher: ArgumentWatcher) -> None:
-    """Tell ``watcher`` before and after every call of ``module``, inside of the hooks that the user has set so far."""
+    """Notify ``watcher`` before and after every call of ``module``, inside the hooks that the user has set so far."""
     with _lock:
         tap = _taps.get(module)
         if tap is None:
@@ -95,6 +95,6 @@ def unwatch_arguments(module: nn.Module, watcher: ArgumentWatcher) -> None:
 
 
 def has_arguments_in_code(module: nn.Module) -> bool:
-    """Tell whether the tap on what a module is called with is part of compiled code."""
+    """Return whether the tap on what a module is called with is part of compiled code."""
     tap = _taps.get(module)
     return tap is not None and tap.is_compiled

@@ -4,7 +4,7 @@
 engine, which they look up in their module. A wrapper stands in its place while somebody listens, and is taken away
 after the last one. The public functions themselves are left alone: torch.compile knows them by their identity.
 
-Listeners are told of outermost passes: one inside another (reentrant checkpointing) is part of it. Followers are told
+Listeners hear of outermost passes: one inside another (reentrant checkpointing) is part of it. Followers are told
 of every pass. Changers are listeners that change the gradients which a pass leaves, before the others read them.
 """
 
@@ -33,13 +33,13 @@ _NAME = "_engine_run_backward"
 
 
 class BackwardListener(Protocol):
-    """Told of each outermost backward pass, in the thread that asked for it. What it raises ends that pass."""
+    """Notified of each outermost backward pass, in the thread that asked for it. What it raises ends that pass."""
 
     def backward_begins(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """See that a pass starts from these tensors."""
+        """Called when a pass starts from these tensors."""
 
     def backward_ends(self, failed: bool) -> None:
-        """See that the pass ended."""
+        """Called when the pass has ended."""
 
 
 @dataclass(slots=True, eq=False)  # frozen, it would take four times as long to make
@@ -68,7 +68,7 @@ class EngineRun:
 
 
 class BackwardFollower(Protocol):
-    """Told of each backward pass, also those inside another, in the thread that asked for it. Must not raise.
+    """Notified of each backward pass, also those inside another, in the thread that asked for it. Must not raise.
 
     Not of passes that torch compiles as one graph: a hook on a node would become a part of it.
     """
@@ -77,12 +77,12 @@ class BackwardFollower(Protocol):
         """The engine is about to run."""
 
     def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
-        """See that the engine has ended, with this error if it failed."""
+        """Called when the engine has ended, with this error if it failed."""
 
 
 @dataclass(slots=True, eq=False)
 class _Outermost:
-    """An outermost pass that runs: what it starts from, and who is told of it."""
+    """An outermost pass that runs: what it starts from, and who is notified of it."""
 
     roots: tuple[torch.Tensor, ...]
     listeners: tuple[BackwardListener, ...]
@@ -91,7 +91,7 @@ class _Outermost:
 
 class _RunningPasses(threading.local):
     inside: tuple[int, ...] = ()
-    """For each pass in this thread that was told of, the number of the pass around it. Asked, for whoever wrapped our
+    """For each reported pass in this thread, the number of the pass around it. Asked, for whoever wrapped our
     wrapper may still call it."""
     running: _Outermost | None = None
     """The outermost pass of this thread."""
@@ -99,17 +99,17 @@ class _RunningPasses(threading.local):
 
 _here = _RunningPasses()
 _threads: set[int] = set()
-"""Those in which an outermost pass runs that was told of."""
+"""Those in which a reported outermost pass runs."""
 os.register_at_fork(after_in_child=_threads.clear)
 
 
 def has_asked_for_a_pass() -> bool:
-    """Tell whether this thread waits for an outermost pass that was told of. A device's own thread never does."""
+    """Return whether this thread waits for a reported outermost pass. A device's own thread never does."""
     return _here.running is not None
 
 
 def runs_in_another_thread() -> bool:
-    """Tell whether a pass runs in a thread that is not this one.
+    """Return whether a pass runs in a thread that is not this one.
 
     To read ``.grad`` of what it accumulates into is a race in torch, whose end is a null pointer; the hook of the
     accumulation itself is safe, for it runs under the node's lock.
@@ -200,7 +200,7 @@ def _tell_end(
 
 
 def _end(changers: tuple[BackwardListener, ...], listeners: tuple[BackwardListener, ...], failed: bool) -> None:
-    """Tell of the end: the changer that came last first, and the listeners after all of them, even if one raises."""
+    """Notify of the end: the changer that came last first, and the listeners after all of them, even if one raises."""
     if not changers:
         for listener in listeners:
             listener.backward_ends(failed)
@@ -215,14 +215,14 @@ def _end(changers: tuple[BackwardListener, ...], listeners: tuple[BackwardListen
 
 
 def join_pass(listener: BackwardListener) -> None:
-    """Tell a listener of the outermost pass that runs now in this thread, unless it has been, or is about to be."""
+    """Notify a listener of the outermost pass that runs now in this thread, unless it has been, or is about to be."""
     running = _here.running
     if running is not None and not any(other is listener for other in running.listeners):
         _greet(listener)
 
 
 def _greet(listener: BackwardListener) -> None:
-    """Tell of the outermost pass that runs now in this thread, if somebody was listening when it began."""
+    """Notify of the outermost pass that runs now in this thread, if somebody was listening when it began."""
     running = _here.running
     if running is not None:
         running.listeners = (*running.listeners, listener)
@@ -239,5 +239,5 @@ def _greet_changer(changer: BackwardListener) -> None:
 _patch = Patch(_wrap_engine)
 backward_listeners = Listeners[BackwardListener](_patch, _greet)
 backward_changers = Listeners[BackwardListener](_patch, _greet_changer)
-"""Told of the beginning after all listeners, and of the end before them; in between, from the outside to the inside."""
+"""Called at the beginning after all listeners, and of the end before them; between, from outside to inside."""
 backward_followers = Listeners[BackwardFollower](_patch)

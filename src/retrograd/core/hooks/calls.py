@@ -330,7 +330,7 @@ class ThreadLog(CallLog):
         return node._sequence_nr() if node is not None else None
 
     def insert(self, first: int, last: int, *rest: Any) -> None:
-        """Note an operation where others inside it may have been noted before: it gets the numbers that they left."""
+        """Record an operation where others inside it may have been noted before: it gets the numbers that they left."""
         operations = self.operations
         end = len(operations)
         while (inner := operations[end - FIELDS : end - FIELDS + 2])[1] > first:

@@ -48,7 +48,7 @@ _RUN: CodeType = _engine_run_backward.__code__
 
 
 def is_failure(error: BaseException | None) -> bool:
-    """Tell whether a backward pass that ended with this error has failed: a part that had enough may have left it."""
+    """Return whether a backward pass that ended with this error has failed: a part that had enough may have left it."""
     return error is not None and not isinstance(error, EnoughComputed)
 
 
@@ -65,7 +65,7 @@ def parts_running() -> list[Any]:
 
 
 def is_computed_again() -> bool:
-    """Tell whether a backward pass will compute what runs now again, with grad, though it runs without."""
+    """Return whether a backward pass will compute what runs now again, with grad, though it runs without."""
     return not grad_enabled() and any(part.next_functions for part in _reentrant_parts())  # none: no pass comes to it
 
 
@@ -171,7 +171,7 @@ class CallsOfParts(Generic[T]):
             self._parts.setdefault(part, ([], {}))[0].append(call)
 
     def knows(self, part: Any) -> bool:
-        """Tell whether a call was made in this part."""
+        """Return whether a call was made in this part."""
         return part is not None and part in self._parts
 
     def find_next(self, part: Any) -> T | None:
@@ -195,10 +195,10 @@ _NAME = "_recomputation_hook"
 
 
 class RecomputeListener(Protocol):
-    """Told of what checkpoints keep when they run their function again. Must not raise."""
+    """Notified of what checkpoints keep when they run their function again. Must not raise."""
 
     def recomputed(self, holder: object, tensor: Tensor) -> None:
-        """See a tensor that was computed again, and the holder that stands for it."""
+        """Receive a tensor that was computed again, and the holder that stands for it."""
 
 
 def frame_of(raw: Any) -> Any | None:
@@ -259,7 +259,7 @@ Versions = tuple[int, int]
 
 
 class RecomputationGuard(Protocol):
-    """Sees to it that the second run of a forward is like the first, and raises where it is not."""
+    """Ensures that the second run of a forward is like the first, and raises where it is not."""
 
     def end_first(self) -> None:
         """The first run is over, or has raised."""

@@ -4,7 +4,7 @@ Torch.compile traces the function modes and the hooks on modules that it finds, 
 others later. So they are taken away before it looks, and put back when its call has ended.
 
 What ``torch.compile`` returns switches the compiler on by a function that it looks up in its module at each call. A
-wrapper stands in its place while somebody listens; functions that were compiled before are told of too. The module is
+wrapper stands in its place while somebody listens; functions that were compiled before are reported too. The module is
 not loaded for that: it takes as long as torch itself, and a program that compiles nothing may never need it.
 
 From torch 2.14 on the compiler takes the hooks of a module that was compiled by ``module.compile()`` into the graph,
@@ -48,13 +48,13 @@ _HOOK_TABLES = (
 
 
 class CompiledCallListener(Protocol):
-    """Told of each outermost call of compiled code, in the thread that makes it. Must not raise."""
+    """Notified of each outermost call of compiled code, in the thread that makes it. Must not raise."""
 
     def compiled_call_begins(self, function: object, frame: FrameType) -> None:
-        """See that a compiled function is about to run; ``frame`` is torch's, below that of the caller."""
+        """Called before a compiled function runs; ``frame`` is torch's, below that of the caller."""
 
     def compiled_call_ends(self) -> None:
-        """See that the compiled function has returned or raised."""
+        """Called when the compiled function has returned or raised."""
 
 
 def _install() -> list[Undo]:
@@ -78,7 +78,7 @@ _export = _StrictExport()
 
 
 def is_exporting() -> bool:
-    """Tell whether this thread is in a strict export: modules that are made are torch's, and none of the program."""
+    """Return whether this thread is in a strict export: modules that are made are torch's, and none of the program."""
     return _export.runs
 
 
@@ -142,7 +142,7 @@ def _wrap_switch(room: ModuleType) -> Undo:
 
 
 class _ModuleFinder(MetaPathFinder):
-    """Sees a module of torch's being loaded, and changes it.
+    """Intercepts the loading of a module of torch's, and changes it.
 
     Args:
         name: its name.
@@ -172,7 +172,7 @@ class _ModuleFinder(MetaPathFinder):
         return spec
 
     def remove(self) -> None:
-        """Look no longer, and put back what was there."""
+        """Stop watching, and put back what was there."""
         with _lock:
             self._is_over = True
             if self in sys.meta_path:
@@ -239,13 +239,13 @@ def when_loaded(name: str, change: Callable[[ModuleType], Undo]) -> Undo:
 
 
 def has_compiled_code() -> bool:
-    """Tell whether torch.compile has compiled anything in this process since it was last reset."""
+    """Return whether torch.compile has compiled anything in this process since it was last reset."""
     converter: Any = sys.modules.get("torch._dynamo.convert_frame")
     return converter is not None and bool(converter.output_codes.seen_ids)
 
 
 def has_been_compiled(module: nn.Module) -> bool:
-    """Tell whether the forward of such modules is in compiled code by now, which finds no hook that is set later."""
+    """Return whether the forward of such modules is in compiled code by now, which finds no hook that is set later."""
     if _ROOM not in sys.modules:
         return False
     forward = inspect.getattr_static(type(module), "forward", None)  # a scripted module's cannot be asked for
@@ -254,7 +254,7 @@ def has_been_compiled(module: nn.Module) -> bool:
 
 
 def may_have_run_compiled(module: nn.Module) -> bool:
-    """Tell whether a module that goes through torch.compile may have run; of a class of torch's own, if any has.
+    """Return whether a module that goes through torch.compile may have run; of a class of torch's own, if any has.
 
     For those torch compiles a function around the module, which is the same for all of them.
     """
@@ -337,7 +337,7 @@ def tables_of(module: nn.Module) -> Any:
 
 
 def is_called_around(module: nn.Module) -> bool:
-    """Tell whether hooks of ours are called around the compiled call of a module, of which its own hooks are a part."""
+    """Return whether hooks of ours are called around the compiled call of a module, which includes its own hooks."""
     return isinstance(module._compiled_call_impl, _CompiledCall)
 
 

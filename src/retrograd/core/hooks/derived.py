@@ -20,7 +20,7 @@ _CUTTING = frozenset(
 
 
 def may_differentiate(name: str) -> bool:
-    """Tell whether a derivative comes back through a torch function of this name."""
+    """Return whether a derivative comes back through a torch function of this name."""
     return name not in _CUTTING and not is_bare(name)
 
 
@@ -45,12 +45,12 @@ class DerivedTensors(ForwardListener):
         self.stop()
 
     def holds(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is one of them, or computed of them."""
+        """Return whether a tensor is one of them, or computed of them."""
         return id(tensor) in self._derived
 
     @uncompiled
     def before(self, call: TorchCall) -> tuple[()] | None:
-        """Ask for its result if a derivative may go through."""
+        """Request its result if a derivative may go through."""
         is_through = may_differentiate(called_name(call.function)) and any(map(self.holds, call.operands))
         return () if is_through else None
 

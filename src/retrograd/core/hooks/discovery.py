@@ -28,7 +28,7 @@ from retrograd.core.identities import IdentityDict
 
 
 class DiscoveryListener(Protocol):
-    """Told of what a program builds and runs."""
+    """Notified of what a program builds and runs."""
 
     def module_joins(self, parent: nn.Module, child: nn.Module) -> None:
         """``child`` becomes a submodule of ``parent``."""
@@ -49,7 +49,7 @@ class DiscoveryListener(Protocol):
         """``optimizer.step`` was called; nobody who listens to updates knows yet."""
 
     def discovery_failed(self, about: object, error: Exception) -> None:
-        """A method of this listener has raised, about this; it is told of all else as before."""
+        """A method of this listener has raised, about this; it is notified of all else as before."""
 
 
 class ModelDiscovery:
@@ -74,7 +74,7 @@ class ModelDiscovery:
 
     @property
     def armed(self) -> bool:
-        """True if forward calls are told of."""
+        """True if forward calls are reported."""
         return self._calls is not None
 
     def arm(self) -> None:
@@ -84,14 +84,14 @@ class ModelDiscovery:
             compiled_call_listeners.add(self)
 
     def disarm(self) -> None:
-        """Tell of forward calls no more."""
+        """Stop notifying of forward calls."""
         calls, self._calls = self._calls, None
         if calls is not None:
             calls.remove()
             compiled_call_listeners.remove(self)
 
     def stop(self) -> None:
-        """Tell of nothing more. To be used from inside a hook, where torch may be walking through its tables."""
+        """Stop notifying. To be used from inside a hook, where torch may be walking through its tables."""
         self._is_stopped = True
         self.disarm()
 
@@ -192,7 +192,7 @@ def _given(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None
 
 
 def _note(module: nn.Module) -> None:
-    """Note the line that constructs a module: what a module is given first, it is given by its constructor."""
+    """Record the line that constructs a module: what a module is given first, it is given by its constructor."""
     if is_compiling() or module in _lines:
         return
     frame: FrameType | None = sys._getframe(2)
@@ -204,7 +204,7 @@ def _note(module: nn.Module) -> None:
 
 
 def _is_its_own(frame: FrameType, module: nn.Module) -> bool:
-    """Tell whether a frame is of a method of the module, or a library's between such ones."""
+    """Return whether a frame is of a method of the module, or a library's between such ones."""
     names = frame.f_code.co_varnames
     return bool(names) and read_locals(frame).get(names[0]) is module
 

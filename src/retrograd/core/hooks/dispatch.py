@@ -50,12 +50,12 @@ class OperationTap(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Tell whether torch.compile does as if it were not there; else it would compile nothing."""
+        """Return whether torch.compile does as if it were not there; else it would compile nothing."""
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Tell whether torch wraps the method below, which loads the compiler when it is first called: seconds."""
+        """Return whether torch wraps the method below, which loads the compiler when it is first called: seconds."""
         return False
 
     def __init__(self, carry_out: CarryOut) -> None:
@@ -106,7 +106,7 @@ class OperationTap(TorchDispatchMode):
 
 
 def is_in_compiled_call() -> bool:
-    """Tell whether this thread is in a call of what torch.compile has compiled.
+    """Return whether this thread is in a call of what torch.compile has compiled.
 
     When that is left torch sets back whether modes are asked at all. A tap that has been taken off meanwhile would
     leave a thread in which torch asks modes that are not there, and every operation fails.
@@ -195,7 +195,7 @@ def below_autograd() -> Iterator[None]:
 
 
 def is_operation(function: Any) -> bool:
-    """Tell whether this is an operation with a schema, not one that takes functions as arguments."""
+    """Return whether this is an operation with a schema, not one that takes functions as arguments."""
     return isinstance(function, OpOverload)
 
 
@@ -220,7 +220,7 @@ def find_operation(name: str) -> Any:
 
 
 def is_random(operation: Any) -> bool:
-    """Tell whether an operation draws from torch's default generator."""
+    """Return whether an operation draws from torch's default generator."""
     return torch.Tag.nondeterministic_seeded in operation.tags
 
 
@@ -243,7 +243,7 @@ def why_opaque(tensor: Tensor) -> str | None:
     """Why the memory of a tensor cannot be read as it is; None for a tensor where it can."""
     kind = type(tensor)
     if is_transformed(tensor):
-        return "it is seen inside a torch.func transform"
+        return "it is inside a torch.func transform"
     if torch._is_functional_tensor(tensor):
         return "it is seen while torch.compile or torch.export traces"
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
@@ -258,12 +258,12 @@ def why_opaque(tensor: Tensor) -> str | None:
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Tells apart the memories of tensors that are alive: views of one another have the same."""
+    """Identifies the memories of tensors that are alive: views of one another have the same."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def is_zero_symbol(tensor: Tensor) -> bool:
-    """Tell whether a tensor has no memory because all of it is zero."""
+    """Return whether a tensor has no memory because all of it is zero."""
     return tensor._is_zerotensor()
 
 

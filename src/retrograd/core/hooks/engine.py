@@ -62,7 +62,7 @@ current_node = torch._C._current_autograd_node
 """The node that the running backward pass is at; None outside of one."""
 
 is_jit_tracing = torch._C._is_tracing
-"""Tell whether ``torch.jit.trace`` notes what this thread carries out."""
+"""Return whether ``torch.jit.trace`` records what this thread carries out."""
 
 is_compiling = torch.compiler.is_dynamo_compiling
 """True while torch.compile traces the code. The first question of every hook, so that nothing of ours is traced."""
@@ -145,7 +145,7 @@ _is_wrapped, _is_batched = torch._C._functorch.is_functorch_wrapped_tensor, torc
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own.
+    """Return whether a tensor is seen inside a ``torch.func`` transform, where it has no values of its own.
 
     Or where ``torch.autograd.grad`` takes batches of gradients, which vectorized jacobians do.
     """
@@ -153,7 +153,7 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 
 
 def has_transform() -> bool:
-    """Tell whether this thread is inside a ``torch.func`` transform."""
+    """Return whether this thread is inside a ``torch.func`` transform."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -173,14 +173,14 @@ _COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 
 @uncompiled
 def is_backward_compiled() -> bool:
-    """Tell whether a backward pass that begins now is compiled as one graph, hooks and all."""
+    """Return whether a backward pass that begins now is compiled as one graph, hooks and all."""
     module = sys.modules.get(_COMPILED_AUTOGRAD)  # not loaded by us: that takes more than a second
     return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 @uncompiled
 def is_in_compiled_backward() -> bool:
-    """Tell whether the backward pass that runs now is compiled as one graph; at its end torch calls nobody."""
+    """Return whether the backward pass that runs now is compiled as one graph; at its end torch calls nobody."""
     module = sys.modules.get(_COMPILED_AUTOGRAD)
     return bool(getattr(module, "in_compiled_autograd_region", False))
 
@@ -204,7 +204,7 @@ def mode_that_traces() -> Any:
 
 
 def is_abstract() -> bool:
-    """Tell whether tensors stand for others: in ``torch.func``, in ``torch.jit.trace``, or while a graph is made."""
+    """Return whether tensors stand for others: in ``torch.func``, in ``torch.jit.trace``, or while a graph is made."""
     return has_transform() or is_jit_tracing() or is_tracing()
 
 

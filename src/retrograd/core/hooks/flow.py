@@ -81,7 +81,7 @@ _NONE = _Flow()
 
 
 class FlowNotes(FunctionListener):
-    """Notes what becomes of some tensors. It holds them alone, and no graph.
+    """Records what becomes of some tensors. It holds them alone, and no graph.
 
     Args:
         parameters: the tensors, in the order of their bits.
@@ -112,7 +112,7 @@ class FlowNotes(FunctionListener):
 
     @uncompiled
     def after(self, call: TorchCall, seen: tuple[()]) -> None:
-        """Note what its result is made of, or what it has switched."""
+        """Record what its result is made of, or what it has switched."""
         name, given = called_name(call.function), (*call.args, *call.kwargs.values())
         if name == "_set_grad_enabled":
             self._switched = "" if given[0] else call.line
@@ -215,7 +215,7 @@ def _takes_shape_alone(name: str) -> bool:
 
 
 def _is_in(file: str, function: str, frame: FrameType | None) -> bool:
-    """Tell whether this runs in a function of one of torch's files, for code of the user's own lies in between."""
+    """Return whether this runs in a function of one of torch's files, for code of the user's own lies in between."""
     for _ in range(_FAR):
         if frame is None:
             return False

@@ -1,4 +1,4 @@
-"""Notes of a running forward: which operation made the nodes of which numbers, where, and how long it took.
+"""Records of a running forward: which operation made the nodes of which numbers, where, and how long it took.
 
 Nodes made in one thread are numbered in order; so an operation, and a call of a module, is known by the numbers before
 and after it. Calls of modules are seen by hooks on all modules, operations by a function mode. Both are out of the way
@@ -50,7 +50,7 @@ from retrograd.core.hooks.writes import TO_ARRAYS, WriteNotes
 
 
 class ForwardLog:
-    """Notes what the forward does, in all threads, from ``start`` to ``stop``.
+    """Records what the forward does, in all threads, from ``start`` to ``stop``.
 
     Operations are noted in the thread that starts it and in those that begin later; in others within calls of modules.
 
@@ -225,7 +225,7 @@ def _position(frame: FrameType) -> tuple[CodeType, int]:
 
 
 class OperationLog(FunctionListener):
-    """Notes operations that make nodes.
+    """Records operations that make nodes.
 
     Args:
         logs: where they are noted.
@@ -238,7 +238,7 @@ class OperationLog(FunctionListener):
 
     @uncompiled
     def after(self, call: TorchCall, seen: tuple[()]) -> None:
-        """Note it if it has made nodes. Written out: a call more would cost a tenth of the whole."""
+        """Record it if it has made nodes. Written out: a call more would cost a tenth of the whole."""
         first, last = call.first, next_sequence_number()
         if last == first:
             return
@@ -318,7 +318,7 @@ _NAME = "_bootstrap_inner"
 
 
 class ThreadListener(Protocol):
-    """Told of threads, within them. Must not raise."""
+    """Notified of threads, within them. Must not raise."""
 
     def thread_begins(self) -> None:
         """This thread is about to do its work."""
@@ -419,7 +419,7 @@ class OperationClock(FunctionListener):
 
     @uncompiled
     def after(self, call: TorchCall, begun: _Begun) -> None:
-        """Note the time if nodes were made."""
+        """Record the time if nodes were made."""
         if call.function not in _PASSES:
             self._end(begun)
 

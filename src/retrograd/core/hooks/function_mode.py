@@ -168,7 +168,7 @@ class FunctionMode(TorchFunctionMode):
             before_next_call(thread, self._leave_thread)
 
     def is_entered(self) -> bool:
-        """Tell whether it is on this thread's stack, or put aside for a call of ``backward``."""
+        """Return whether it is on this thread's stack, or put aside for a call of ``backward``."""
         return self._places[threading.get_ident()] > 0
 
     def thread_begins(self) -> None:
@@ -231,7 +231,7 @@ def _lowest_place() -> int:
 
 
 def is_fused(module: nn.Module, args: tuple[Any, ...]) -> bool:
-    """Tell whether a module computes by other kernels where a function mode is on, when it is called with this."""
+    """Return whether a module computes by other kernels where a function mode is on, when it is called with this."""
     if not isinstance(module, _FUSED) or module.training:
         return False
     tensors = [*parameters_of(module), *(arg for arg in args if isinstance(arg, torch.Tensor))]

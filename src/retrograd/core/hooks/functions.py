@@ -19,7 +19,7 @@ FunctionClass = Any
 """A subclass of ``torch.autograd.Function``."""
 
 transforms_active: Callable[[], bool] | None = getattr(torch._C, "_are_functorch_transforms_active", None)
-"""Tell whether this thread is inside a ``torch.func`` transform."""
+"""Return whether this thread is inside a ``torch.func`` transform."""
 
 unwrap_if_dead: Callable[[Any], Any] | None = getattr(torch._C._functorch, "unwrap_if_dead", None)
 """The tensor itself; of one that a ``torch.func`` transform left behind, what it stood for."""
@@ -30,7 +30,7 @@ APPLY: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func_
 
 @lru_cache(maxsize=4096)
 def begins_function(code: CodeType) -> bool:
-    """Tell whether a frame of this code is the outermost of a call of a Python Function, in which no graph is made.
+    """Return whether a frame of this code is the outermost of a call of a Python Function, in which no graph is made.
 
     That is its ``forward`` where ``apply`` has no frame.
     """
@@ -80,7 +80,7 @@ def inner_apply(function: FunctionClass) -> Callable[..., Any] | None:
 
 
 def _uses_no_more(code: CodeType | None, known: frozenset[str]) -> bool:
-    """Tell whether all that a code asks for is known; of code that is not Python's, nothing is."""
+    """Return whether all that a code asks for is known; of code that is not Python's, nothing is."""
     return code is not None and known.issuperset(code.co_names + code.co_freevars)
 
 

@@ -59,7 +59,7 @@ def change_gradient(tensor: Tensor, change: ChangeGradient) -> None:
 
 
 def leave_gradient(tensor: Tensor, change: ChangeGradient) -> None:
-    """Ask ``change`` no longer."""
+    """Stop calling ``change``."""
     if tensor._backward_hooks is not None:
         tensor._backward_hooks.pop(change, None)  # type: ignore[call-overload]
 
@@ -73,7 +73,7 @@ def after_accumulation(leaf: Tensor, see: SeeGradient) -> Callable[[], None]:
 
 
 def shares_memory(tensor: Tensor) -> bool:
-    """Tell whether anything besides this one tensor holds the memory that its elements lie in, as far as can be seen.
+    """Return whether anything besides this one tensor holds the memory that its elements lie in, as far as can be seen.
 
     A gradient of which that is not so becomes the ``.grad`` of a parameter as it is, and is written into later.
     """
@@ -88,7 +88,7 @@ class GradientWatch:
 
     Args:
         see: called with the gradient; with None where a node has several outputs and others of them were used.
-        guard: told of every node that is looked at.
+        guard: notified of every node that is looked at.
         leaf_handles: gathers the handles of hooks on leaves. Those outlive the graph, so whoever owns the list removes
             them when the step is over.
         leaf_found: called when a tensor is a leaf: its gradient may become its ``.grad``, and be changed later.
@@ -245,7 +245,7 @@ def hook_input_gradients(
         inputs: what to feed.
         outputs: the module's outputs that require grad.
         first_number: sequence number of the first node that the call could have made; older nodes lie outside.
-        guard: told of every node that is looked at.
+        guard: notified of every node that is looked at.
         leaf_handles: gathers the handles of hooks on leaves, which outlive the graph.
     """
     wanted: Wanted = {}
@@ -287,7 +287,7 @@ def change_input_gradient(
         outputs: the module's outputs that require grad.
         first_number: sequence number of the first node that the call could have made.
         change: called with the gradient; what it returns, if not None, flows on.
-        guard: told of every node that is looked at.
+        guard: notified of every node that is looked at.
         watched: a node whose gradient ``change`` acts on already; where it is that one, nothing is left to be done.
     """
     made = _walk([output.grad_fn for output in outputs], {edge.node}, first_number)

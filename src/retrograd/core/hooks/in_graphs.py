@@ -46,7 +46,7 @@ class _NotLoaded:
     """Stands for the room while there is none: a graph gets no taps, and rules are refused."""
 
     is_loaded = False
-    trace_tap = trace_entry = trace_exit = trace_forward = forget_tickets = staticmethod(_trace_nothing)
+    trace_tap = trace_entry = trace_exit = trace_forward = forget_run_ids = staticmethod(_trace_nothing)
 
     @staticmethod
     def trace_rules(*_: object, **__: object) -> Any:

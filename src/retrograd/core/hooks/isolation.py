@@ -38,7 +38,7 @@ _autograd = torch._C._autograd
 
 @contextmanager
 def unseen_by_discovery() -> Iterator[None]:
-    """Within it, nobody who looks for the program's models is told of modules that run: they are none of it."""
+    """Within it, nobody who looks for the program's models is notified of modules that run: they are none of it."""
     table = modules._global_forward_pre_hooks
     taken = {
         number: hook for number, hook in table.items() if isinstance(getattr(hook, "__self__", None), ModelDiscovery)

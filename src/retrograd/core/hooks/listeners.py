@@ -42,7 +42,7 @@ class Listeners(Generic[Listener]):
 
     Args:
         patch: what must stand in torch so that there is something to tell.
-        greet: called with each new one, once it is told of all that follows: with what is under way already, say.
+        greet: called with each new one, once it is notified of all that follows: with what is under way already, say.
 
     Attributes:
         all: those of now; a tuple that nobody changes.
@@ -57,7 +57,7 @@ class Listeners(Generic[Listener]):
         self._lock = threading.RLock()  # a listener may leave where the collector finds its owner gone
 
     def add(self, listener: Listener) -> None:
-        """Tell this one from now on."""
+        """Notify this one from now on."""
         with self._lock:
             self.all = (*self.all, listener)
             if self._patch is not None:
@@ -66,7 +66,7 @@ class Listeners(Generic[Listener]):
             self._greet(listener)
 
     def remove(self, listener: Listener) -> None:
-        """Stop telling this one; nothing happens if it is not told."""
+        """Stop notifying this one; nothing happens if it is not notified."""
         with self._lock:
             left = tuple(other for other in self.all if other is not listener)
             removed, self.all = len(self.all) - len(left), left
@@ -184,7 +184,7 @@ def never_raise(what: str = "") -> Callable[[F], F]:
     A root without a graph is nothing to tell of: torch does.
 
     Args:
-        what: what could not be done then, as a warning says; where it is empty the object is told of the error, by
+        what: what could not be done then, as a warning says; where it is empty the object is notified of the error, by
             ``self.fault(name of the method, error)``.
     """
 
@@ -232,7 +232,7 @@ class Hook:
 
 
 def is_ours(hook: object) -> bool:
-    """Tell whether a hook in a table of torch's was set here."""
+    """Return whether a hook in a table of torch's was set here."""
     return isinstance(hook, Hook)
 
 

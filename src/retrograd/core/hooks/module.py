@@ -54,7 +54,7 @@ def set_after(
 
 
 class CompiledWatcher(Protocol):
-    """Told of tensors inside compiled code, while its switch is on: an attribute, so that nothing need be removed."""
+    """Notified of tensors inside compiled code while its switch (an attribute: nothing need be removed) is on."""
 
     @property
     def switch(self) -> TapSwitch:
@@ -63,14 +63,14 @@ class CompiledWatcher(Protocol):
     def see_in_compiled_code(
         self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool
     ) -> Sequence[SeeGradient | None]:
-        """See the tensors of a call inside compiled code, where they have no graph.
+        """Receive the tensors of a call inside compiled code, where they have no graph.
 
         Args:
             tensors: its tensors, each with the keys that lead to it. Their memory is used again.
             trains: whether a backward pass may follow.
 
         Returns:
-            What is told of the gradient of each; nothing at all if no gradient is wanted.
+            The listener to the gradient of each; nothing at all if no gradient is wanted.
         """
 
 
@@ -78,23 +78,23 @@ AfterForward = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 
 class ForwardWatcher(CompiledWatcher, Protocol):
-    """Told after each forward of a module."""
+    """Called after each forward of a module."""
 
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """See what a module returned."""
+        """Receive what a module returned."""
 
     def after_compiled_call(self, rest: Sequence[tuple[Keys, Tensor]]) -> None:
-        """See the other tensors of the last call, of which compiled code has shown some."""
+        """Receive the other tensors of the last call, of which compiled code has shown some."""
 
 
 class InputWatcher(Protocol):
-    """Told before each forward of a module, and after it, also when it raised."""
+    """Called before each forward of a module, and after it, also when it raised."""
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See what a module is called with."""
+        """Receive what a module is called with."""
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """See that the call ended; ``output`` is None when it raised."""
+        """Called when the call has ended; ``output`` is None when it raised."""
 
 
 Watcher = TypeVar("Watcher", bound=CompiledWatcher)
@@ -123,7 +123,7 @@ class Tap(TracedHook, Generic[Watcher]):
         """Have these watchers instead."""
         self.watchers = watchers
         forget_switches()
-        in_graphs.wing.forget_tickets()
+        in_graphs.wing.forget_run_ids()
 
 
 class ModuleTap(Tap[Watcher]):
@@ -166,7 +166,7 @@ class ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         shown: for each thread what compiled code has shown of the call that is about to end.
     """
 
-    __slots__ = ("_of_wrappers", "_told", "find_module", "shown")
+    __slots__ = ("_dispatch", "_of_wrappers", "find_module", "shown")
 
     operation = "tap"
 
@@ -174,7 +174,7 @@ class ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         super().__init__()
         self.find_module = weakref.ref(module)
         self.shown: dict[int, Any] = {}
-        self._told: tuple[tuple[TapSwitch, AfterForward], ...] = ()
+        self._dispatch: tuple[tuple[TapSwitch, AfterForward], ...] = ()
         self.entries = (set_after(module, self, number=TAP),)
         wrapped = getattr(module, "_orig_mod", None) if is_compiled(module) else None
         self._of_wrappers = in_graphs.load().join_wrapped(self, wrapped) if isinstance(wrapped, nn.Module) else None
@@ -189,7 +189,7 @@ class ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
         if rest is not None:
             self._tell_rest(rest)
             return
-        for switch, see in self._told:
+        for switch, see in self._dispatch:
             if switch.awake:
                 see(module, args, output)
 
@@ -201,7 +201,7 @@ class ForwardTap(ModuleTap[ForwardWatcher], TracedTap):
     def watch(self, watchers: tuple[ForwardWatcher, ...]) -> None:
         """Have these watchers instead."""
         super().watch(watchers)
-        self._told = tuple((each.switch, each.after_forward) for each in watchers)
+        self._dispatch = tuple((each.switch, each.after_forward) for each in watchers)
 
     def leave(self, watcher: ForwardWatcher) -> bool:
         """Take a watcher away, and the hooks with the last one; returns whether they stay."""
@@ -216,7 +216,7 @@ _taps: IdentityDict[nn.Module, ForwardTap] = IdentityDict()
 
 
 def watch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
-    """Tell ``watcher`` after every forward of ``module``, behind the hooks that the user has set so far."""
+    """Notify ``watcher`` after every forward of ``module``, behind the hooks that the user has set so far."""
     with _lock:
         change_taps()
         tap = _taps.get(module)
@@ -235,7 +235,7 @@ def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
 
 
 def has_output_in_code(module: nn.Module) -> bool:
-    """Tell whether the tap on what a module returns is part of compiled code."""
+    """Return whether the tap on what a module returns is part of compiled code."""
     tap = _taps.get(module)
     return tap is not None and tap.is_compiled
 
@@ -354,7 +354,7 @@ class ModuleHooks:
 
 
 def hook_every_call(watcher: InputWatcher) -> ModuleHooks:
-    """Tell a watcher before and after each call of any module."""
+    """Notify a watcher before and after each call of any module."""
 
     @uncompiled
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:

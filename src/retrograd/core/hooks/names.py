@@ -78,10 +78,12 @@ def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mod
             raise AttachError(
                 "nn.DataParallel can be neither recorded nor rewritten.",
                 repair="use DistributedDataParallel, or run the model on one device.",
-                reason="its replicas are made anew in every step and run in threads, which would share what is kept.",
+                reason="its replicas are created in every step and run in threads, which would share what is kept.",
             )
         if any(sign in name for sign in ":#/"):
-            raise AttachError(f"{name!r} cannot name a model.", repair="use letters, digits, dots and underscores.")
+            raise AttachError(
+                f"{name!r} is not a valid name of a model.", repair="use letters, digits, dots and underscores."
+            )
     if not named:
         raise AttachError("There is no model to record.", repair="pass at least one.")
     return named

@@ -61,7 +61,7 @@ def replace_tensors(value: Any, keys: Keys, replacements: Mapping[Keys, torch.Te
 
 
 def is_among(tensor: torch.Tensor, nest: Any) -> bool:
-    """Tell whether a tensor is one of those in a nest."""
+    """Return whether a tensor is one of those in a nest."""
     return any(tensor is each for _, each in flatten(nest, ()))
 
 

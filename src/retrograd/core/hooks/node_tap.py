@@ -1,6 +1,6 @@
 """A tap on the nodes of a graph: something is called just before each of them runs.
 
-A hook on a node is dear: torch makes a table and a handle for each. So most nodes are given a hook on the first
+A hook on a node is expensive: torch makes a table and a handle for each. So most nodes are given a hook on the first
 gradient that comes in, and all of them share one table: setting it costs a fraction of a microsecond, and to take all
 of them away is to empty the table. Nobody but us can reach that table, for it belongs to no tensor of the program's.
 """
@@ -223,7 +223,7 @@ class NodeHooks:
     Args:
         nodes: torch's nodes; the listener is told their place here.
         listener: who is called.
-        alone: whether the listener is told of the first pass that comes along only. Others may go through the same
+        alone: whether the listener is notified of the first pass that comes along only. Others may go through the same
             nodes: those of a checkpoint inside of that one, and those of the program while that one waits.
     """
 

@@ -76,12 +76,12 @@ def names_of(nodes: Sequence[Any]) -> list[str]:
 
 
 def is_leaf(node: Any) -> bool:
-    """Tell whether a node only adds what comes in to the ``.grad`` of a leaf."""
+    """Return whether a node only adds what comes in to the ``.grad`` of a leaf."""
     return type(node) is LEAF_KIND
 
 
 def is_python(node: Any) -> bool:
-    """Tell whether a node was made by a Python ``Function``."""
+    """Return whether a node was made by a Python ``Function``."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
@@ -159,7 +159,7 @@ def _read_one(node: Any, attribute: str) -> Any:
 
 
 def is_saved_tensor(value: Any) -> bool:
-    """Tell whether this is torch's own holder of a tensor that a node has saved."""
+    """Return whether this is torch's own holder of a tensor that a node has saved."""
     return type(value) is SAVED_TENSOR
 
 
@@ -212,7 +212,7 @@ def detach(held: Tensor) -> Tensor:
 
 
 def is_freed(node: Any) -> bool:
-    """Tell whether a backward pass has freed what this node had saved."""
+    """Return whether a backward pass has freed what this node had saved."""
     names, attributes, _ = _how_saved(type(node))
     try:
         for name, attribute in zip(names, attributes, strict=True):
@@ -249,7 +249,7 @@ def saved_tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refused_versions(node: Any, name: str, raw: Any) -> tuple[int, int] | None:
-    """Ask autograd for a saved tensor, and read the versions in its refusal."""
+    """Request a saved tensor from autograd, and read the versions in its refusal."""
     try:
         _unpack(node, name, raw)
     except RuntimeError as error:

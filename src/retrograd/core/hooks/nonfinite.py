@@ -45,10 +45,10 @@ finite when the program brought it (a parameter, an input); returns the birth.""
 
 
 class ResultWatch:
-    """Looks at results, and follows those that are not finite.
+    """Checks results, and follows those that are not finite.
 
     Args:
-        see: told of each birth.
+        see: notified of each birth.
         search: what a tensor goes back to that is not finite, and was seen to be made by nobody; None if not known.
 
     Attributes:
@@ -73,7 +73,7 @@ class ResultWatch:
         return known[1] if known is not None and known[0]() is tensor else None
 
     def look(self, call: TorchCall) -> bool:
-        """Look at a result; whether something is not finite, and not on purpose."""
+        """Check a result; return whether something is not finite, and not on purpose."""
         bad = [each for each in call.made if not is_fine(each)] if call.name else []
         return bool(bad) and self._trace(call, bad)
 
@@ -105,7 +105,7 @@ class ResultWatch:
 
 
 def is_fine(tensor: Tensor) -> bool:
-    """Tell whether all elements are finite; true of what has none to be read."""
+    """Return whether all elements are finite; true of what has none to be read."""
     if not tensor.is_floating_point() or is_transformed(tensor) or is_tracing():
         return True
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta or is_jit_tracing():
@@ -128,7 +128,7 @@ def name_bad(tensor: Tensor | None) -> str:
 
 
 def are_fine(tensors: list[Tensor]) -> bool:
-    """Tell whether these are finite, by a norm of each; False where one may not be, and has to be looked at."""
+    """Return whether these are finite, by a norm of each; False where one may not be, and has to be looked at."""
     if not tensors or dispatch_modes() or is_jit_tracing() or is_tracing():
         return not tensors
     with torch.no_grad(), without_functions():
@@ -149,8 +149,8 @@ class BackwardLook(FunctionListener):
     """Its mode is on the stack of the thread that runs the node, from the hook before it to that before the next one.
 
     Args:
-        see: told of what makes it of finite numbers, while its frame is on the stack; what it returns is kept.
-        fault: told of an error of ours; nothing is looked at after it.
+        see: notified of what makes it of finite numbers, while its frame is on the stack; what it returns is kept.
+        fault: called with an internal error; nothing is looked at after it.
     """
 
     def __init__(self, see: See, fault: Callable[[Exception], None]) -> None:
@@ -179,13 +179,13 @@ class BackwardLook(FunctionListener):
 
     @uncompiled
     def after(self, call: TorchCall, seen: tuple[()]) -> None:
-        """Look at what it returned."""
+        """Check what it returned."""
         if self._results is not None:
             with without_functions():
                 self._results.look(call)
 
     def fail(self, error: Exception) -> None:
-        """Look at nothing more."""
+        """Check nothing more."""
         self._has_failed = True
         self._fault(error)
 
@@ -232,8 +232,8 @@ class GradientBirths:
     Args:
         taps: of the watcher.
         run: the run that is about to begin.
-        fault: told of an error of ours.
-        see: told of what a Python Function makes in its backward.
+        fault: called with an internal error.
+        see: notified of what a Python Function makes in its backward.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class GradientBirths:
         self._see((incoming,))
 
     def _see_leaf(self, incoming: tuple[Tensor | None, ...]) -> None:
-        """See what comes to a leaf; numbers that come to none have been masked."""
+        """Observe what comes to a leaf; numbers that come to none have been masked."""
         if not self._is_applied:
             self._see(incoming)
             self._is_applied = self._found is not None and not _are_fine(incoming)

@@ -146,7 +146,7 @@ def find_cost(maker: str | None) -> RecomputeCost | None:
 
 
 def is_view(maker: str) -> bool:
-    """Ask whether a node of this kind gives a view of what it was given."""
+    """Return whether a node of this kind gives a view of what it was given."""
     cost = find_cost(maker)
     return cost is not None and cost.price == "free"
 
@@ -247,7 +247,7 @@ def write_random_state(device: torch.device, state: Tensor) -> None:
 
 
 def can_be_read(device: torch.device) -> bool:
-    """Ask whether the device has a generator whose state can be read now."""
+    """Return whether the device has a generator whose state can be read now."""
     return device.type == "cpu" or (device.type == "cuda" and not torch.cuda.is_current_stream_capturing())
 
 

@@ -33,7 +33,7 @@ from retrograd.core.identities import IdentityDict
 
 
 class OptimizerListener(Protocol):
-    """Told of the updates of every ``torch.optim`` optimizer and of every use of a ``GradScaler``. Must not raise."""
+    """Notified of updates of every ``torch.optim`` optimizer and of each use of a ``GradScaler``. Must not raise."""
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """``optimizer.step`` was called; closures, if any, have not run yet."""
@@ -55,7 +55,7 @@ class _UpdateOfThread(threading.local):
     depth = 0
     """Calls that this thread is in: one that torch makes within another one is not the program's."""
     told = 0
-    """Updates, made or skipped, that were told of in this thread."""
+    """Updates, made or skipped, that were reported in this thread."""
     stepping: weakref.ref[Optimizer] | None = None
     """The optimizer whose step began last."""
 
@@ -137,7 +137,7 @@ class _BeforeStep(Hook):
 
 
 def _takes_closure_first(optimizer: Optimizer) -> bool:
-    """Tell whether the first argument of ``step`` is a closure, as it is of all optimizers of torch."""
+    """Return whether the first argument of ``step`` is a closure, as it is of all optimizers of torch."""
     return next(iter(inspect.signature(optimizer.step).parameters), "") == "closure"
 
 
@@ -234,7 +234,7 @@ def _watch_updates() -> list[Undo]:
 
 
 def _greet(listener: OptimizerListener) -> None:
-    """Tell of the update that runs now in this thread."""
+    """Notify of the update that runs now in this thread."""
     stepping = _here.stepping() if _here.stepping is not None else None
     if stepping is not None and count_steps(stepping):
         listener.update_begins(stepping)
@@ -245,7 +245,7 @@ optimizer_listeners = Listeners[OptimizerListener](_updates, _greet)
 
 
 class UpdateScout(Protocol):
-    """Told that an update begins before any listener is: finds out what it is of. Must not raise."""
+    """Notified that an update begins before any listener is: finds out what it is of. Must not raise."""
 
     def update_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
         """``optimizer.step`` was called, with a closure or without."""
@@ -258,7 +258,7 @@ _clip_grad: Any = sys.modules["torch.nn.utils.clip_grad"]  # whose name the pack
 
 
 class CallListener(Protocol):
-    """Told of each such call, in the thread that makes it. Must not raise."""
+    """Notified of each such call, in the thread that makes it. Must not raise."""
 
     def called(self, name: str, about: object, frame: FrameType, **details: Any) -> None:
         """A call, with what it was given, and as ``value`` what it found (a tensor, on any device).
@@ -344,7 +344,7 @@ def _schedule(frame: FrameType, args: tuple[Any, ...], result: Any) -> None:
             is_part |= isinstance(owner, ChainedScheduler) and owner is not first
             last = owner
         outer = outer.f_back
-    if not is_part:  # which is told of when the chain has gone on
+    if not is_part:  # which is notified of when the chain has gone on
         _tell("scheduler.step", last, lr=result)
 
 

@@ -37,12 +37,12 @@ def modules_of(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Tell whether calls of this module run as compiled code, so that hooks on the modules within it do not."""
+    """Return whether calls of this module run as compiled code, so that hooks on the modules within it do not."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
 def has_compiled_part(model: nn.Module) -> bool:
-    """Tell whether a part of this model goes through torch.compile."""
+    """Return whether a part of this model goes through torch.compile."""
     return any(map(is_compiled, modules_of(model)))
 
 

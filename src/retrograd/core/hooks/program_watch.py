@@ -34,11 +34,11 @@ _Seen = tuple[int, list[tuple[Tensor, int]] | None]
 
 
 class ProgramWatch(ForwardListener):
-    """Notes operations of the thread that starts it, but for those within a backward pass.
+    """Records operations of the thread that starts it, but for those within a backward pass.
 
     Args:
         name_module: the path of a module, None where it has no name.
-        fault: told of an error of ours; nothing is noted after it.
+        fault: called with an internal error; nothing is noted after it.
 
     Attributes:
         log: which operations made nodes, and in which calls of modules; None until it begins.
@@ -102,13 +102,13 @@ class ProgramWatch(ForwardListener):
             put_on()
 
     def begin_step(self) -> None:
-        """Ask anew whether derivatives may be infinite."""
+        """Check again whether derivatives may be infinite."""
         self.is_rough = False
         self._last = next_sequence_number()
 
     @uncompiled
     def before(self, call: TorchCall) -> _Seen | None:
-        """Note the versions of what may be written to; None of what makes nothing."""
+        """Record the versions of what may be written to; None of what makes nothing."""
         kind = kind_of(call.function)
         if kind == IDLE or current_graph_task() != OUTSIDE or is_tracing():
             return None
@@ -116,7 +116,7 @@ class ProgramWatch(ForwardListener):
 
     @uncompiled
     def after(self, call: TorchCall, seen: _Seen) -> None:
-        """Note where its nodes are made, and show what is asked for."""
+        """Record where its nodes are made, and show what is asked for."""
         kind, versions = seen
         if kind & HOOKS:
             self._note_hook(call.args)
@@ -144,7 +144,7 @@ class ProgramWatch(ForwardListener):
             self.tables.append(weakref.ref(table))
 
     def _is_dull(self, kind: int, result: Any) -> bool:
-        """Tell whether nobody asks for this result."""
+        """Return whether nobody asks for this result."""
         if self.see_result is None:
             return True
         if not kind & CARRIES or self.is_bad:
@@ -256,7 +256,7 @@ _kinds = Remembered[Any, int](_find_kind)
 
 
 def _may_write(function: Any, name: str) -> bool:
-    """Tell by its name whether a function of torch's may write in place; one in Python may call any."""
+    """Return whether, by its name, a function of torch's may write in place; one in Python may call any."""
     if not isinstance(function, _BUILT_IN):
         return True
     is_operator = name.startswith("__") and name.endswith("__")

@@ -227,8 +227,8 @@ def guard_nodes(nodes: Sequence[Any], links: array[int] | None = None) -> None:
     if len(nodes) <= FREE_DEPTH:
         return
     ordered = _order_upwards(nodes, find_nodes((node, 0) for node in nodes).links if links is None else links)
-    if not all(map(is_strung, ordered[-HOLDERS:])):  # else it was seen before, as a whole
-        string_lists(ordered)
+    if not all(map(is_anchored, ordered[-HOLDERS:])):  # else it was seen before, as a whole
+        anchor_lists(ordered)
 
 
 def _order_upwards(nodes: Sequence[Any], links: array[int]) -> list[Any]:
@@ -331,13 +331,13 @@ _FEWEST = 50
 _KEY = "retrograd.seen_before"
 
 
-def is_strung(node: Any) -> bool:
-    """Tell whether a node holds a list of nodes seen before it."""
+def is_anchored(node: Any) -> bool:
+    """Return whether a node holds a list of nodes seen before it."""
     return _KEY in node.metadata
 
 
-def string_lists(nodes: Sequence[Any]) -> None:
-    """String lists through a whole graph.
+def anchor_lists(nodes: Sequence[Any]) -> None:
+    """Anchor lists in a whole graph, so that its nodes are not freed recursively.
 
     Args:
         nodes: all that are no leaves, each behind all that it leads to.
@@ -368,7 +368,7 @@ class DeepGraphGuard:
         self._thread = 0
 
     def saw(self, node: Any) -> None:
-        """Tell that Python has got hold of this node, as often as you like, and in any order."""
+        """Record that Python holds this node; may be called repeatedly, and in any order."""
         self.count += 1
         if self.count > FREE_DEPTH:
             self.string(node)

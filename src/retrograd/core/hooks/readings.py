@@ -26,8 +26,8 @@ class Reading:
     Attributes:
         tapped: the module that gets the hooks.
         module: the module whose arguments have the names; another one where ``tapped`` is a wrapper.
-        see_arguments: told of the arguments of each call, by their names, before the module can overwrite them.
-        see_output: told of what each call returns.
+        see_arguments: notified of the arguments of each call, by their names, before the module can overwrite them.
+        see_output: notified of what each call returns.
     """
 
     tapped: nn.Module
@@ -145,7 +145,7 @@ class EarlyExit:
 
 
 def can_end_early(model: nn.Module) -> bool:
-    """Tell whether nobody misses the end of a forward of this model.
+    """Return whether nobody misses the end of a forward of this model.
 
     Torch calls no forward hook of the modules that an early end passes through. So there must not be any; nor a
     wrapper that has to tidy up after each forward (FSDP, DDP inside of the model, accelerate's offloading).

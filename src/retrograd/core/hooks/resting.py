@@ -15,7 +15,7 @@ from retrograd.core.hooks.listeners import Entry, move_first
 
 
 class TapSwitch(Protocol):
-    """Says whether taps have anything to do."""
+    """Holds whether taps have anything to do."""
 
     awake: bool
 
@@ -47,12 +47,12 @@ def add_tap(tap: RestableTap) -> None:
 
 
 def forget_switches() -> None:
-    """Look for switches anew: a tap has other watchers, or is gone."""
+    """Search for switches again: a tap has other watchers, or is gone."""
     _switches.clear()
 
 
 def is_anybody_awake() -> bool:
-    """Tell whether any tap has anything to do."""
+    """Return whether any tap has anything to do."""
     if not _switches:
         _switches.update((id(each.switch), each.switch) for tap in list(_taps) for each in tap.watchers)
     return any(switch.awake for switch in list(_switches.values()))

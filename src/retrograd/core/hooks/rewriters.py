@@ -50,7 +50,7 @@ class TensorRewriter(Protocol):
     everywhere: str
 
     def may_rewrite(self, name: str, places: Sequence[Keys]) -> bool:
-        """Tell whether its rules may act at what is watched under this name, a tensor at each of these places."""
+        """Return whether its rules may act at what is watched under this name, a tensor at each of these places."""
 
     def rewrite_watched(self, name: str, value: Any) -> Any:
         """Return the replacement of ``value``, a tensor or a nest of them."""
@@ -69,7 +69,7 @@ def rewrite_watched(name: str, value: Any) -> Any:
 
 
 class InterventionListener(Protocol):
-    """Told of each change that a rule makes, in the thread that makes it. Must not raise, nor wait for a device."""
+    """Notified of each change that a rule makes, in the thread that makes it. Must not raise, nor wait for a device."""
 
     def intervened(self, module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:
         """A rule has put ``after`` in the place of ``before``.
@@ -88,6 +88,6 @@ intervention_listeners = Listeners[InterventionListener]()
 
 
 def tell_intervention(module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:
-    """Tell all who listen."""
+    """Notify all listeners."""
     for listener in intervention_listeners:
         listener.intervened(module, site, rule, before, after)

@@ -77,7 +77,7 @@ class InputsRewriter(RewrittenSlot, Protocol):
         """Return what the module shall be called with."""
 
     def end_call(self, module: nn.Module, output: Any) -> None:
-        """See what the call returned; None for one that raised."""
+        """Receive what the call returned; None for one that raised."""
 
 
 class ReachedSites:
@@ -145,13 +145,13 @@ class _Rewrites(Hook):
         self.handle = handle
 
     def act(self, rewriter: Any, reach: ReachedSites, names: ArgumentNames) -> None:
-        """Ask this rewriter from now on."""
+        """Call this rewriter from now on."""
         self._rewriter = rewriter
         self._names = names
         self.reach = reach
 
     def rest(self) -> None:
-        """Ask nobody."""
+        """Call no rewriter."""
         self._rewriter = self._names = None
         self.reach = NOWHERE
 
@@ -162,7 +162,7 @@ class _Rewrites(Hook):
             in_graphs.hold_while_alive(hidden_hooks, self)
 
     def mark_forward(self, begins: bool, trains: bool) -> None:
-        """See a forward of the model begin or end inside compiled code."""
+        """Called when a forward of the model begins or ends inside compiled code."""
         self.is_compiled = True
         module = self._find_module()
         if self._rewriter is None or module is None:
@@ -349,7 +349,7 @@ _resting: IdentityDict[nn.Module, dict[type[RuleTap], list[list[tuple[_Rewrites,
 
 
 def rests_on(module: nn.Module) -> bool:
-    """Tell whether hooks that rest on a module are part of a graph that was compiled of it."""
+    """Return whether hooks that rest on a module are part of a graph that was compiled of it."""
     return any(_resting.get(module, {}).values())
 
 

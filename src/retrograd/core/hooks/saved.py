@@ -75,13 +75,13 @@ def top_pair() -> tuple[Pack, Unpack] | None:
 
 
 def belongs_to_checkpoint() -> bool:
-    """Tell whether what is saved now belongs to a checkpointed part: it is computed again, and need not be kept."""
+    """Return whether what is saved now belongs to a checkpointed part: it is computed again, and need not be kept."""
     top = read_top_pair(True)
     return top is not None and getattr(top[0], "__qualname__", "") in _CHECKPOINTS
 
 
 def can_recompute(module: nn.Module) -> bool:
-    """Tell whether torch's checkpoint can be used for this call.
+    """Return whether torch's checkpoint can be used for this call.
 
     Not where hooks are forbidden, nor while ``vmap`` or the like transforms, or ``torch.jit.trace`` notes what is done;
     nor where a hook of the program comes before ours, since it would be given again what it has returned.
@@ -91,7 +91,7 @@ def can_recompute(module: nn.Module) -> bool:
 
 
 def in_forward_mode() -> bool:
-    """Tell whether tangents are computed: their formulas round otherwise while a dispatch mode looks on."""
+    """Return whether tangents are computed: their formulas round otherwise while a dispatch mode looks on."""
     return forward_ad._current_level >= 0
 
 
@@ -107,7 +107,7 @@ def untraced() -> Iterator[None]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a mere view of memory: no subclass, and not sparse, quantized, fake or batched."""
+    """Return whether a tensor is a mere view of memory: no subclass, and not sparse, quantized, fake or batched."""
     return (
         type(tensor) in _PLAIN
         and tensor.layout is _STRIDED
@@ -145,7 +145,7 @@ def witness_version(tensor: Tensor, make_blank: Callable[[Tensor], Tensor] = bla
 
 
 class VersionCount:
-    """Tells whether anybody has written into a tensor's memory since, without holding that memory.
+    """Detects whether anybody has written into a tensor's memory since, without holding that memory.
 
     Args:
         tensor: the tensor; all views of one memory have one count.
@@ -172,7 +172,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def is_cast_of_parameter(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a parameter in another dtype, as autocast makes it, or a view of one."""
+    """Return whether a tensor is a parameter in another dtype, as autocast makes it, or a view of one."""
     node = tensor.grad_fn
     for _ in range(3):  # the cast, and views of it such as a transpose
         if node is None or not node.next_functions:

@@ -74,8 +74,8 @@ class SharedGradients:
     Args:
         found: its nodes; released at the end.
         tables: of hooks on tensors of the program's, with those that are on leaves.
-        tell: told of each write.
-        fault: told of an error of ours; nothing is watched after it.
+        tell: notified of each write.
+        fault: called with an internal error; nothing is watched after it.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class SharedGradients:
         return [(key, each.digest()) for key, each in others if memory is None or each.memory.cdata in memory]
 
     def _compare(self, before: _Before, node: Any, hook: Callable[..., Any] | None) -> None:
-        """Tell of those that have changed while a hook on a tensor ran, or the node itself."""
+        """Report those that have changed while a hook on a tensor ran, or the node itself."""
         waiting = [(self._waiting.get(key), digest) for key, digest in before if digest is not None]
         harmed = [each.node for each, digest in waiting if each is not None and each.digest() not in (digest, None)]
         of_module = self._of_modules.get(id(node)) if hook is None else None
@@ -204,13 +204,13 @@ def _is_there(tensor: Tensor | None) -> TypeGuard[Tensor]:
 
 
 def is_of_program(hook: Any) -> bool:
-    """Tell whether a hook is a Python function that is not torch's, and not ours."""
+    """Return whether a hook is a Python function that is not torch's, and not ours."""
     file = describe_function(hook)[1].rpartition(":")[0]
     return bool(file) and not is_inner[file] and not is_ours[file]
 
 
 def is_written_by_program(node: Any) -> bool:
-    """Tell whether code of the program's runs in a node: the backward of a Function, or hooks of a module."""
+    """Return whether code of the program's runs in a node: the backward of a Function, or hooks of a module."""
     if not is_python(node):
         return False
     return name_of(node) == MODULE_HOOK or is_of_program(_backward_of(node))
@@ -221,7 +221,7 @@ def _backward_of(node: Any) -> Any:
 
 
 def has_hooks_of_program(table: Any) -> bool:
-    """Tell whether one of the hooks in a table is the program's."""
+    """Return whether one of the hooks in a table is the program's."""
     return any(is_of_program(hook) for hook in list(table.values()))
 
 

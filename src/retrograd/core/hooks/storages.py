@@ -58,7 +58,7 @@ class ParameterStorages:
         self._shapes: set[torch.Size] = set()
 
     def learn(self, module: nn.Module) -> None:
-        """Note the parameters and buffers of one module, those of its children left out."""
+        """Record the parameters and buffers of one module, those of its children left out."""
         replicated = vars(module).get("_former_parameters", {})  # of nn.DataParallel's replicas
         for tensor in (*module._parameters.values(), *replicated.values()):
             self.add("parameter", "", tensor)
@@ -66,7 +66,7 @@ class ParameterStorages:
             self.add("buffer", "", tensor)
 
     def add(self, kind: str, name: str, tensor: Tensor | None) -> None:
-        """Note one parameter or buffer. Memory that is known keeps its name."""
+        """Record one parameter or buffer. Memory that is known keeps its name."""
         if tensor is None or is_lazy(tensor):
             return
         layout = _layout_of(tensor)
@@ -91,7 +91,7 @@ class ParameterStorages:
         return found.kind if found.layout == _layout_of(tensor) else f"{found.kind} view", found.name
 
     def include(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-        """Tell whether a tensor lies in memory that stays: of a parameter, a buffer, or a cast that autocast holds."""
+        """Return whether a tensor lies in lasting memory: of a parameter, a buffer, or a cast that autocast holds."""
         if self.find(storage) is not None or type(tensor) is nn.Parameter or isinstance(base_of(tensor), nn.Parameter):
             return True
         return (
@@ -141,7 +141,7 @@ _OWN = 2
 
 
 def is_held_elsewhere(values: Tensor) -> bool:
-    """Tell whether anything but this tensor object keeps its memory alive."""
+    """Return whether anything but this tensor object keeps its memory alive."""
     storage = values.untyped_storage()
     return bool(torch._C._storage_Use_Count(storage._cdata) > _OWN)
 
@@ -185,12 +185,12 @@ def read_kept(node: Any) -> Iterator[KeptByNode]:
 
 
 def is_released(node: Any) -> bool:
-    """Tell whether a pass has freed what the operation had saved; attributes stay for as long as the node."""
+    """Return whether a pass has freed what the operation had saved; attributes stay for as long as the node."""
     return all(kept.is_attribute for kept in read_kept(node))
 
 
 def is_blind(node: Any) -> bool:
-    """Tell whether a node keeps tensors that cannot be seen."""
+    """Return whether a node keeps tensors that cannot be seen."""
     return type(node).__name__ in _BLIND
 
 
@@ -267,7 +267,7 @@ def _parts_of(tensor: Tensor) -> Iterator[Tensor]:
 
 
 class ModuleArguments:
-    """Notes the memory of arguments that have no graph, of every module called between ``start`` and ``stop``.
+    """Records the memory of arguments that have no graph, of every module called between ``start`` and ``stop``.
 
     Attributes:
         at_next_call: called once, before the next module is.
@@ -294,7 +294,7 @@ class ModuleArguments:
         self.at_next_call = None
 
     def note(self, value: Any) -> None:
-        """Note the memory of a tensor, or of those in tuples, lists and dicts, no deeper than two levels."""
+        """Record the memory of a tensor, or of those in tuples, lists and dicts, no deeper than two levels."""
         for _, tensor in tensors_in(value, ""):
             if tensor.grad_fn is None and not isinstance(tensor, nn.Parameter) and not is_transformed(tensor):
                 for storage, _ in storages_of(tensor):
@@ -303,7 +303,7 @@ class ModuleArguments:
                         self._held[key] = hold_key(storage)
 
     def has(self, tensor: Tensor) -> bool:
-        """Tell whether a module was handed this tensor, or one in the same memory."""
+        """Return whether a module was handed this tensor, or one in the same memory."""
         return any(key_of(storage) in self._held for storage, _ in storages_of(tensor))
 
     def __contains__(self, key: int) -> bool:

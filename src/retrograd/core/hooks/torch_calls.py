@@ -107,7 +107,7 @@ def line_at(code: CodeType, offset: int) -> int:
 
 
 def is_stand_in(frame: FrameType) -> bool:
-    """Tell whether this frame only looks like one of the program: it holds none of its variables."""
+    """Return whether this frame only looks like one of the program: it holds none of its variables."""
     return frame.f_code.co_code == _CALL.co_code and frame.f_code.co_varnames == _CALL.co_varnames
 
 
@@ -241,7 +241,7 @@ def called_name(function: Any) -> str:
 
 
 def is_bare(name: str) -> bool:
-    """Tell whether a function takes of its operand no more than its shape: ``zeros_like``, ``new_ones``."""
+    """Return whether a function takes of its operand no more than its shape: ``zeros_like``, ``new_ones``."""
     return name.endswith("_like") or name.startswith("new_")
 
 

@@ -32,7 +32,7 @@ class PairWatch:
         is_wanted: whether what is saved now is to be compared.
         see: given ``pack``, ``unpack``, ‖difference‖ and ‖saved‖ of one tensor, which may be on a device, and whether
             ``unpack`` has returned the memory that was saved itself, so that it was written to where these differ.
-        fault: told of an error of ours.
+        fault: called with an internal error.
     """
 
     def __init__(

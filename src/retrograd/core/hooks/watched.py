@@ -46,14 +46,14 @@ _lock = threading.Lock()
 
 
 def watch_by_hand(watcher: CompiledWatcher) -> None:
-    """Tell ``watcher`` of tensors that compiled code watches by hand; the first of their keys is the name."""
+    """Notify ``watcher`` of tensors that compiled code watches by hand; the first of their keys is the name."""
     with _lock:
         _tap.watch((*_tap.watchers, watcher))
         in_graphs.first_graph.hold()
 
 
 def unwatch_by_hand(watcher: CompiledWatcher) -> None:
-    """Tell it no longer."""
+    """Stop notifying it."""
     with _lock:
         left = tuple(other for other in _tap.watchers if other is not watcher)
         if len(left) < len(_tap.watchers):
@@ -86,6 +86,6 @@ def _check_name(name: str) -> None:
 
 @knows_at_once
 def _is_rewritten(name: str, places: Sequence[Keys], *everywhere: str) -> bool:
-    """Tell whether rules act at what is watched under this name. The graph is guarded by where all of them may act."""
+    """Return whether rules act at what is watched under this name. The graph is guarded by where all may act."""
     check_watch_name(name)
     return any(rewriter.may_rewrite(name, places) for rewriter in watched_rewriters)

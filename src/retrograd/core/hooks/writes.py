@@ -79,12 +79,12 @@ class WriteNotes(FunctionListener):
 
     @uncompiled
     def after(self, call: TorchCall, seen: list[tuple[Tensor, int]]) -> None:
-        """Note what it has written to."""
+        """Record what it has written to."""
         self.note(seen, call.function, call.frame)
 
     @uncompiled
     def note(self, seen: list[tuple[Tensor, int]], function: Any, frame: FrameType) -> None:
-        """Note what a function has written to of these tensors, with their versions before. Compiled code calls it."""
+        """Record what a function wrote to of these tensors, with their versions before. Compiled code calls it."""
         for tensor, version in seen:
             if tensor._version != version and is_plain(tensor):
                 self._add(self.writes, tensor, _name_writer(function, frame), user_line(frame))
@@ -96,7 +96,7 @@ class WriteNotes(FunctionListener):
         self.count += 1
 
     def note_update(self, tensors: Iterable[Tensor], writer: str, line: str) -> None:
-        """Note that an optimizer has written to these."""
+        """Record that an optimizer has written to these."""
         for tensor in tensors:
             if is_plain(tensor):
                 self._add(self.writes, tensor, writer, line)

@@ -10,7 +10,7 @@ from retrograd.core.errors import LaunchError
 from retrograd.core.launch.start import make_own_environment
 
 _POLITENESS = 10
-"""How far such a process gives way to the program."""
+"""How much lower the priority of such a process is than the program's."""
 
 _BEGIN = "import os; os.fork() and os._exit(0); os.nice({}); from {} import main; main()"
 """It forks before it loads anything: libraries with threads of their own may hang in a fork."""
@@ -48,13 +48,13 @@ def start_beside(module: str, *words: str, is_heard: bool = False) -> str:
 
 
 def answer(line: str) -> None:
-    """Say the line that is waited for, and nothing more on standard output."""
+    """Print the line that is waited for, and nothing more on standard output."""
     print(line, flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def is_alive(process: int) -> bool:
-    """Tell whether there is a process of this number."""
+    """Return whether there is a process of this number."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -42,7 +42,7 @@ def reading(given: Path | None) -> Iterator[Run]:
 
 
 def is_command(words: Sequence[str]) -> bool:
-    """Tell whether this is a command to be run, not the folder of a run."""
+    """Return whether this is a command to be run, not the folder of a run."""
     if not words or is_run(open_folder(words[0])):
         return False
     first = words[0]
@@ -50,7 +50,7 @@ def is_command(words: Sequence[str]) -> bool:
 
 
 def check_run(given: Path | None) -> None:
-    """See that a folder is a run; nothing is asked of a store, and None is no folder.
+    """Check that a folder is a run; nothing is asked of a store, and None is no folder.
 
     Raises:
         NotARunError: it is none.
@@ -68,7 +68,7 @@ def check_is_no_script(given: Path | None) -> None:
     script = Path(f"{given}.py")
     if given is not None and not is_run(given) and script.is_file():
         raise NotARunError(
-            f"{str(given)!r} is no run.",
+            f"{str(given)!r} is not a run.",
             repair=f"`retrograd explain {shlex.quote(str(script))}` runs the script of that name, and explains it.",
         )
 

@@ -30,14 +30,14 @@ _LOOK = 0.05  # seconds between two looks whether it is
 
 
 def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None:
-    """Say how it ended, if this is the process that speaks for all.
+    """Report how it ended, if this is the process that reports for all.
 
     Args:
         obstacle: why this process has done nothing.
         done: what it has done; empty for nothing. Its children may have done something all the same.
         saw_nothing: that is why; a child that was killed may have seen something all the same.
     """
-    if not is_speaker():
+    if not is_reporting_process():
         return
     request = _read_request()
     if request is None or not request.done:
@@ -73,7 +73,7 @@ def _read_request() -> Request | None:
 
 
 def _ask_verdict(run: Path, shown: str) -> str:
-    """Ask for the verdict on a run; empty where it cannot be had.
+    """Return the verdict on a run; empty where it cannot be had.
 
     A process of its own tells it: in this one, which ends, the program may have made errors of warnings, and modules
     that start threads cannot be loaded any more.
@@ -111,7 +111,7 @@ def _await_mirror() -> None:
 
 
 def _say_failure(run: Path, command: Sequence[str]) -> None:
-    """Say which backward pass has ended the run, of this process or of one below it, and what explains it."""
+    """Report which backward pass has ended the run, of this process or of one below it, and what explains it."""
     error = _find_failed_pass(run)
     if error is not None:
         where = f" in {error['node']}" if error["node"] else ""
@@ -121,7 +121,7 @@ def _say_failure(run: Path, command: Sequence[str]) -> None:
 
 
 def _is_explained(run: Path) -> bool:
-    """Tell whether a finding says more of a failure than that the run has died."""
+    """Return whether a finding says more of a failure than that the run has died."""
     try:
         found = [json.loads(line) for line in (run / FINDINGS).read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError):  # there are none, or it is being written
@@ -139,6 +139,6 @@ def _find_failed_pass(run: Path) -> dict[str, Any] | None:
     return None
 
 
-def is_speaker() -> bool:
-    """Tell whether this process speaks for all."""
+def is_reporting_process() -> bool:
+    """Return whether this process reports for all."""
     return os.environ.get(SPEAKER) == str(os.getpid())

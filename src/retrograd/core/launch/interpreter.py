@@ -45,7 +45,7 @@ def find_obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str
     if _PYTHON.fullmatch(Path(command[0]).name) and (version := _find_old_version(command[0], environment)):
         return (
             f"{Path(command[0]).name} is Python {version}, and cannot be recorded, traced or debugged. It runs as "
-            f"without us. Repair: use Python {'.'.join(map(str, _OLDEST))} or later, in which retrograd is installed."
+            f"without us. Try: use Python {'.'.join(map(str, _OLDEST))} or later, in which retrograd is installed."
         )
     options = set(_list_options(command)) & _REASONS.keys()
     if not options or _is_reached(command[0], options, environment):
@@ -53,7 +53,7 @@ def find_obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str
     option = next(option for option in _REASONS if option in options)
     reason, repair = _REASONS[option]
     name = f"{Path(command[0]).name} -{option}"
-    return f"{name} cannot be recorded, traced or debugged: {reason}. It runs as without us. Repair: {repair}"
+    return f"{name} cannot be recorded, traced or debugged: {reason}. It runs as without us. Try: {repair}"
 
 
 def _list_options(command: Sequence[str]) -> Iterator[str]:

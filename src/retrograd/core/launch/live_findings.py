@@ -101,7 +101,7 @@ class LiveFindings:
 
 
 def _describe(fact: NonFinite) -> str:
-    """Say what was seen, and no more: where it came from, the whole record may tell at the end."""
+    """Describe what was seen, and no more: where it came from, the whole record may show at the end."""
     what = fact.made or "NaN or infinity"
     where = f" in {fact.name}" if fact.name else ""
     seen = f", first seen{where}" if where else ""
@@ -120,5 +120,5 @@ def _describe(fact: NonFinite) -> str:
 
 
 def say_critical(finding: Finding) -> None:
-    """Say it on stderr."""
+    """Print it on stderr."""
     say(f"critical  {show_plainly(str(finding), keep='')}")

@@ -84,7 +84,7 @@ def main() -> None:
         pass
     mirrored.close()
     if not quiet:
-        say(f"{to} was told of {mirrored.told}")
+        say(f"{to} was sent {mirrored.told}")
     if not mirrored.is_over:  # it was said that the last is missing, and the library may wait for its server for ever
         os._exit(1)
 
@@ -114,7 +114,7 @@ def await_run(run: Path, process: int, to: str, first: int) -> Mirror | None:
 
 
 def is_recorded(run: Path) -> bool:
-    """Tell whether any process records a run."""
+    """Return whether any process records a run."""
     return any(is_locked(folder / LOCK) for folder in list_rank_folders(run))
 
 

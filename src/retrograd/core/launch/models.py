@@ -41,7 +41,7 @@ _OURS = f"{Path(__file__).parents[2]}/"
 
 
 class Search:
-    """Looks at forward calls until it knows all models, and again when there are new parameters or optimizers of them.
+    """Watches forward calls until it knows all models, and again when there are new parameters or optimizers of them.
 
     A model is found when one of its modules is called with grad mode on, just before that call. With it come all
     models that have parameters in an optimizer by then. One whose calls torch does not tell of (a ``__call__`` of its
@@ -140,7 +140,7 @@ class Search:
                 self._discovery.disarm()  # before torch.compile takes our hook for a part of the function
 
     def has_optimizers(self) -> bool:
-        """Tell whether the program has made an optimizer."""
+        """Return whether the program has made an optimizer."""
         with self._lock:
             self._family.look_around()
             return self._family.has_optimizers
@@ -320,13 +320,13 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def _is_slice(module: nn.Module, parts: Collection[nn.Module]) -> bool:
-    """Tell whether it is ``net[:2]``, which is made anew for each call, and whose parts have names in their model."""
+    """Return whether it is ``net[:2]``, which is made anew for each call, and whose parts have names in their model."""
     children = children_of(module) if type(module) is nn.Sequential else []
     return bool(children) and all(child in parts for child in children)
 
 
 def _has_child(parent: nn.Module, child: nn.Module) -> bool:
-    """Tell whether a module is still a child of this parent."""
+    """Return whether a module is still a child of this parent."""
     return any(module is child for module in children_of(parent))
 
 

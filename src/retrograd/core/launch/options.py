@@ -119,7 +119,7 @@ class Command(ABC):
 
 
 def _read_type(hint: Any) -> dict[str, Any]:
-    """Tell how a value of this type is written on the command line."""
+    """Return how a value of this type is written on the command line."""
     if NoneType in get_args(hint):  # T | None
         return _read_type(get_args(hint)[0])
     if get_origin(hint) is tuple:

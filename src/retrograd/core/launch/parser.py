@@ -88,7 +88,7 @@ def _suggest(near: str) -> str:
 
 
 def _tell_owners(wrong: str, commands: Sequence[type[Command]]) -> str:
-    """Say which commands have an option that was typed, or nearly so; empty where none has."""
+    """Return which commands have an option that was typed, or nearly so; empty where none has."""
     from retrograd.core.amounts import list_names
 
     has = {each.name: {name for option in each.options() for name in option.names} for each in commands}

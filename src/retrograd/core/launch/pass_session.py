@@ -109,7 +109,7 @@ class PassSession(ABC):
 
     @abstractmethod
     def _tell_done(self) -> str:
-        """Tell what was found; empty for nothing."""
+        """Return what was found, as text; empty for nothing."""
 
     @abstractmethod
     def _show(self, file: TextIO) -> None:

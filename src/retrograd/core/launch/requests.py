@@ -42,7 +42,7 @@ def _check_patterns(name: str, patterns: tuple[str, ...]) -> None:
 def _check_every(name: str, steps: int) -> None:
     if steps < 1:
         raise ScheduleError(
-            f"{name} {steps} records nothing.", repair=f"give a whole number from 1 on, as in {name} 10."
+            f"{name} {steps} records nothing.", repair=f"give a whole number of at least 1, as in {name} 10."
         )
 
 
@@ -65,7 +65,7 @@ class RunRequest(Request):
     """Record a training script, unmodified.
 
     Attributes:
-        watch: whether what is too dear for every recording is noted too: writes, where NaN is made, kinks.
+        watch: whether what is too expensive for every recording is recorded too: writes, where NaN is made, kinks.
         limit: how many steps are recorded before the program is ended; None for as many as it makes.
     """
 
@@ -87,8 +87,8 @@ examples:
   retrograd run torchrun --nproc-per-node 2 train.py
   retrograd run --ranks 0,8 torchrun --nproc-per-node 16 train.py
 
-What follows the command belongs to it, and so do its output and its exit code. To stderr go a line when it starts,
-one at once for anything critical, and the findings when it ends.
+Arguments after the script are passed to the script; its output and its exit code are its own. On stderr it prints
+a line at the start, critical findings at once, and all findings at the end.
 """
 
     shown: str = folder_option("runs")
@@ -118,8 +118,8 @@ one at once for anything critical, and the findings when it ends.
         metavar="RANKS",
         check=_check_ranks,
     )
-    quiet: bool = option("-q --quiet", False, "print no findings, and nothing where all goes well")
-    live: bool = option("--live", False, "serve the page of the report while it trains, and say its address")
+    quiet: bool = option("-q --quiet", False, "print errors only")
+    live: bool = option("--live", False, "serve the page of the report while it trains, and print its address")
     open: bool = option("--open", False, "the same, and show it in the browser")
     mirror: Literal["wandb", "mlflow", "tensorboard"] | None = option(
         "--mirror", None, "show the loss, gradients of some weights and all findings in this tracker while it trains"

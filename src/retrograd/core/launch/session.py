@@ -24,7 +24,7 @@ from retrograd.core.hooks.discovery import construction_watch
 from retrograd.core.hooks.engine import without_transforms
 from retrograd.core.hooks.names import name_models, walk_modules
 from retrograd.core.identities import IdentityDict
-from retrograd.core.launch.closing import is_speaker, say_end
+from retrograd.core.launch.closing import is_reporting_process, say_end
 from retrograd.core.launch.late_sink import LateSink
 from retrograd.core.launch.live_findings import LiveFindings, say_critical
 from retrograd.core.launch.models import Search, choose_names
@@ -57,7 +57,7 @@ def start_session() -> None:
     """Record this process as ``retrograd run`` was asked to."""
     request = RunRequest.read(os.environ)
     if find_rank() is not None and ask_rank() not in read_ranks(request.ranks):
-        if is_speaker() and not request.quiet:
+        if is_reporting_process() and not request.quiet:
             say(f"{request.undone}{_tell_unchosen(request)}")
         return
     session = Session(request)
@@ -131,11 +131,11 @@ class Session:
             say(f"the end of the record is lost: {error!r}")
         try:
             has_loss_alone = self._sink.steps and not self._sink.sites and not self._names
-            if has_loss_alone and is_speaker() and not self._request.quiet:
+            if has_loss_alone and is_reporting_process() and not self._request.quiet:
                 say(_LOSS_ALONE)
             say_end(self._tell_obstacle(), self._tell_done())
         except Exception as error:  # there may be no memory left
-            say(f"how the recording has ended cannot be told: {error!r}")
+            say(f"how the recording ended is not known: {error!r}")
         end_as_interrupted()
 
     def _tell_obstacle(self) -> str:
@@ -251,7 +251,7 @@ class Session:
             self._recorder = recorder
 
     def _can_be_walked(self, model: nn.Module) -> bool:
-        """Tell whether all of a model can be looked at; one that cannot is left out."""
+        """Return whether all of a model can be looked at; one that cannot is left out."""
         try:
             name_models({"": model})
             for entry in walk_modules("", model):
@@ -294,7 +294,7 @@ class Session:
         return (*list_sources(), *(watches or ()), *ending)
 
     def _is_apart(self) -> bool:
-        """Tell whether this process records nothing: a worker of a data loader, or a rank that was not chosen.
+        """Return whether this process records nothing: a worker of a data loader, or a rank that was not chosen.
 
         Processes that the program starts by itself know their rank only once they have found each other: before the
         first backward pass, where they are to train together.
@@ -333,7 +333,7 @@ class Session:
         self._say_obstacle(error, "the recorder failed" if about is None else f"{type(about).__name__} is not recorded")
 
     def _say_obstacle(self, error: Exception, what: str) -> None:
-        """Say why something is missing, once each."""
+        """Report why something is missing, once each."""
         self._obstacle = error.problem if isinstance(error, RetrogradError) else f"{what}: {error!r}"
         if self._obstacle not in self._said:
             self._said.add(self._obstacle)

@@ -106,7 +106,7 @@ class Request(Command):
         check_vacant(folder, resume=getattr(self, "resume", False))
 
     def carry_out(self) -> NoReturn:
-        """Say what will be done, and become the command; or say why it will not be done, and become it all the same.
+        """Print what will be done, or why it will not be done, and become the command in either case.
 
         Raises:
             RetrogradError: for anything that can be found wrong before the command runs.

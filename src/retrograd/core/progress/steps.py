@@ -42,12 +42,12 @@ class Leader:
         return self.number is not None
 
     def update_begins(self, number: int) -> None:
-        """Note that an optimizer is about to update; forwards may run within its step (closures)."""
+        """Record that an optimizer is about to update; forwards may run within its step (closures)."""
         if self.number is None:
             self.number = number
 
     def ends_step(self, number: int, rests: Callable[[], bool] = lambda: False) -> bool:
-        """Note that an optimizer has updated; returns whether that ends a step.
+        """Record that an optimizer has updated; returns whether that ends a step.
 
         Args:
             number: that of the optimizer.
@@ -112,11 +112,11 @@ class Steps:
         return parameter in self._numbers_of
 
     def model_runs(self, model: nn.Module) -> None:
-        """Note that a model runs, or a part that is called by itself."""
+        """Record that a model runs, or a part that is called by itself."""
         self._ran.add(model)
 
     def pass_begins(self, leaves: list[torch.Tensor]) -> None:
-        """Note a pass that goes to these leaves, where no model has run so far."""
+        """Record a pass that goes to these leaves, where no model has run so far."""
         self._by_hand.look_at(leaves)
 
     def pass_ends(self) -> None:
@@ -126,7 +126,7 @@ class Steps:
             self._by_hand.remember()
 
     def were_updated_by_hand(self, *, by_gradients: bool = True) -> bool:
-        """Tell of an update that was made without an optimizer of torch since the last pass; once of each.
+        """Return whether an update was made without an optimizer of torch since the last pass; once for each.
 
         Where an optimizer of the parameters is yet to make its first update, gradients that are cleared were of a
         trial, and a parameter that is written is one that is moved for a moment (SAM). Only where that has gone on for
@@ -154,7 +154,7 @@ class Steps:
         return any(find() is not None for find in self._awaited)
 
     def counts(self, optimizer: Optimizer, *, otherwise: bool) -> bool:
-        """Tell whether an update counts: that of an optimizer which holds parameters of the models does.
+        """Return whether an update counts: that of an optimizer which holds parameters of the models does.
 
         Args:
             optimizer: the optimizer.
@@ -166,11 +166,11 @@ class Steps:
         return otherwise and self._has_only_strangers if _is_stranger(number) else True
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer is about to update; :meth:`counts` was asked before."""
+        """Record that an optimizer is about to update; :meth:`counts` was asked before."""
         self._leader.update_begins(self._numbers[optimizer])
 
     def ends_step(self, optimizer: Optimizer) -> bool:
-        """Note an update, or one that loss scaling has left out; returns whether it ends a step."""
+        """Record an update, or one that loss scaling has left out; returns whether it ends a step."""
         number = self._numbers[optimizer]
         if not self._leader.ends_step(number, self._does_leader_rest):
             return False
@@ -218,7 +218,7 @@ def _find_gradient(optimizer: Optimizer) -> tuple[WeakIdRef, WeakIdRef, int] | N
 
 
 def _has_changed(find_parameter: WeakIdRef, find_gradient: WeakIdRef, version: int) -> bool:
-    """Tell whether a pass has come to a parameter: its gradient is another one, or was added to."""
+    """Return whether a pass has come to a parameter: its gradient is another one, or was added to."""
     parameter, before = find_parameter(), find_gradient()
     if parameter is None or runs_in_another_thread():
         return parameter is not None
@@ -252,7 +252,7 @@ class LossScales:
         self._scaled: list[_Scaled] = []
 
     def add(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
-        """Note that losses have been multiplied by ``scale``."""
+        """Record that losses have been multiplied by ``scale``."""
         self._scaled += [_Scaled(loss, scale) for loss in losses]
         del self._scaled[:-_MOST]
 
@@ -305,7 +305,7 @@ class UpdatesByHand:
         self._parameters += map(WeakIdRef, parameters)
 
     def look_at(self, parameters: list[torch.Tensor]) -> None:
-        """Note a pass that goes to these parameters alone."""
+        """Record a pass that goes to these parameters alone."""
         self._are_others = not any(probe.is_of(each) for probe in self._before for each in parameters)
         self._parameters = list(map(WeakIdRef, parameters))
 
@@ -321,7 +321,7 @@ class UpdatesByHand:
         self._before = [_ParameterState(p, sampled=number < _SAMPLED) for number, p in enumerate(probed)]
 
     def touched(self, *, by_gradients: bool = True) -> bool:
-        """Tell of an update that was made since then."""
+        """Return whether an update was made since then."""
         if runs_in_another_thread() or not self._before:
             return False
         return self._are_others or any(each.has_changed(by_gradients) for each in self._before)
@@ -360,7 +360,7 @@ class _ParameterState:
         )
 
     def _was_cleared(self, gradient: torch.Tensor | None) -> bool:
-        """Tell whether a gradient was cleared or replaced; one that was clipped in place still accumulates."""
+        """Return whether a gradient was cleared or replaced; one that was clipped in place still accumulates."""
         now = _state(gradient)
         if now == self._gradient:
             return False

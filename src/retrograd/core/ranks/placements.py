@@ -23,17 +23,17 @@ from retrograd.core.ranks.processes import own_rank
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Tell whether a tensor knows of the parts in other processes: a ``DTensor``, as FSDP2 and the like make."""
+    """Return whether a tensor knows of the parts in other processes: a ``DTensor``, as FSDP2 and the like make."""
     return hasattr(tensor, "full_tensor")
 
 
 def is_summand(tensor: Tensor) -> bool:
-    """Tell whether it is this process's addend of a sum that nobody has formed yet: a ``DTensor`` that is partial."""
+    """Return whether it is this process's addend of a sum that nobody has formed yet: a ``DTensor`` that is partial."""
     return type(tensor) is not Tensor and any(each.is_partial() for each in getattr(tensor, "placements", ()))
 
 
 def is_flattened(parameter: Tensor) -> bool:
-    """Tell whether it is one of ``FullyShardedDataParallel`` (FSDP1): a part that nothing tells from a whole."""
+    """Return whether it is one of ``FullyShardedDataParallel`` (FSDP1): a part that nothing tells from a whole."""
     return bool(getattr(parameter, "_fsdp_flattened", False))
 
 
@@ -191,7 +191,7 @@ class PlainShare:
     keeps_gradient: bool
 
     def fits(self, part: Tensor) -> bool:
-        """Tell whether a tensor is cut where that one was, so that the shape of the whole is known."""
+        """Return whether a tensor is cut where that one was, so that the shape of the whole is known."""
         dims = [each.dim for each in self.placements if each.is_shard()]
         return part.dim() == len(self.shape) and all(part.shape[dim] == self.local_shape[dim] for dim in dims)
 

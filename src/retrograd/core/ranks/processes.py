@@ -13,7 +13,7 @@ def count_processes() -> int:
 
 
 def has_other_processes() -> bool:
-    """Tell whether the program runs in several processes that have found each other."""
+    """Return whether the program runs in several processes that have found each other."""
     return count_processes() > 1
 
 
@@ -28,5 +28,5 @@ def describe_process() -> str | None:
 
 
 def is_connected() -> bool:
-    """Tell whether the processes of the program, which may be one alone, have found each other."""
+    """Return whether the processes of the program, which may be one alone, have found each other."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()

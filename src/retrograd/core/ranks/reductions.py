@@ -35,15 +35,15 @@ class Exchange:
         self._parameters = WeakIdKeyDictionary(dict.fromkeys(parameters))
 
     def reduces(self, parameter: Tensor) -> bool:
-        """Tell whether the gradient of this parameter is among them."""
+        """Return whether the gradient of this parameter is among them."""
         return parameter in self._parameters
 
     def has_begun(self) -> bool:
-        """Tell whether the reduction of gradients that came in a pass has begun; asked after such a pass."""
+        """Return whether the reduction of gradients that came in a pass has begun; asked after such a pass."""
         return True
 
     def has_ended(self) -> bool:
-        """Tell whether all gradients have been reduced."""
+        """Return whether all gradients have been reduced."""
         return True
 
     def find_wholes(self) -> Iterable[tuple[Tensor, Tensor]]:
@@ -122,7 +122,7 @@ def find_sharding(model: nn.Module) -> Sharding | None:
 
 
 def is_averaging(module: nn.Module) -> bool:
-    """Tell whether it is a ``DistributedDataParallel`` of several processes; one alone has nothing to reduce."""
+    """Return whether it is a ``DistributedDataParallel`` of several processes; one alone has nothing to reduce."""
     return type(module).__name__ == "DistributedDataParallel" and module.process_group.size() > 1  # type: ignore[operator]
 
 

@@ -137,7 +137,7 @@ class ShardedParameters:
 
 
 def is_managed(module: nn.Module) -> bool:
-    """Tell whether FSDP may shard the parameters of a module, which it has marked."""
+    """Return whether FSDP may shard the parameters of a module, which it has marked."""
     return bool(getattr(module, "_is_fsdp_managed_module", False))
 
 

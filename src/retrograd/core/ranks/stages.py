@@ -20,7 +20,7 @@ _REHEARSAL = ("_forward_metadata_inference", "_backward_metadata_inference", "_s
 
 
 def may_have_stages() -> bool:
-    """Tell whether the program may run stages of a pipeline at all."""
+    """Return whether the program may run stages of a pipeline at all."""
     return _STAGES in sys.modules
 
 
@@ -31,13 +31,13 @@ def running_stage() -> int | None:
 
 
 def is_reduced_by_stage(wrapper: Any) -> bool:
-    """Tell whether a stage runs the last pass of a step, in which it has this wrapper reduce though no forward did."""
+    """Return whether a stage runs a step's last pass, in which it has this wrapper reduce though no forward did."""
     found = _find_frame(_BACKWARD) if wrapper is not None else None
     return found is not None and found.f_locals["self"].submod is wrapper and bool(found.f_locals.get("last_backward"))
 
 
 def is_second_half() -> bool:
-    """Tell whether a stage in this thread runs the half of a backward pass that is for the parameters alone.
+    """Return whether a stage in this thread runs the half of a backward pass that is for the parameters alone.
 
     It begins at gradients that the half before it has computed, so that hooks on tensors see these once more.
     """
@@ -46,7 +46,7 @@ def is_second_half() -> bool:
 
 
 def is_rehearsal() -> bool:
-    """Tell whether a stage in this thread runs its part of the model for the shapes alone."""
+    """Return whether a stage in this thread runs its part of the model for the shapes alone."""
     return _find_stage(_REHEARSAL) is not None
 
 

@@ -49,7 +49,7 @@ HandOver = Callable[[ModeBuffer, Moment, bool], None]
 
 
 class Clock:
-    """Tells every tap whether and where to record.
+    """Decides for every tap whether and where to record.
 
     Args:
         schedule: which steps are recorded.
@@ -226,7 +226,7 @@ class Clock:
             self.on = self.awake = self._schedule(self.step)
 
     def enter_backward(self) -> bool:
-        """Note that a backward pass has reached its first tap; returns whether it is recorded.
+        """Record that a backward pass has reached its first tap; returns whether it is recorded.
 
         That the step is recorded is not asked: the hooks on outputs were set when it was.
         """
@@ -279,7 +279,7 @@ class Clock:
         self.is_over = self.stale = self.awake = True
 
     def settle(self) -> None:
-        """Begin the next step at once if this one is over, so that all of it can be read."""
+        """Begin the next step at once if this one is over, to flush it."""
         if self.is_over and self.is_led:
             self.close_all()
         elif self.is_over:
@@ -364,11 +364,11 @@ def _never(step: int) -> bool:
 
 
 class RecordedPass:
-    """Tells every hook on a gradient whether to record it, and follows the runs of the engine.
+    """Decides for every hook on a gradient whether to record it, and follows the runs of the engine.
 
     Args:
-        clock: told of passes that reach a recorded tensor.
-        steps: told of the end of passes that concerned us.
+        clock: notified of passes that reach a recorded tensor.
+        steps: notified of the end of passes that concerned us.
         fault: takes faults.
 
     Attributes:
@@ -376,7 +376,7 @@ class RecordedPass:
         is_running: a pass has begun and not ended, as far as anybody has told.
         losses: what it starts from, where the step is recorded.
         scale: what its gradients are multiplied by; None for nothing.
-        guard: told of every node of the graph that is looked at.
+        guard: notified of every node of the graph that is looked at.
         leaf_handles: hooks on leaves, which outlive the graph.
         input_gradients: gradients of inputs, which come in parts.
     """
@@ -400,7 +400,7 @@ class RecordedPass:
             self.losses = tuple(root.detach().clone() for root in roots if is_loss(root))
 
     def enter(self) -> bool:
-        """Note that the pass has reached its first recorded tensor; returns whether it is recorded."""
+        """Record that the pass has reached its first recorded tensor; returns whether it is recorded."""
         if is_compiling():  # compiled autograd traces hooks too
             return False
         try:
@@ -470,6 +470,6 @@ class RecordedPass:
 
 
 def is_loss(root: torch.Tensor) -> bool:
-    """Tell whether a pass that starts from this tensor has it for a loss: one number that can be read."""
+    """Return whether a pass that starts from this tensor has it for a loss: one number that can be read."""
     is_plain = type(root) is torch.Tensor and not root.is_meta and not is_transformed(root)
     return is_plain and root.numel() == 1 and root.is_floating_point()

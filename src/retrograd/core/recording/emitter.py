@@ -59,11 +59,11 @@ class Emitter:
         self.failed_at: str | None = None
 
     def add_losses(self, moment: Moment, losses: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
-        """Note the losses from which a pass has started that has ended now."""
+        """Record the losses from which a pass has started that has ended now."""
         self._losses += [(moment, loss, scale) for loss in losses]
 
     def add_change(self, moment: Moment, site: Site, rule: str, change: torch.Tensor) -> None:
-        """Note that a rule has changed a tensor by this share of it, a scalar on any device."""
+        """Record that a rule has changed a tensor by this share of it, a scalar on any device."""
         self._changes.append((moment, site, rule, change))
 
     def emit(self, buffer: ModeBuffer, moment: Moment, is_closing: bool) -> None:
@@ -171,7 +171,7 @@ def _drain(buffer: ModeBuffer, moment: Moment, scale: float) -> Iterator[RowBatc
 
 @dataclass
 class Division:
-    """Tells whose rows are whose, and what they are called then.
+    """Assigns rows to their owners, and names them accordingly.
 
     Attributes:
         owners: for each row the evaluation that it belongs to.
@@ -184,7 +184,7 @@ class Division:
     tensor_recorders: dict[KeptSource, tuple[Forward | None, TensorRecorder]] = field(default_factory=dict)
 
     def add(self, owner: Forward | None, tensor_recorder: TensorRecorder | None, target: TensorRecorder | None) -> None:
-        """Note that what came of one recorder is this forward's, and is called as that of ``target``."""
+        """Record that what came of one recorder is this forward's, and is called as that of ``target``."""
         if tensor_recorder is None or target is None:
             return
         self.tensor_recorders[tensor_recorder] = owner, target
@@ -213,7 +213,7 @@ class Division:
 def divide(
     buffer: ModeBuffer, slots: Sequence[SlotWatch], batches: Sequence[RowBatch], *, is_closing: bool
 ) -> Division | None:
-    """Tell evaluations and training apart in what was just taken from a buffer; None where all is of one kind.
+    """Separate evaluations from training in what was just taken from a buffer; None where all is of one kind.
 
     Args:
         buffer: where it was recorded.
@@ -287,7 +287,7 @@ class Closed:
     rows: bytes
 
     def place(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Tell which of these rows have been recorded before, so that this is another pass over them."""
+        """Return which of these rows have been recorded before, so that this is another pass over them."""
         again = np.isin(rows, np.frombuffer(self.rows, np.int32))
         if again.any():
             self.moment = replace(self.moment, backward=self.moment.backward + 1)
@@ -311,7 +311,7 @@ class LateGradients:
         self._closed: deque[Closed] = deque(maxlen=LIMITS.closed_batches)
 
     def note(self, rows: bytes) -> None:
-        """Note rows, as the bytes of int32, that were recorded for the micro-batch that is open."""
+        """Record rows, as the bytes of int32, that were recorded for the micro-batch that is open."""
         self._open.append(rows)
 
     def close(self, buffer: ModeBuffer, moment: Moment) -> None:

@@ -48,7 +48,7 @@ class FactHost(Protocol):
 
     @property
     def is_look(self) -> bool:
-        """True if this step is one of the few at which sources may look at what is dear."""
+        """True if this step is one of the few at which sources may run expensive checks."""
 
     @property
     def now(self) -> Moment:
@@ -59,7 +59,7 @@ class FactHost(Protocol):
         """Number of steps that were recorded before this one."""
 
     def tell_operations(self, notes: Any) -> None:
-        """Tell all sources which operations stand between a forward and its pass."""
+        """Notify all sources of the operations that stand between a forward and its pass."""
 
     @property
     def program_watch(self) -> ProgramWatch:
@@ -129,5 +129,5 @@ EVERY = 128
 
 
 def is_look(recorded: int) -> bool:
-    """Tell whether the step before which so many were recorded is looked at: 0, 1, 2, powers of two, every 128th."""
+    """Return whether the step before which so many were recorded is looked at: 0, 1, 2, powers of two, every 128th."""
     return recorded % EVERY == 0 or recorded & (recorded - 1) == 0

@@ -25,7 +25,7 @@ from retrograd.core.recording.fact_source import FactSource, MakeSource, is_look
 
 
 class FactTaker(Protocol):
-    """The recorder."""
+    """Interface of the recorder."""
 
     def note(
         self, kind: EventKind, name: str = "", *, value: float = ..., text: str = "", moment: Moment | None = None
@@ -45,7 +45,7 @@ class FactTaker(Protocol):
 
     @property
     def fact_moment(self) -> Moment:
-        """Now."""
+        """Current step, micro-batch and phase."""
 
 
 _OF_STEPS = frozenset(
@@ -118,7 +118,7 @@ class Facts:
 
     @property
     def is_look(self) -> bool:
-        """True if this step is one of the few at which sources may look at what is dear."""
+        """True if this step is one of the few at which sources may run expensive checks."""
         return self._may_look and self.is_recorded
 
     @property
@@ -133,7 +133,7 @@ class Facts:
         return self._recorded
 
     def tell_operations(self, notes: Any) -> None:
-        """Tell all sources which operations stand between a forward and its pass."""
+        """Notify all sources of the operations that stand between a forward and its pass."""
         self._tell("operations_noted", notes)
 
     @property
@@ -209,7 +209,7 @@ class Facts:
         self._tell("update_ends", optimizer)
 
     def loss_scaled(self, losses: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
-        """Tell nothing: sources do not need it."""
+        """Do nothing: sources do not need it."""
 
     def drain(self) -> None:
         """A device may be waited for."""

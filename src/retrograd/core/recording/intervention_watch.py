@@ -37,7 +37,7 @@ class InterventionWatch:
 
     @never_raise()
     def intervened(self, module: nn.Module | None, site: Site, rule: str, before: Tensor, after: Tensor) -> None:
-        """Note that a rule has put ``after`` in the place of ``before``."""
+        """Record that a rule has put ``after`` in the place of ``before``."""
         clock = self._backward.clock
         path = site.path if module is None else self._models.path_of(module)
         if not clock.on or path is None:

@@ -66,7 +66,7 @@ def on_jump(factor: float = 10.0, sites: str = "*:output.grad", statistic: str =
     """
     if factor <= 1 or not 0 < memory < 1 or statistic not in STATISTICS:
         raise TensorPolicyError(
-            f"on_jump(factor={factor!r}, statistic={statistic!r}, memory={memory!r}) can never be right.",
+            f"on_jump(factor={factor!r}, statistic={statistic!r}, memory={memory!r}) has invalid arguments.",
             repair=f"take factor > 1, 0 < memory < 1 and a statistic of {', '.join(STATISTICS)}.",
         )
     chosen = _Chosen(sites)
@@ -317,7 +317,7 @@ class TensorKeeper:
                 self.held -= waiting[1].add(batch)
 
     def pull_triggers(self, moment: Moment, names: Sequence[str], columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Ask each trigger about rows of statistics, and hand over what its policy holds when it fires."""
+        """Evaluate each trigger on rows of statistics, and hand over what its policy holds when it fires."""
         for keep, holder in self._holders.values():
             reason = keep.when(names, columns) if keep.when is not None else ""
             if reason:

@@ -62,5 +62,5 @@ def warn_of_compiled_code(paths: Sequence[str]) -> None:
     warn(
         "Nothing is recorded inside of code that was compiled before the recording began, which runs "
         f"{', '.join(paths[:_MOST_NAMED])}{more}. Call torch.compiler.reset() before rg.record, or now: torch then "
-        "compiles it anew, and it is recorded."
+        "compiles it again, and it is recorded."
     )

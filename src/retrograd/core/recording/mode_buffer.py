@@ -81,7 +81,7 @@ class Forward:
         return "forward" if self.training else "eval"
 
     def follow(self, output: Any, guard: DeepGraphGuard, leaf_handles: list[Entry]) -> None:
-        """Look out for a gradient of what it has returned."""
+        """Watch for a gradient of what it has returned."""
         tensors = [tensor for _, tensor in flatten(output, ())]
         if not tensors or not grad_enabled():  # the latter in a reentrant checkpoint, which makes the graph later
             return

@@ -377,13 +377,13 @@ class ArgumentWatch(SlotWatch):
 
 
 class ModelWatch:
-    """Tells the clock and the sources of facts when a model is called.
+    """Notifies the clock and the sources of facts of calls of a model.
 
     Args:
         backward: the pass that runs, and the clock.
-        steps: told of models that run.
+        steps: notified of models that run.
         placements: told which stage of a pipeline a model is.
-        facts: told of forwards.
+        facts: notified of forwards.
         meet_wrapper: called with a wrapper that calls a model.
         renew: called when a model is about to run.
     """

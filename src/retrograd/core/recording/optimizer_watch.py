@@ -44,7 +44,7 @@ class LooseParameters:
 
     Args:
         taps: sets the hooks.
-        steps: knows the parameters of recorded models, and is told of those that are tapped.
+        steps: knows the parameters of recorded models, and is notified of those that are tapped.
         names: those of the optimizers.
     """
 
@@ -56,7 +56,7 @@ class LooseParameters:
         self._groups: IdentityDict[Optimizer, int] = IdentityDict()
 
     def look(self) -> None:
-        """Look once, when the first backward pass begins, at all optimizers that exist."""
+        """Inspect all optimizers that exist, once, when the first backward pass begins."""
         if not self._has_looked:
             self._has_looked = True
             for optimizer in list_optimizers():
@@ -216,7 +216,7 @@ class UpdateRecorder:
         )
 
     def _find_fitting(self, recorders: list[TensorRecorder], weights: list[torch.Tensor]) -> list[bool]:
-        """Tell which weights may be copied before the limit is reached, and note the others."""
+        """Return which weights may be copied before the limit is reached, and record the others."""
         sizes = accumulate(map(_size, weights))
         fits = [size <= LIMITS.copied_bytes for size in sizes]
         self.left_out.update(recorder.name for recorder, fit in zip(recorders, fits, strict=True) if not fit)
@@ -277,7 +277,7 @@ class OptimizerWatch:
     """Listens to every optimizer of the process and heeds those of the recorded models.
 
     Args:
-        clock: told of updates that end a step.
+        clock: notified of updates that end a step.
         events: takes what happened, and faults.
         steps: says which updates end a step.
         taps: has the watches of parameters.
@@ -311,7 +311,7 @@ class OptimizerWatch:
         self._undecided: list[tuple[Moment, str, int, str, torch.Tensor]] = []
 
     def pass_begins(self) -> None:
-        """Look for loose parameters before a backward pass."""
+        """Search for loose parameters before a backward pass."""
         if self._loose is not None:
             self._loose.look()
 
@@ -348,7 +348,7 @@ class OptimizerWatch:
 
     @never_raise()
     def update_skipped(self, optimizer: Optimizer) -> None:
-        """Note an update that loss scaling has left out; the step counts all the same, so that it can be seen."""
+        """Record an update that loss scaling has left out; the step counts all the same, so that it can be seen."""
         if self._is_heeded(optimizer):
             self.updates.abandon(optimizer)
             with self._ending(optimizer) as ending:
@@ -356,7 +356,7 @@ class OptimizerWatch:
 
     @never_raise()
     def loss_scaled(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:
-        """Note that the gradients of these losses are ``scale`` times too large."""
+        """Record that the gradients of these losses are ``scale`` times too large."""
         if threading.get_ident() == self._clock.thread:
             self.scales.add(losses, scale)
 
@@ -376,13 +376,13 @@ class OptimizerWatch:
 
     @contextlib.contextmanager
     def _ending(self, optimizer: Optimizer) -> Iterator[str]:
-        """Ends the step behind what is told of an update, where that ends it; else says that it does not."""
+        """Ends the step behind what is reported of an update, where that ends it; else says that it does not."""
         ends_step = self._steps.ends_step(optimizer)
         yield "" if ends_step or self._clock.is_led else ENDS_NONE
         if ends_step:
             self._clock.end_step()
 
     def _is_heeded(self, optimizer: Optimizer) -> bool:
-        """Tell whether an update counts; a stranger's does if a pass has reached the models since the last."""
+        """Return whether an update counts; a stranger's does if a pass has reached the models since the last."""
         was_reached = self._clock.was_reached and threading.get_ident() == self._clock.thread
         return self._steps.counts(optimizer, otherwise=was_reached)

@@ -158,7 +158,7 @@ class ReducedGradient:
         return gradient.nbytes
 
     def has_come(self) -> bool:
-        """Tell whether the pass has added anything to ``.grad``."""
+        """Return whether the pass has added anything to ``.grad``."""
         may_have = self.watch.has_come or not self._is_hooked
         return may_have and _mark(_gradient_of(self.watch)) != self._mark
 

@@ -111,7 +111,7 @@ class Recording:
         return {"step": self.step}
 
     def begin_step(self, step: int) -> None:
-        """Say that this step begins, for loops that count by themselves; what comes belongs to it until the next call.
+        """Begin this step, for loops that count by themselves; what comes belongs to it until the next call.
 
         From the first call on, no update ends a step: an evaluation behind it belongs to it too.
 
@@ -256,7 +256,7 @@ def _try(call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as failure:
-        warn_of_fault("end what follows a recording", failure)
+        warn_of_fault("close a follower of a recording", failure)
 
 
 def record(

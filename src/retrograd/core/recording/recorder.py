@@ -227,7 +227,7 @@ class Recorder:
 
     @property
     def switch(self) -> Clock:
-        """Says whether there is anything to do for tensors that compiled code watches by hand."""
+        """Holds whether there is anything to do for tensors that compiled code watches by hand."""
         return self.clock
 
     def see_in_compiled_code(
@@ -327,7 +327,7 @@ class Recorder:
         self._backward.leave()
 
     def _may_be_ours(self, failed: bool) -> bool:
-        """Tell whether the pass that ends may have reached what was recorded, where no gradient has told."""
+        """Return whether the pass that ends may have reached what was recorded, where no gradient has told."""
         grad = self._buffers.grad
         return (failed and grad.touched) or (not self._factory.sees_gradients and grad.may_be_reached)
 
@@ -393,10 +393,10 @@ class Recorder:
         self._sink.close(status)
         unmatched = list_unmatched(coverage)
         if unmatched and status == "finished":  # else it may still have come
-            warn(f"Nothing was recorded at {', '.join(unmatched)}: no site was called so while the model ran.")
+            warn(f"Nothing was recorded at {', '.join(unmatched)}: no site matched while the model ran.")
         if self._swapped:
             warn(
-                f"At {list_names(self._swapped)} the model has another module than the one that was recorded: what the "
+                f"At {list_names(self._swapped)} a recorded module was replaced: what the "
                 "new one returns was not recorded, nor its gradient. Begin a recording after such a change."
             )
 

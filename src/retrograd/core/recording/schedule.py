@@ -37,7 +37,7 @@ def every(n: int) -> NamedSchedule:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ScheduleError(
             f"A schedule of every {n!r} steps records nothing.",
-            repair="give a whole number from 1 on, as in rg.every(10).",
+            repair="give a whole number of at least 1, as in rg.every(10).",
         )
     return NamedSchedule("every step" if n == 1 else f"every {n} steps", lambda step: step % n == 0)
 
@@ -54,7 +54,7 @@ def log_schedule(per_decade: int = 10) -> NamedSchedule:
     if isinstance(per_decade, bool) or not isinstance(per_decade, int) or per_decade < 1:
         raise ScheduleError(
             f"A schedule of {per_decade!r} steps a decade records nothing.",
-            repair="give a whole number from 1 on, as in rg.log_schedule(10).",
+            repair="give a whole number of at least 1, as in rg.log_schedule(10).",
         )
 
     def wants(step: int) -> bool:

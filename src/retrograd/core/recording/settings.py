@@ -198,7 +198,7 @@ def plan_recording(
     tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
     histogram: bool = True,
 ) -> RecordingPlan:
-    """Tell what :func:`record` would record, given the same arguments, without running the model.
+    """Return what :func:`record` would record, given the same arguments, without running the model.
 
     The shapes of activations are known only once the model runs, and so are the leaves of nested outputs.
 

@@ -1,8 +1,8 @@
-"""Tells a sink of events, of sites, and of their placements.
+"""Sends a sink the events, of sites, and of their placements.
 
 Faults of ours are events, too: each is told once, counted, and left for the manifest.
 
-A sink is told of a module's second and further calls only when they have rows or kept tensors: until a backward pass
+A sink gets a module's second and further calls only when they have rows or kept tensors: until a backward pass
 has come nobody knows whether a call is one of them, or the first one of an evaluation. So its numbers may not be ours.
 """
 
@@ -80,7 +80,7 @@ class EventLog:
         text: str = "",
         moment: Moment | None = None,
     ) -> None:
-        """Note something that happened once."""
+        """Record an event that happens once."""
         try:
             event = Event(moment or self.clock.moment, kind, name, value, text, time.time())
             self._sink.add_event(event)
@@ -90,7 +90,7 @@ class EventLog:
             self._count("events", error)  # counted, but no event of its own
 
     def fault(self, where: Site | str, error: Exception) -> None:
-        """Note an error of ours, at a site or in what was being done; training goes on."""
+        """Record an error of ours, at a site or in what was being done; training goes on."""
         reason = self._count(where, error)
         if reason:
             self.note("fault", str(where), text=reason)
@@ -184,14 +184,14 @@ class RowTable:
             return row
 
     def translate(self, batch: RowBatch) -> RowBatch:
-        """A batch by the numbers of the sink, which is told of the sites that it does not know yet."""
+        """A batch by the numbers of the sink, which is sent the sites that it does not know yet."""
         if len(self._told) < len(self.sites):
             for row in np.frombuffer(batch.rows, ROW)["row"].tolist():
                 self._tell(row)
         return rename_rows(batch, self._told) if self._is_translated else batch
 
     def name_kept(self, kept: Sequence[Kept]) -> None:
-        """Tell the sink of sites of which tensors are kept, if it does not know them yet."""
+        """Send the sink the sites of which tensors are kept, if it does not know them yet."""
         if self._kept >= sources_of(kept):
             return
         for source, *_ in kept:
@@ -200,7 +200,7 @@ class RowTable:
                 self._tell(self.number(source.site))
 
     def _tell(self, row: int) -> None:
-        """Tell the sink of a row, if it does not know it yet."""
+        """Send the sink a row's site, if it does not know it yet."""
         with self._adding:
             if row not in self._told:
                 self._is_translated |= row != len(self._told)
@@ -208,7 +208,7 @@ class RowTable:
                 self._sink.add_sites([self.names[row]])
 
     def mark(self, rows: npt.NDArray[Any]) -> None:
-        """Note that rows have been recorded."""
+        """Record that rows have been recorded."""
         if len(self._seen) < len(self.sites):
             self._seen = np.concatenate([self._seen, np.zeros(len(self.sites) - len(self._seen), dtype=bool)])
         self._seen[rows] = True
@@ -225,7 +225,7 @@ class SitePlacements:
     Where there is one process alone nothing is found, and nothing told.
 
     Args:
-        sink: told of all of them, the stages of models by name and placements by printed site, whenever there are new
+        sink: receives all of them, the stages of models by name and placements by printed site, whenever there are new
             ones.
     """
 
@@ -242,7 +242,7 @@ class SitePlacements:
             self._plain = PlainPlacements(self._plain.ranks or find_tensor_parallel_ranks(model))
 
     def see(self, site: Site, tensor: Tensor) -> None:
-        """Note the placement of an activation at its first call; its gradient is taken to lie as it does."""
+        """Record the placement of an activation at its first call; its gradient is taken to lie as it does."""
         if has_other_processes() and not is_sharded(tensor):  # of the others each tensor tells itself
             placement = self._place_plain(tensor)
             if placement is not None:
@@ -250,11 +250,11 @@ class SitePlacements:
                 self._add(site.grad, placement)
 
     def see_spread(self, site: Site, tensor: Tensor) -> None:
-        """Note the placement of a ``DTensor`` that is recorded for the first time."""
+        """Record the placement of a ``DTensor`` that is recorded for the first time."""
         self._add(site, place_spread(tensor))
 
     def see_parameter(self, site: Site, parameter: Tensor, copies: tuple[int, ...]) -> None:
-        """Note the placement of a parameter, which a wrapper may keep the same in these processes."""
+        """Record the placement of a parameter, which a wrapper may keep the same in these processes."""
         if not has_other_processes():
             return
         beside = self._plain.ranks
@@ -267,7 +267,7 @@ class SitePlacements:
         return self._plain.place(tensor) if self._plain.ranks else place_own()
 
     def see_data(self, arguments: Any) -> None:
-        """Note what a model is called with."""
+        """Record what a model is called with."""
         self._plain.see_data(arguments)
 
     @property
@@ -280,13 +280,13 @@ class SitePlacements:
         ]
 
     def set_stage(self, model: str, stage: int) -> None:
-        """Note that the model of this name is a stage of a pipeline."""
+        """Record that the model of this name is a stage of a pipeline."""
         if self._stages.get(model) != stage:
             self._stages[model] = stage
             self._is_told = False
 
     def flush(self) -> None:
-        """Tell what is new."""
+        """Send what is new."""
         if not self._is_told:
             self._is_told = True
             sites = {str(site): _describe(placement) for site, placement in self._found.items()}

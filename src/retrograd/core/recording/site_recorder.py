@@ -97,7 +97,7 @@ class TensorRecorder(KeptSource):
 
     def _keep(self, tensor: torch.Tensor, keep: Keep) -> None:
         if is_transformed(tensor):
-            raise UnreadableTensorError("it is seen inside a torch.func transform, where it has no values of its own")
+            raise UnreadableTensorError("it is inside a torch.func transform, where it has no values of its own")
         kept = keep.take(tensor) if self._copy else tensor.detach()
         try:
             version = kept._version
@@ -200,7 +200,7 @@ class RecorderFactory:
         buffers: where it is recorded.
         rows: the numbering of rows.
         keeper: makes room for kept tensors.
-        placements: told of tensors that are spread over processes.
+        placements: notified of tensors that are spread over processes.
         events: takes faults.
         backward: the pass that runs.
         sees_gradients: whether any gradient is recorded.

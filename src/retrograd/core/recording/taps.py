@@ -31,7 +31,7 @@ class Taps:
 
     Args:
         factory: makes the recorders that taps lead to.
-        reductions: told of parameters.
+        reductions: notified of parameters.
 
     Attributes:
         parameters: the watches of parameters, by identity.

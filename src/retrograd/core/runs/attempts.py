@@ -50,12 +50,12 @@ class Attempt:
         check_fields(self)
 
     def follows(self, earlier: Attempt) -> bool:
-        """Tell whether it does again, or goes on with, what an earlier one did, which is over."""
+        """Return whether it does again, or goes on with, what an earlier one did, which is over."""
         is_later = bool(self.launch) and self.launch == earlier.launch and self.number > earlier.number
         return is_later or (self.process == earlier.process and self.program != earlier.program)
 
     def is_beside(self, other: Attempt) -> bool:
-        """Tell whether another process is of the same attempt, as other ranks are."""
+        """Return whether another process is of the same attempt, as other ranks are."""
         same = self.launch, self.number, bool(self.launch)
         return same == (other.launch, other.number, True) and self.process != other.process
 

@@ -157,7 +157,7 @@ def _expect_disk(path: Path) -> None:
     """
     if is_remote(path):
         raise RunWriteError(
-            f"{str(path)!r} is no folder on a disk.",
+            f"{str(path)!r} is not a folder on a disk.",
             repair="copy the run to a disk, compact it there, and copy it back to another place.",
             reason="where files cannot be renamed, a reader might see half of it.",
         )
@@ -187,7 +187,7 @@ def _require_all(run: Run) -> None:
     for part in run.damaged:
         raise DamagedRunError(
             f"{str(run.path)!r} is not compacted: {part.error.problem}",
-            repair="copy that file anew from where the run was recorded, or move it out of the folder.",
+            repair="copy that file again from where the run was recorded, or move it out of the folder.",
             reason="the files that are merged are removed, and what may still be saved of this one would be lost.",
         )
     for each in run.history.rows.parts:
@@ -367,7 +367,7 @@ def _remove_merged(run: Run) -> None:
         if not np.isin(read_back(path), kept).all():
             raise DamagedRunError(
                 f"{str(path)!r} has steps that no file in {MERGED!r} has, though they were merged, as {MANIFEST} says.",
-                repair=f"copy the folder {MERGED!r} anew from where the run was compacted; where it never was, remove "
+                repair=f"copy the folder {MERGED!r} again from where the run was compacted; where it never was, remove "
                 f"'compacted' from {MANIFEST}.",
                 reason="what was merged is removed, and nothing else holds these rows.",
             )

@@ -46,7 +46,7 @@ def copy_run(run: Path, folders: Sequence[Path], target: Path) -> None:
 
     Raises:
         RunExistsError: there are files in it.
-        DamagedRunError: files of the run keep vanishing.
+        DamagedRunError: files of the run changed while they were read.
         OSError: it cannot be written.
     """
     check_vacant(target)
@@ -85,7 +85,7 @@ def _link_all(folder: Path, target: Path) -> None:
             shutil.rmtree(target)
             continue
         return
-    raise DamagedRunError(f"Files of {str(folder)!r} keep vanishing.", repair="try again.")
+    raise DamagedRunError(f"Files of {str(folder)!r} changed while they were read.", repair="try again.")
 
 
 def _link(path: Path, target: Path) -> None:

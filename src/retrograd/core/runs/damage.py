@@ -48,12 +48,12 @@ class DamagedPart:
         place = f": {self.place}" if self.place else ""
         return (
             f"{self.error.problem.removesuffix('.')}; what it alone held is left out{place}. [{self.error.slug}]\n"
-            "  Repair: copy that file anew from where the run was recorded."
+            "  Try: copy that file again from where the run was recorded."
         )
 
 
 def is_lasting(error: DamagedRunError) -> bool:
-    """Tell whether it is about what is in a file, not about one that is gone, or that the system cannot read now."""
+    """Return whether it is about what is in a file, not about one that is gone, or that the system cannot read now."""
     cause = error.__cause__
     return not isinstance(cause, OSError) or (cause.errno is None and not isinstance(cause, FileNotFoundError))
 
@@ -62,15 +62,15 @@ class Damages:
     """The files of one kind that could not be read, each by a key that it has as long as it is the same file.
 
     Attributes:
-        torn: what was found to be damaged in files that could be opened, and is left out.
+        unreadable: what was found to be damaged in files that could be opened, and is left out.
         may_leave_out: whether anything may be.
     """
 
     def __init__(self) -> None:
-        self.torn: list[DamagedPart] = []
+        self.unreadable: list[DamagedPart] = []
         self.may_leave_out = True
         self._errors: dict[Hashable, DamagedRunError] = {}
-        self._told: set[Hashable] = set()
+        self._reported: set[Hashable] = set()
 
     def __contains__(self, key: object) -> bool:
         return key in self._errors
@@ -90,8 +90,8 @@ class Damages:
             return None
 
     def leave_out(self, part: DamagedPart) -> None:
-        """Note what is damaged in a file that could be opened, and warn of it."""
-        self.torn.append(part)
+        """Record what is damaged in a file that could be opened, and warn of it."""
+        self.unreadable.append(part)
         warn(str(part))
 
     def list_parts(self, listed: Sequence[Listed], *, may_be_all: bool = False) -> list[DamagedPart]:
@@ -113,9 +113,9 @@ class Damages:
             if key in self._errors:
                 before, behind = _find_limits(listed[:at][::-1], path), _find_limits(listed[at:], path)
                 found.append(DamagedPart(path, self._errors[key], before and before[1], behind and behind[0]))
-                if key not in self._told:
+                if key not in self._reported:
                     warn(str(found[-1]))
-                self._told.add(key)
+                self._reported.add(key)
         return found
 
 

@@ -34,7 +34,7 @@ def find_exception() -> BaseException | None:
 
 
 def is_failure(error: BaseException | None) -> bool:
-    """Tell whether a run that ends so has failed: not by ``sys.exit(0)``, nor by leaving a generator."""
+    """Return whether a run that ends so has failed: not by ``sys.exit(0)``, nor by leaving a generator."""
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return error is not None and not isinstance(error, GeneratorExit)

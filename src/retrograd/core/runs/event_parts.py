@@ -108,7 +108,7 @@ class EventPart:
         return self._read(names, first, last) if self.held is None else iter([self.held.select(list(names))])
 
     def _note(self, piece: pa.Table) -> None:
-        """Note what there is to tell of a row group."""
+        """Record what there is to tell of a row group."""
         steps = read_numbers(piece["step"])
         self.count += len(steps)
         self.groups.append((int(steps.min()), int(steps.max())) if len(steps) else NO_STEPS)
@@ -211,24 +211,24 @@ class LongEvents(Events):
 
     @property
     def times(self) -> tuple[float, float] | None:
-        """As of events that are held."""
+        """See Events."""
         known = [part.times for part in self._parts if part.times is not None]
         return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 
     def pieces(self, names: Sequence[str], kinds: Collection[str]) -> Iterator[pa.Table]:
-        """As of events that are held."""
+        """See Events."""
         for piece in self._read(list(dict.fromkeys((*names, "kind")))):
             yield pick_kinds(piece, names, kinds)
 
     def losses_at(self, steps: Collection[int]) -> pa.Table:
-        """As of events that are held."""
+        """See Events."""
         if not steps:
             return NO_EVENTS
         found = self._read(EVENT_SCHEMA.names, min(steps), max(steps))
         return join_events(pick_losses(piece, steps) for piece in found)
 
     def last(self, n: int) -> pa.Table:
-        """As of events that are held."""
+        """See Events."""
         found: list[pa.Table] = []
         for number in reversed(range(len(self._parts))):
             if sum(piece.num_rows for piece in found) >= n:

@@ -270,7 +270,7 @@ def list_place(finding: Finding) -> list[str]:
 
 
 def tell_repair(finding: Finding) -> str:
-    """Say as a sentence what to do; empty where that is not known."""
+    """Return as a sentence what to do; empty where that is not known."""
     text = finding.repair.rstrip()
     return text and f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.!?' else '.'}"
 

@@ -109,12 +109,12 @@ def list_parts(folder: Path) -> list[tuple[Span, Path]]:
         if whole is None or not whole.contains(span):
             listed.append((span, path))
             holds_others = number + 1 < len(found) and span.contains(found[number + 1][0])
-            whole = None if holds_others and is_torn(path) else span
+            whole = None if holds_others and is_truncated(path) else span
     return listed
 
 
-def is_torn(path: Path) -> bool:
-    """Tell whether a part file on a disk ends otherwise than a Parquet file does."""
+def is_truncated(path: Path) -> bool:
+    """Return whether a part file on a disk ends otherwise than a Parquet file does."""
     if is_remote(path):
         return False
     if not path.is_file():  # a pipe would be waited for
@@ -137,7 +137,7 @@ def parse_span(name: str) -> Span:
     """
     match = _PART.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is no part file")
+        raise ValueError(f"{name!r} is not a part file")
     return Span(int(match["first"]), int(match["last"]))
 
 
@@ -176,7 +176,7 @@ def parse_rank(name: str) -> int | None:
 
 
 def is_extra(name: str) -> bool:
-    """Tell whether a rank folder is that of a process that found its rank taken."""
+    """Return whether a rank folder is that of a process that found its rank taken."""
     match = _RANK.fullmatch(name)
     return bool(match and match["extra"])
 
@@ -204,7 +204,7 @@ def _list(folder: Path) -> list[Path]:
 
 @bounded
 def is_run(path: Path) -> bool:
-    """Tell whether this is the folder of a run, or of one of its ranks."""
+    """Return whether this is the folder of a run, or of one of its ranks."""
     with reaching(path):
         return any((path / name).is_file() for name in (MANIFEST, RANK_FILE)) or bool(list_rank_folders(path))
 
@@ -224,7 +224,7 @@ def find_rank_folders(path: Path) -> list[Path]:
     folders = list_rank_folders(path)
     if not folders and not (path / MANIFEST).exists():
         raise NotARunError(
-            f"{str(path)!r} holds no run: there is neither {MANIFEST} nor the folder of a rank.",
+            f"{str(path)!r} contains no run: neither {MANIFEST} nor the folder of a rank.",
             repair="give the folder that a run was recorded in.",
         )
     return folders

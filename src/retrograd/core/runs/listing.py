@@ -24,7 +24,7 @@ from retrograd.core.runs.layout import (
     find_rank_folders,
     is_extra,
     is_run,
-    is_torn,
+    is_truncated,
     last_written,
     list_parts,
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 RunOrder = Literal["when", "name", "steps", "status", "loss", "findings"]
 
 _STATUSES = ("failed", "running", "stopped")
-"""What is told of several processes, the first of these that one of them has."""
+"""What is reported of several processes, the first of these that one of them has."""
 
 _LARGEST_FINDINGS = 1 << 24
 
@@ -50,7 +50,7 @@ class RunLine:
         name: the name of its folder.
         started: when it began, in seconds since the epoch; 0 where that is not known.
         written: when it was last written to.
-        last_step: the last step that was made and recorded: that has an update, or where none is told of a loss, or
+        last_step: the last step that was made and recorded: that has an update, or where none is known a loss, or
             rows; None where there is none yet.
         status: ``running``, ``finished``, ``failed``, ``stopped``, ``damaged`` where a file of it is torn, or ``newer
             format`` where a later version of retrograd has written it.
@@ -82,7 +82,7 @@ def list_runs(parent: Path, order: RunOrder = "when") -> list[RunLine]:
         NotARunError: there is no such folder.
     """
     if not parent.is_dir():
-        raise NotARunError(f"{str(parent)!r} is no folder.", repair="name the folder that holds the runs.")
+        raise NotARunError(f"{str(parent)!r} is not a folder.", repair="name the folder that holds the runs.")
     found = [read_line(path) for path in sorted(parent.iterdir()) if path.is_dir() and is_run(path)]
     return sort_runs(found, order)
 
@@ -119,7 +119,7 @@ def read_line(run: Path) -> RunLine:
             written=last_written(run),
             last_step=next((step for step in (ends.update, ends.step, rows) if step is not None), None),
             status="damaged"
-            if any(map(_has_torn_parts, folders))
+            if any(map(_has_truncated_parts, folders))
             else _find_status([(folder, facts) for folder, facts in ranks if not is_extra(folder.name)]),
             loss=ends.loss,
             findings=_count_findings(run / FINDINGS),
@@ -129,9 +129,9 @@ def read_line(run: Path) -> RunLine:
         return RunLine(run.name, 0.0, last_written(run), None, "damaged", None, None)
 
 
-def _has_torn_parts(folder: Path) -> bool:
-    """Tell whether a part file of a rank ends otherwise than a Parquet file does."""
-    return any(is_torn(path) for kind in (STATISTICS, MERGED, EVENTS) for _, path in list_parts(folder / kind))
+def _has_truncated_parts(folder: Path) -> bool:
+    """Return whether a part file of a rank ends otherwise than a Parquet file does."""
+    return any(is_truncated(path) for kind in (STATISTICS, MERGED, EVENTS) for _, path in list_parts(folder / kind))
 
 
 def _count_lost(facts: Mapping[str, Any]) -> int:

@@ -47,7 +47,7 @@ class Lock:
         return True
 
     def is_of(self, path: Path) -> bool:
-        """Tell whether the file that was locked is the one of this name: not removed, nor made anew by somebody."""
+        """Return whether the file that was locked is the one of this name: not removed, nor made anew by somebody."""
         return self._descriptor is not None and is_open_file(self._descriptor, path)
 
     def release(self) -> None:
@@ -74,7 +74,7 @@ def open_lock(path: Path, flags: int) -> int:
 
 
 def is_open_file(descriptor: int, path: Path) -> bool:
-    """Tell whether the file of this name is the one that is open; its number goes to no other one while it is."""
+    """Return whether the file of this name is the one that is open; its number goes to no other one while it is."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def is_open_file(descriptor: int, path: Path) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether a living process holds the lock of this file."""
+    """Return whether a living process holds the lock of this file."""
     if is_remote(path):  # where no lock dies with its process
         return False
     try:

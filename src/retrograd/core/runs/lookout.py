@@ -1,4 +1,4 @@
-"""Looks at a record again and again while it grows, in a thread of its own, at a bounded cost."""
+"""Polls a record while it grows, in a thread of its own, at a bounded cost."""
 
 from __future__ import annotations
 

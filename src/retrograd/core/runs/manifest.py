@@ -141,7 +141,7 @@ class Manifest:
             self._is_new = True
 
     def name_sites(self, names: Sequence[str]) -> None:
-        """Tell the sites of this session, beside those of sessions before."""
+        """Store the sites of this session, beside those of sessions before."""
         sites = list(dict.fromkeys((*self._earlier_sites, *names)))
         if sites != self._content.get("sites", []):
             self.describe({"sites": sites})
@@ -198,7 +198,7 @@ def check_manifest(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_newer(content: dict[str, Any]) -> bool:
-    """Tell whether a later version of retrograd has written a manifest."""
+    """Return whether a later version of retrograd has written a manifest."""
     told = content.get("format")
     return isinstance(told, int) and not isinstance(told, bool) and told > FORMAT
 

@@ -128,7 +128,7 @@ def check_steps(steps: npt.NDArray[np.integer]) -> None:
 
 
 def are_in_runs(runs: IntArray | None, steps: IntArray) -> bool:
-    """Tell whether all of these steps are among those of some runs: ``first, last, gap``, rising."""
+    """Return whether all of these steps are among those of some runs: ``first, last, gap``, rising."""
     if runs is None or not len(runs):
         return not len(steps)
     low, high, gap = runs.T

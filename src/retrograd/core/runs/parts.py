@@ -40,7 +40,7 @@ SORTED = b"retrograd.sorted"
 
 FAN_IN = 32
 MAX_ROWS = 1_000_000
-"""Parts larger than this are let be, so that no merge takes long."""
+"""Parts larger than this are not merged, so that no merge takes long."""
 ROWS_A_GROUP = 1 << 15
 """Rows that are held in memory while merging."""
 

@@ -155,7 +155,7 @@ class RankFolder:
         compact(self._events)
 
     def write_status(self, status: str, lost: Unwritten) -> None:
-        """Tell in the rank's file how it fares."""
+        """Write the rank's status file."""
         content: dict[str, Any] = {
             "rank": self._claim.rank,
             "status": status,

@@ -48,7 +48,7 @@ def find_rank() -> int | None:
 
 
 def is_loader_worker() -> bool:
-    """Tell whether this process makes batches for another one: what it runs backward is part of no training."""
+    """Return whether this process makes batches for another one: what it runs backward is part of no training."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and data.get_worker_info() is not None
 
@@ -187,7 +187,7 @@ def _admit(run: Path) -> Iterator[None]:
 
 
 def is_held_here(run: Path) -> bool:
-    """Tell whether a process of this machine records to this folder."""
+    """Return whether a process of this machine records to this folder."""
     return any(is_locked(folder / LOCK) for folder in list_rank_folders(run))
 
 
@@ -213,7 +213,7 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
             raise RunExistsError(
                 f"{str(run)!r} already holds a run.",
                 repair="give another folder; a recording can go on with that run (resume=True, --resume).",
-                reason="two runs in one folder could not be told apart.",
+                reason="two runs in one folder could not be distinguished.",
             )
         return
     others = [path.name for path in run.iterdir() if not _is_ours(path)]
@@ -226,12 +226,12 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
 
 
 def _was_written(folder: Path) -> bool:
-    """Tell whether a run was written there: the ring of last events alone is not a run."""
+    """Return whether a run was written there: the ring of last events alone is not a run."""
     return (folder / LOCK).exists()
 
 
 def _holds_record(folder: Path) -> bool:
-    """Tell whether more was recorded there than what precedes the rows of the first step."""
+    """Return whether more was recorded there than what precedes the rows of the first step."""
     losses = 0
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         losses = int(read_json(folder / RANK_FILE)["events"]["loss"])

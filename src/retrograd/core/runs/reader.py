@@ -147,7 +147,7 @@ class Run:
             except FileNotFoundError:  # the writer has just merged a file into another one
                 continue
             return
-        raise DamagedRunError(f"Files of {str(self.path)!r} keep vanishing.", repair="try again.")
+        raise DamagedRunError(f"Files of {str(self.path)!r} changed while they were read.", repair="try again.")
 
     def _load(self) -> None:
         list_anew(self.path)
@@ -168,7 +168,7 @@ class Run:
         self.history.load(self._names, list(self._parts.values()), self._event_files.events, tensors.find, copies)
 
     def _note(self, found: Sequence[DamagedPart]) -> None:
-        """Note shards that turned out to be damaged when tensors were asked for."""
+        """Record shards that turned out to be damaged when tensors were asked for."""
         self._damaged += [part for part in found if part not in self._damaged]
 
     @property
@@ -178,7 +178,7 @@ class Run:
         Those of tensors, and pages of statistics, are among them once they were to be read.
         """
         paths = {part.path for part in self._parts.values()}
-        return [*self._damaged, *(part for part in self._damages.torn if part.path in paths)]
+        return [*self._damaged, *(part for part in self._damages.unreadable if part.path in paths)]
 
     @property
     def missing(self) -> str:
@@ -206,7 +206,7 @@ class Run:
 
     @property
     def is_compacted(self) -> bool:
-        """Tell whether the rows of all ranks were merged into those of the first one."""
+        """Whether the rows of all ranks were merged into those of the first one."""
         return "compacted" in self.manifest and any((rank.folder / MERGED).is_dir() for rank in self.ranks)
 
     def list_statistics(self, ranks: Mapping[int, Path] | None = None) -> list[tuple[int, Path]]:

@@ -224,7 +224,7 @@ class StoredRows(StoredPart):
         *,
         nonfinite: bool = False,
     ) -> Iterator[Callable[[], Part]]:
-        """As of any stored part; a piece is a row group."""
+        """See StoredPart; one piece per row group."""
         for number, group in enumerate(self._groups):
             low, high = group.steps
             if self._is_damaged:
@@ -260,14 +260,14 @@ class StoredRows(StoredPart):
         return self._lists.read_codes(column, self._rename)
 
     def check(self) -> None:
-        """As of any stored part. Of a large object in a store that would be many bytes: there a damaged one raises."""
+        """See StoredPart. Of a large object in a store that would be many bytes: there a damaged one raises."""
         if not self._is_checked and not self._is_large:
             for number in range(len(self._groups)):
                 self._read_still(number, self._names)
         self._is_checked = True
 
     def _may_have(self, number: int, codes: npt.NDArray[np.integer] | None) -> bool:
-        """Tell whether a row group may have rows of some sites; None for all."""
+        """Return whether a row group may have rows of some sites; None for all."""
         own = self._codes_of_groups.get(number)
         return codes is None or own is None or len(np.intersect1d(own, codes, assume_unique=True)) > 0
 
@@ -417,7 +417,7 @@ class StoredTensors:
         placements: by rank, what it holds, and so the names of its sites in the history.
         list_events: events; those that report an overwritten tensor stand for it.
         damages: shards that could not be read, which are passed over.
-        tell: is told of them.
+        tell: is notified of them.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """A run that is recorded to an address: written to a folder of this machine, its files put there as they are closed.
 
-A part never changes once it is closed, so each is put once; what is told of the run is put after them. Of a process
+A part never changes once it is closed, so each is put once; what describes the run is put after them. Of a process
 that is killed what was put lies there, and the rest in the local folder.
 """
 
@@ -41,7 +41,7 @@ def local_folder_of(path: str | os.PathLike[str]) -> Path:
 
 
 def prepare(address: Path, local: Path, rank: int, *, resume: bool) -> Put:
-    """See that a rank can be recorded to an address; fetch what is there where it is resumed on another machine.
+    """Check that a rank can be recorded to an address; fetch what is there where it is resumed on another machine.
 
     Returns:
         What lies there of that rank.
@@ -71,7 +71,7 @@ def _prepare(address: Path, local: Path, rank: int, resume: bool) -> Put:
         raise RunExistsError(
             f"{str(address)!r} already holds a run.",
             repair="give another address; a recording can go on with that run (resume=True, --resume).",
-            reason="two runs in one folder could not be told apart.",
+            reason="two runs in one folder could not be distinguished.",
         )
     if there is not None and here is None:
         store, name = store_of(address)
@@ -83,7 +83,7 @@ def _prepare(address: Path, local: Path, rank: int, resume: bool) -> Put:
         raise RunExistsError(
             f"{str(address)!r} was written later than {str(local)!r}, from which it would be continued.",
             repair=f"remove {str(local)!r}: what lies at the address is fetched then.",
-            reason="another machine has gone on with the run, and its steps would be removed.",
+            reason="another machine has continued the run, and its steps would be removed.",
         )
     put(address / own / LOCK, b"")
     store, name = store_of(address)

@@ -300,7 +300,7 @@ class RunWriter:
         return not self._files
 
     def _write_about(self, status: str | None) -> bool:
-        """Tell how it fares, and merge small files; a status of None has been told."""
+        """Write the status, and merge small files; a status of None was written already."""
         is_done = self._attempt(self._folder.tidy)
         if status is not None:
             is_done &= self._attempt(partial(self._folder.write_status, status, self.lost))

@@ -44,8 +44,8 @@ class ComparedRuns:
             goes_on = any(run.status == "running" for run in runs)
             is_long = sum(run.history.rows.count for run in runs) > MOST_ROWS
             refused = CompareError(
-                "These runs are too long to be compared each time they are looked at.",
-                repair="`retrograd compare` says where they part.",
+                "These runs are too long to be compared whenever the page is opened.",
+                repair="`retrograd compare` shows where they diverge.",
             )
             page: str = find_provided("comparison_page")(
                 runs,

@@ -51,7 +51,7 @@ from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_pl
 MOST_COLUMNS = 1000
 """Columns in which the steps are drawn at first; when there are twice as many, each holds twice as many steps."""
 
-_NOT_LOOKED = "Nobody has looked for them yet; `retrograd explain` does."
+_NOT_LOOKED = "Not looked for yet; `retrograd explain` does."
 _SHARE = 0.1  # of the time that explaining again and again may take
 _LOOK = 1.0  # seconds between two looks at the files, however many pages ask
 
@@ -287,10 +287,10 @@ class FollowedRun:
         if self._explained or len(self._findings):
             return {}
         is_long = self._run.history.rows.count > MOST_ROWS
-        return {"pending": True, "about": _NOT_LOOKED if is_long else "They are being looked for."}
+        return {"pending": True, "about": _NOT_LOOKED if is_long else "Looking for findings…"}
 
     def _explain_again(self) -> None:
-        """Look for findings in a thread of its own, where there are new rows and it takes a small share of the time."""
+        """Search for findings in a separate thread, if there are new rows and it takes a small share of the time."""
         rows, now = self._run.history.rows.count, time.monotonic()
         is_due = now - self._explained > self._took / _SHARE and rows != self._seen
         is_free = self._explaining is None or not self._explaining.is_alive()

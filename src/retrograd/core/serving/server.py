@@ -149,7 +149,7 @@ class RunServer(ThreadingHTTPServer):
     def __init__(self, served: Served, port: int = 0) -> None:
         self.served = served
         self.token = secrets.token_urlsafe(18)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         super().__init__((HOST, port), _Handler)
 
     @property
@@ -164,11 +164,11 @@ class RunServer(ThreadingHTTPServer):
             self.tell(error)
 
     def tell(self, error: BaseException) -> None:
-        """Say what has failed here and where, once for each place."""
+        """Report what has failed here and where, once for each place."""
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
-        if where not in self._told:
-            self._told.add(where)
+        if where not in self._reported:
+            self._reported.add(where)
             say(show_plainly(f"an answer failed: {where}: {error}"))
 
 
@@ -257,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # its name there
-        """Say nothing: the address holds the token."""
+        """Log nothing: the address holds the token."""
 
 
 class _QueryError(ValueError):

@@ -103,7 +103,7 @@ class KindPattern:
     quantity: Quantity
 
     def matches(self, site: Site) -> bool:
-        """Tell whether a site is meant."""
+        """Return whether a site is meant."""
         return (
             site.kind == self.kind
             and site.quantity == self.quantity
@@ -113,7 +113,7 @@ class KindPattern:
         )
 
     def may_match_later(self, site: Site) -> bool:
-        """Tell whether it may match another call of what has this site."""
+        """Return whether it may match another call of what has this site."""
         return self.call is not None and site.kind == self.kind and bool(translate_glob(self.path)(site.printed_path))
 
 
@@ -214,7 +214,7 @@ def as_regex(pattern: Pattern) -> re.Pattern[str] | None:
 
 
 def asks_for_call(pattern: Pattern) -> bool:
-    """Tell whether a pattern says which calls of modules it means."""
+    """Return whether a pattern says which calls of modules it means."""
     regex = as_regex(pattern)
     if regex is not None:
         return "#" in regex.pattern

@@ -28,7 +28,7 @@ _MOST_WORDS = 6
 
 
 def may_match_later(pattern: Pattern, candidates: Iterable[Candidate], *, parameters_have_calls: bool = False) -> bool:
-    """Tell whether a pattern that matches none of these sites may match one of their modules' once the model runs.
+    """Return whether a pattern that matches none of these sites may match one of their modules' once the model runs.
 
     A type or a predicate says nothing of the sites it waits for, so the answer is no.
 
@@ -106,11 +106,11 @@ class Selection:
             self._compile([*map(known.read, patterns)], [*map(known.read, excluded)])
 
     def wants(self, candidate: Candidate) -> bool:
-        """Tell whether this site is selected."""
+        """Return whether this site is selected."""
         return any(test(candidate) for test in self._tests) and not any(test(candidate) for test in self._excluded)
 
     def may_reach(self, candidate: Candidate, *, parameters_have_calls: bool = False) -> bool:
-        """Tell whether this site or a leaf nested in it may be selected, as far as is known before a forward."""
+        """Return whether this site or a leaf nested in it may be selected, as far as is known before a forward."""
         return self.wants(candidate) or any(
             may_match_later(pattern, (candidate,), parameters_have_calls=parameters_have_calls)
             for pattern in self._read
@@ -144,7 +144,7 @@ class Selection:
         may_reach = partial(self.may_reach, parameters_have_calls=parameters_have_calls)
         if not (any(map(may_reach, candidates)) or any(map(_is_of_watched, self.patterns))):
             raise NoSuchSiteError(
-                f"The patterns {', '.join(self.describe())} leave no site over.", repair="exclude less."
+                f"The patterns {', '.join(self.describe())} exclude every site.", repair="exclude less."
             )
 
     def unmatched(self, candidates: Sequence[Candidate]) -> list[Pattern]:

@@ -190,7 +190,7 @@ def name_like(site: Site, text: str) -> str:
 
 
 def says_call(text: str) -> bool:
-    """Tell whether a name of a site, or a glob over names, says which call it is of."""
+    """Return whether a name of a site, or a glob over names, says which call it is of."""
     return any(found[0] == "#" for found in _CALL_SIGN.finditer(text))
 
 
@@ -203,7 +203,8 @@ def check_watch_name(name: str) -> None:
     match = _WATCH_SITE.fullmatch(WATCH + name)
     if match is None or match["path"] != WATCH + name:
         raise SiteSyntaxError(
-            f"{name!r} cannot name a watched tensor.", repair="leave out ':' and '#', and do not end it in '.grad'."
+            f"{name!r} is not a valid name of a watched tensor.",
+            repair="leave out ':' and '#', and do not end it in '.grad'.",
         )
 
 

@@ -40,7 +40,7 @@ def make_readable(tensor: Tensor, device: torch.device) -> Tensor:
             whose subclass decides what its elements are, a quantized, nested, freed or remote one.
     """
     if _functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(tensor):
-        raise UnreadableTensorError("it is seen inside a torch.func transform, where it has no values of its own")
+        raise UnreadableTensorError("it is inside a torch.func transform, where it has no values of its own")
     tensor = _take_local(tensor)
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise UnreadableTensorError(f"{type(tensor).__name__} decides itself what its elements are")

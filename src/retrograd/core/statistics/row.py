@@ -130,7 +130,7 @@ def merge_into(
 
 
 def _is_nothing(column: npt.NDArray[Any]) -> bool:
-    """Tell whether a column is 0, and one number for all rows: then it need not be added."""
+    """Return whether a column is 0, and one number for all rows: then it need not be added."""
     return column.strides == (0,) and not column[:1].any()
 
 

@@ -37,7 +37,7 @@ class Slab(Protocol):
         """Number of rows."""
 
     def grow(self, n: int, /) -> None:
-        """See to it that there are at least ``n`` rows."""
+        """Ensure that there are at least ``n`` rows."""
 
     def observe(self, tensor: Tensor, row: int, /) -> bool:
         """Merge the elements of a tensor into a row, without a host synchronisation.

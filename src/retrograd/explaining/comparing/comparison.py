@@ -136,7 +136,7 @@ def compare(a: Recorded, b: Recorded, *, noise: Sequence[Recorded] = (), letter:
         which = list_names([name for name, each in zip(("A", letter), records, strict=True) if each in unread])
         raise CompareError(
             f"No row of {which} could be read: {unread[0].missing()} left out.",
-            repair="copy the damaged files anew from where the run was recorded.",
+            repair="copy the damaged files again from where the run was recorded.",
         )
     if not len(pairs):
         raise CompareError(
@@ -191,7 +191,7 @@ class _Comparing:
         return [told, *after]
 
     def _is_before(self, finding: Finding, place: int, step: int) -> bool:
-        """Tell whether a difference existed when the runs parted; one of a model's inputs exists before its outputs."""
+        """Return whether a difference existed when the runs diverged; a model's inputs exist before its outputs."""
         if finding.detector == "precision" or (finding.step or 0) > step:
             return False
         if finding.detector != "inputs" or finding.step != step:
@@ -221,7 +221,7 @@ class _Comparing:
         return [Finding(detector="initial-parameters", severity="warning", message=message, site=names[0], step=0)]
 
     def _compare_weights(self, step: int) -> tuple[bool, list[str]]:
-        """Tell whether updates of a step were recorded, and list the parameters whose sizes differed before."""
+        """Return whether updates of a step were recorded, and list the parameters whose sizes differed before."""
         pairs = self._pairs
         is_update = np.array([name.endswith(".update") for name in pairs.names], np.bool_)[pairs.site]
         places = np.flatnonzero(is_update & (pairs.of_a("step") == step))

@@ -32,14 +32,14 @@ def find_differences(a: Record, b: Record, letter: str) -> list[Finding]:
 
 
 def _is_said(finding: Finding, other: Finding) -> bool:
-    """Tell whether another finding implies it: an optimizer implies rates, a module's class its operations."""
+    """Return whether another finding implies it: an optimizer implies rates, a module's class its operations."""
     if finding.detector == other.detector == "learning-rate":
         return finding.site == other.site and (other.step or 0) <= (finding.step or 0)
     return finding.detector == "operations" and other.detector == "modules" and finding.site == other.site
 
 
 def knows_inputs(a: Record, b: Record) -> bool:
-    """Tell whether both hold the inputs of their models, in each of the ranks that their rows are merged of."""
+    """Return whether both hold the inputs of their models, in each of the ranks that their rows are merged of."""
     return all(map(_knows_inputs, (a, b)))
 
 

@@ -185,7 +185,7 @@ def find_formats(
 
 
 def _is_plain(values: FloatArray) -> npt.NDArray[np.bool_]:
-    """Tell whether a number needs at most three bits after the first, such as 0, 6 or 1/32."""
+    """Return whether a number needs at most three bits after the first, such as 0, 6 or 1/32."""
     mantissa, _ = np.frexp(values)
     return np.asarray(mantissa * 16 == np.rint(mantissa * 16))
 

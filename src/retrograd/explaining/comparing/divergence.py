@@ -59,7 +59,7 @@ class Divergence:
         return f"{self.site} at step {moment.step}{micro}{phase}{rank}"
 
     def tell_distance(self) -> str:
-        """Say how far apart the two are, or what keeps them from having a distance."""
+        """Describe how far apart the two are, or what keeps them from having a distance."""
         if math.isfinite(self.distance):
             return f"with a relative difference of {self.distance:.2g}"
         one, other = self.counts

@@ -55,7 +55,7 @@ _MOST_PATTERNS = 256
 
 
 class CallSource(FactSource):
-    """Notes calls."""
+    """Records calls."""
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
@@ -189,7 +189,7 @@ class CallSource(FactSource):
             self._numbers.append(numbers)
 
     def _turn(self) -> None:
-        """Has another step begun?"""
+        """Close the step if another has begun."""
         step = self.host.step
         if step != self._step:
             self._close_step()
@@ -221,7 +221,7 @@ class CallSource(FactSource):
         self._last[self._step] = ";".join(map(_tell, numbers))
 
     def _note_all(self, keys: list[Key], numbers: list[Numbers]) -> None:
-        """Note each call."""
+        """Record each call."""
         for (name, file, line, about, details), (value, rates) in zip(keys, map(_read, numbers), strict=True):
             lr = {} if rates is None else {"lr": list(rates)}
             self.host.note_fact(
@@ -236,7 +236,7 @@ class CallSource(FactSource):
             )
 
     def _write(self) -> None:
-        """Note the steps that wait."""
+        """Record the steps that wait."""
         made, self._made = self._made, []
         if made:
             steps = tuple(json.loads(f"[{','.join(self._tell_repeat(*each) for each in made)}]"))
@@ -285,7 +285,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class OptimizerNotes:
-    """Notes each optimizer at its first update, and when its groups change."""
+    """Records each optimizer at its first update, and when its groups change."""
 
     def __init__(self, host: FactHost) -> None:
         self._host = host

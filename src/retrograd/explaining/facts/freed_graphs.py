@@ -21,7 +21,7 @@ _REFUSED = "backward through the graph a second time"
 
 
 class FreedGraphs(FactSource):
-    """Notes where such a graph was handed over. Nothing is done but to remember a number, until a pass is refused."""
+    """Records where such a graph was handed over. Nothing is done but to remember a number, until a pass is refused."""
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)

@@ -26,7 +26,7 @@ _TOLD = 20
 
 
 class GradientWriteWatch(FactSource):
-    """Notes each hook that has changed the gradient of another branch, once.
+    """Records each hook that has changed the gradient of another branch, once.
 
     A pass is watched if hooks of the program's are on its tensors or modules, or Functions of the program's are in it;
     hooks on nodes are not known. Passes that return gradients are left out.

@@ -253,7 +253,7 @@ class _Tracer:
         return seen.made if seen is not None else None if node is None else variable_of(node)
 
     def _find_hidden_row(self, seen: _SeenNode) -> str:
-        """Tell whether a mask right in front of a softmax hides a whole row."""
+        """Return whether a mask right in front of a softmax hides a whole row."""
         if seen.name not in ("softmax", "log_softmax"):
             return ""
         dim, before = int(seen.saved.get("dim", -1)), [self._seen.get(node) for node, _ in seen.parents]

@@ -38,7 +38,7 @@ class _CountedSighting:
 
 
 class KinkWatch(FactSource):
-    """Looks at every operation between a forward and its backward, at the few steps that are looked at.
+    """Observes every operation between a forward and its backward, at the few sampled steps.
 
     Elements are counted on their device, and it is asked for the counts when the pass has run.
     """
@@ -50,14 +50,14 @@ class KinkWatch(FactSource):
         self._reached: list[tuple[str, _CountedSighting]] = []
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
-        """Look from here on, at a step that is looked at; what a forward without a backward has shown is dropped."""
+        """Start watching, at a sampled step; what a forward without a backward has shown is dropped."""
         if self._look is None and self.host.is_look and torch.is_grad_enabled():
             self._seen.clear()
             self._look = Look(self._see)
             self._look.put_on()
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
-        """Look no more, and keep what is a part of this graph."""
+        """Stop watching, and keep what is a part of this graph."""
         self._look_no_more()
         if self._seen:
             reach = find_nodes(root_edges([root for root in roots if root.requires_grad]))
@@ -69,7 +69,7 @@ class KinkWatch(FactSource):
         self._seen.clear()
 
     def backward_ends(self, failed: bool) -> None:
-        """Note it."""
+        """Emit the facts."""
         for node, each in self._reached:
             count = int(each.count)
             if count:
@@ -77,7 +77,7 @@ class KinkWatch(FactSource):
         self._reached.clear()
 
     def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step without a backward that was told of: nothing of it is kept."""
+        """A step without a backward that was reported: nothing of it is kept."""
         self._look_no_more()
 
     def end(self) -> None:

@@ -20,7 +20,7 @@ _MOST = 100
 
 
 class ModeSource(FactSource):
-    """Notes the modes of a model when they are not as at the forward before.
+    """Records the modes of a model when they are not as at the forward before.
 
     A change of the root's is seen at once; one deep inside a large model at the latest when its turn to be asked has
     come, or at the next look.
@@ -64,7 +64,7 @@ class _Known:
         self._changes = 0
 
     def have_some_changed(self) -> bool:
-        """Ask a few modules, others at each forward."""
+        """Check a few modules, others at each forward."""
         place = self._place
         some = self._modules[place : place + _AT_ONCE]
         self._place = place + _AT_ONCE if place + _AT_ONCE < len(self._modules) else 0
@@ -75,7 +75,7 @@ class _Known:
         return False
 
     def look(self, name: str, model: nn.Module) -> dict[str, bool] | None:
-        """Ask all modules; their modes by path if these are not as before and worth a note."""
+        """Check all modules; return their modes by path if these are not as before and worth a note."""
         self.root = model.training
         modules = dict(walk_paths(name, model))
         flags = {path: bool(module.training) for path, module in modules.items()}

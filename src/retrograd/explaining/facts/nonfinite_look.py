@@ -72,7 +72,7 @@ class _Structure:
         return found[1] if found is not None and all(map(self._fits, kinds, kinds.values())) else None
 
     def _fits(self, number: int, kind: str) -> bool:
-        """Tell whether a node can be of the operation that made nodes at its place."""
+        """Return whether a node can be of the operation that made nodes at its place."""
         found = self._at(number)
         return (
             found is None or found[1].node == kind or number < found[0][1] - 1
@@ -96,7 +96,7 @@ class _Warning:
 
 
 class NonFiniteLook(FactSource):
-    """Notes where the first number was made that is not finite, as far as that is known."""
+    """Records where the first number was made that is not finite, as far as that is known."""
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
@@ -120,7 +120,7 @@ class NonFiniteLook(FactSource):
             self._is_open = True
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
-        """Is the loss finite?"""
+        """Check the loss before its backward."""
         self._is_open = False
         with without_functions():
             known = [root for root in roots if root.is_cpu and root.grad_fn is not None]

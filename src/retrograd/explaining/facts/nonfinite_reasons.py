@@ -116,7 +116,7 @@ def _power(case: Case) -> str:
     if _any((base == 0) & (exponent < 0)):
         return "0 to a negative power"
     rounded = exponent.round() if isinstance(exponent, Tensor) else float(round(exponent))
-    return "a negative number to a broken power" if _any((base < 0) & (exponent != rounded)) else ""
+    return "negative base with a fractional exponent" if _any((base < 0) & (exponent != rounded)) else ""
 
 
 def _exponential(case: Case) -> str:

@@ -70,7 +70,7 @@ class NonFiniteWatch(NonFiniteLook):
         self._waiting: NonFinite | None = None
         """A gradient that is not finite, and no update has been made with it yet: loss scaling may skip that."""
         self._last: NonFinite | None = None
-        """Look at the graph of the newest scalar: perhaps the loss of a program that looks at it before it goes on."""
+        """Check the graph of the newest scalar: perhaps the loss of a program that looks at it before it goes on."""
         self._first_made: NonFinite | None = None
         """What an operation made first in this step."""
         self._has_passed = False
@@ -81,7 +81,7 @@ class NonFiniteWatch(NonFiniteLook):
         backward_followers.add(self)
 
     def forward_begins(self, model: torch.nn.Module, arguments: Any) -> None:
-        """Look at results from here to the update."""
+        """Check results from here to the update."""
         super().forward_begins(model, arguments)
         self._note(self._waiting)
         if not self._has_passed:  # what follows a pass computes with gradients: norms, clipping, unscaling
@@ -93,7 +93,7 @@ class NonFiniteWatch(NonFiniteLook):
             self._watch.resume()
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
-        """Is the loss finite?"""
+        """Check the loss before its backward."""
         if not self._watch.is_here:
             super().backward_begins(roots)
             return
@@ -269,7 +269,7 @@ class NonFiniteWatch(NonFiniteLook):
 
 
 def _judge_epsilon(optimizer: str, epsilon: Any, parameter: Tensor) -> str:
-    """Say that eps is 0, or so small that the parameter's type has it as 0; empty where it is neither."""
+    """Return a text that eps is 0, or so small that the parameter's type has it as 0; empty where it is neither."""
     if not isinstance(epsilon, int | float) or parameter.is_complex() or bool(parameter.new_tensor(epsilon)):
         return ""
     gradient = parameter.grad

@@ -53,12 +53,12 @@ class _Taken(NamedTuple):
 
 
 class OperationNotes(ForwardListener):
-    """Notes operations of the thread that starts it, but for those within a backward pass.
+    """Records operations of the thread that starts it, but for those within a backward pass.
 
     Args:
         name_module: the path of a module, None where it has no name.
         limit: operations that are noted at most.
-        fault: told of an error of ours; nothing is noted after it.
+        fault: called with an internal error; nothing is noted after it.
         see: shown the first result of each.
 
     Attributes:
@@ -98,7 +98,7 @@ class OperationNotes(ForwardListener):
         """Number of an operation in the forward of a Python Function → line and module of the Function's call."""
 
     def begin(self) -> None:
-        """Note from now on."""
+        """Start recording."""
         self.clear()
         self.start()
 
@@ -112,14 +112,14 @@ class OperationNotes(ForwardListener):
         self._guard.part()
 
     def end(self) -> None:
-        """Note no more, and forget."""
+        """Stop recording, and forget."""
         self.stop()
         self.forward_ends()
         self.clear()
 
     @uncompiled
     def before(self, call: TorchCall) -> _Taken | None:
-        """Note what an operation takes; None of what is none, or is ours."""
+        """Record what an operation takes; None of what is none, or is ours."""
         if call.function is SWITCH_GRAD and call.args:
             self._grad.switched(call.args[0], call.frame)
         if not call.name or is_ours[call.frame.f_code.co_filename] or not self._is_noting():
@@ -135,13 +135,13 @@ class OperationNotes(ForwardListener):
 
     @uncompiled
     def after(self, call: TorchCall, taken: _Taken) -> None:
-        """Note it, unless it has made no tensor."""
+        """Record it, unless it has made no tensor."""
         with without_functions():
             self._note(call, taken)
             self._span(call.first, next_sequence_number())
 
     def fail(self, error: Exception) -> None:
-        """Note nothing more."""
+        """Record nothing more."""
         self._limit = 0
         self._fault(error)
 
@@ -242,7 +242,7 @@ class OperationNotes(ForwardListener):
         return self._note_unseen(node, tensor, number) if number_of(node) >= self._first else CARRIED
 
     def _note_unseen(self, node: Any, tensor: Tensor, inner: int) -> int:
-        """Note what made a tensor without passing through here: a Python Function, or compiled code."""
+        """Record what made a tensor without passing through here: a Python Function, or compiled code."""
         line, module = self._applied.get(inner, ("", ""))
         kind = name_of(node)
         name = kind.removesuffix("Backward") if is_python(node) else kind

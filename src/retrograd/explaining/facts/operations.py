@@ -1,7 +1,7 @@
 """Operations between a forward and its backward pass.
 
-To note them is dear, and most steps make the same graph. So they are noted at the first two recorded steps, and then at
-the step behind a look at which a graph is met that is unlike all those that were noted.
+To record them is expensive, and most steps make the same graph. So they are recorded at the first two recorded steps,
+and then at the step behind a sampled one at which a graph is met that is unlike all those that were recorded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REMEMBERED = 16
 
 
 class ForwardOperations(FactSource):
-    """Notes operations from the begin of a forward to the next update, and writes them at each backward pass.
+    """Records operations from the start of a forward to the next update, and writes them at each backward pass.
 
     Where no pass comes they are written when the forward has failed, an update is made without one, or recording ends.
     """
@@ -112,7 +112,7 @@ class ForwardOperations(FactSource):
             self._notes.forward_ends()
 
     def _compare(self, graph: int, *, is_noted: bool) -> None:
-        """Note operations at the next recorded step if this graph is unlike all whose operations were noted."""
+        """Record operations at the next recorded step if this graph is unlike all whose operations were noted."""
         if is_noted:
             if len(self._graphs) >= _MOST_GRAPHS:
                 self._graphs.clear()
@@ -127,7 +127,7 @@ class ForwardOperations(FactSource):
             self._stop()
 
     def drain(self) -> None:
-        """Note what was seen of softmax functions."""
+        """Record what was seen of softmax functions."""
         self._softmaxes.drain()
 
     def end(self) -> None:
@@ -294,7 +294,7 @@ class SoftmaxLooks:
             self._held.append((fact, _add_up(without_graph(result))))
 
     def drain(self) -> None:
-        """Note one fact for each line."""
+        """Record one fact for each line."""
         held, self._held = self._held, []
         sums: dict[Softmax, Tensor] = {}
         for fact, pair in held:

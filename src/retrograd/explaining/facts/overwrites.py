@@ -25,7 +25,7 @@ _TOLD = 20
 
 
 class OverwriteWatch(FactSource):
-    """Notes lines and writes of every step, and at looks digests of all that is saved.
+    """Records lines and writes of every step, and at sampled steps digests of all that is saved.
 
     Attributes:
         writes: the last writes.
@@ -59,7 +59,7 @@ class OverwriteWatch(FactSource):
             self._watch.resume()
 
     def run_begins(self, run: EngineRun) -> None:
-        """Is what the nodes of this pass have saved still what it was?"""
+        """Check that what the nodes of this pass saved is unchanged."""
         if run.is_batched or self._saved.is_empty or not self._watch.is_here:
             return
         try:
@@ -94,7 +94,7 @@ class OverwriteWatch(FactSource):
             self._watch.pause()
 
     def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer has written to its parameters."""
+        """Record that an optimizer has written to its parameters."""
         if self._watch.is_here:
             with without_functions():
                 self.writes.note_update(held_by(optimizer), f"{type(optimizer).__name__}.step", user_line())

@@ -16,7 +16,7 @@ _Place = tuple[str, str, str, str]
 
 
 class SavedPairs(FactSource):
-    """Notes each pair of hooks whose ``unpack`` has given other data than its ``pack`` was given; once."""
+    """Records each pair of hooks whose ``unpack`` has given other data than its ``pack`` was given; once."""
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)

@@ -21,7 +21,7 @@ _IN_FUNCTION = "function"
 
 
 class SecondDerivatives(FactSource):
-    """Looks at passes that make a graph of the gradients, where operations were noted, and at the pass behind each."""
+    """Observes passes that make a graph of the gradients, where operations were noted, and at the pass behind each."""
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
@@ -103,7 +103,7 @@ def _list_lost(nodes: Iterable[Any], notes: OperationNotes) -> Iterator[LostPart
 
 
 def _is_derived(noted: Sequence[Operation], number: int) -> bool:
-    """Tell whether it was computed, within a forward of a Function, of something that has a graph."""
+    """Return whether it was computed, within a forward of a Function, of something that has a graph."""
     waiting, seen = [number], {number}
     for each in waiting:  # which grows
         operation = noted[each]

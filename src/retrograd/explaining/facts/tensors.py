@@ -40,7 +40,7 @@ _quote = lru_cache(maxsize=1 << 14)(json.dumps)
 
 
 class StateSource(FactSource):
-    """Notes parameters and buffers as they are before the first forward of a step that is looked at, and in the end.
+    """Records parameters and buffers as they are before the first forward of a sampled step, and in the end.
 
     What gradients there are is asked behind each backward pass of that step.
     """
@@ -74,7 +74,7 @@ class StateSource(FactSource):
             look.read_gradients(self._readings)
 
     def drain(self) -> None:
-        """Note what was looked at, when its step is over."""
+        """Record what was looked at, when its step is over."""
         if self._looks and self.host.step != self._step:
             self._write()
 
@@ -139,7 +139,7 @@ class _ModelLook:
                 yield site, parameter
 
     def read_gradients(self, readings: Readings) -> None:
-        """Look at what gradients there are."""
+        """Sample the gradients that there are."""
         self._has_gradients = True
         for site, find in self._tensors:
             parameter = find()
@@ -209,7 +209,7 @@ Head = tuple[str, tuple[int, ...], str]
 
 
 class InputSource(FactSource):
-    """Notes tensors that models are called with: of the first call with, and without, grad mode in a recorded step."""
+    """Records tensors that models are called with: at the first call with, and without, grad in a recorded step."""
 
     rests = True
 

@@ -117,7 +117,7 @@ class _Switch:
 
 
 class _UnitTap:
-    """Sees the calls of one module while its switch is on."""
+    """Observes the calls of one module while its switch is on."""
 
     def __init__(self, switch: _Switch, see: Callable[[Any], None]) -> None:
         self.switch = switch
@@ -130,10 +130,10 @@ class _UnitTap:
                 self._see(output)
 
     def after_compiled_call(self, rest: Sequence[tuple[Keys, Tensor]]) -> None:
-        """See nothing more: what these modules return is one tensor."""
+        """Do nothing more: what these modules return is one tensor."""
 
     def see_in_compiled_code(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
-        """See what a call inside compiled code returns."""
+        """Receive what a call inside compiled code returns."""
         if current_graph_task() == OUTSIDE:
             for keys, tensor in tensors:
                 if not keys:
@@ -142,7 +142,7 @@ class _UnitTap:
 
 
 class _RowTap:
-    """Sees what an embedding is called with while its switch is on."""
+    """Observes what an embedding is called with while its switch is on."""
 
     def __init__(self, switch: _Switch, see: Callable[[Any], None]) -> None:
         self.switch = switch
@@ -156,10 +156,10 @@ class _RowTap:
                 self._see(given[0])
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """See nothing."""
+        """Do nothing."""
 
     def see_in_compiled_code(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
-        """See what a call inside compiled code is made with."""
+        """Receive what a call inside compiled code is made with."""
         if current_graph_task() == OUTSIDE:
             for _, tensor in tensors[:1]:
                 self._see(tensor)
@@ -167,7 +167,7 @@ class _RowTap:
 
 
 class UnitLooks(FactSource):
-    """Notes facts about units at every 16th recorded step, later at every 128th."""
+    """Records facts about units at every 16th recorded step, later at every 128th."""
 
     rests = True
 
@@ -235,7 +235,7 @@ class UnitLooks(FactSource):
     # ---- what happens ----
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
-        """Look, if it is time."""
+        """Sample, if it is time."""
         trains = grad_enabled() and model.training and self.host.is_recorded
         self._training.awake = trains
         self._looking.awake = trains and self._is_time(self.host.recorded)
@@ -247,7 +247,7 @@ class UnitLooks(FactSource):
         return recorded < _FIRST or recorded % ((OFTEN if recorded < SETTLED else SELDOM) * groups) == 0
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
-        """Look no more."""
+        """Stop sampling."""
         self._looking.awake = self._training.awake = False
 
     def _see(self, path: str, bounds: tuple[float, float] | None, output: Any) -> None:
@@ -261,7 +261,7 @@ class UnitLooks(FactSource):
             self._rows[path].add(indices)
 
     def drain(self) -> None:
-        """Note what was seen."""
+        """Record what was seen."""
         held, self._held = self._held, {}
         if not held and self._moment == NOW:
             return

@@ -51,7 +51,7 @@ _PARTING = frozenset(
 
 
 def _is_spread_of_one(operation: Operation) -> bool:
-    """Tell whether it is a standard deviation of a single element, which is 0 / 0."""
+    """Return whether it is a standard deviation of a single element, which is 0 / 0."""
     taken = shape_of(operation.takes[0]) if operation.takes else None
     is_plain = argument_of(operation, "correction") is None and argument_of(operation, "unbiased") is None
     return name_of(operation) in ("std", "var") and taken is not None and count(taken) == 1 and is_plain
@@ -100,7 +100,7 @@ class Birth:
 
 
 def _is_refuted(fact: NonFinite, shown: Birth, *, are_gradients_bad: bool) -> bool:
-    """Tell whether rows show that an update was the first, or was not: it was seen in the weights, or supposed.
+    """Return whether rows show that an update was the first, or was not: it was seen in the weights, or supposed.
 
     Args:
         fact: what was seen.
@@ -164,7 +164,7 @@ class Births:
     # ---- what came in ----
 
     def _look_behind(self, birth: Birth) -> Birth:
-        """Tell whether what an operation was given was made without a graph, of inputs that are finite."""
+        """Return whether what an operation was given was made without a graph, of inputs that are finite."""
         given = [fact for fact in self._record.of(Input) if fact.step == birth.step]
         if not given or any(fact.nonfinite for fact in given):
             return birth
@@ -277,14 +277,14 @@ class Births:
         return self._conclude(replace(birth, seen_at=str(first), rank=rank, made=made, reached=reached))
 
     def _reach_of(self, step: int) -> str:
-        """Say where what is not finite has gone at a step: to the loss, or to a weight; empty where nothing tells."""
+        """Describe where non-finite values went at a step: to the loss, or to a weight; empty where not known."""
         if step in self._lost_steps:
             return f"the loss of step {step} is not finite"
         sites = self._list_bad_weights(step)
         return f"it is in {self._record.history.site_names[sites[0]]} at step {step}" if len(sites) else ""
 
     def are_weights_bad(self, step: int | None) -> bool:
-        """Tell whether weights, their gradients or updates are not finite at a step."""
+        """Return whether weights, their gradients or updates are not finite at a step."""
         return len(self._list_bad_weights(step)) > 0
 
     def _are_gradients_bad(self, step: int) -> bool:
@@ -316,7 +316,7 @@ class Births:
         return Birth("update", step, parameter)
 
     def _judge_epsilon(self, optimizer: str, epsilon: Any, parameter: str, step: int) -> str:
-        """Say that eps is 0, or so small that float16 has it as 0; empty where it is neither."""
+        """Return a text that eps is 0, or so small that float16 has it as 0; empty where it is neither."""
         kind = next((look.dtype for look in self._record.looks.get(parameter, ())), "")
         if not isinstance(epsilon, int | float) or (epsilon and not (kind == "float16" and np.float16(epsilon) == 0)):
             return ""
@@ -354,7 +354,7 @@ class Births:
         return operation.module == birth.site if birth.site else number in chain.behind_outputs
 
     def _is_harmless(self, step: int) -> bool:
-        """Tell whether loss scaling has skipped the update, or gradients that overflowed were cleared unused."""
+        """Return whether loss scaling has skipped the update, or gradients that overflowed were cleared unused."""
         if step in self.skipped:
             return True
         rows, sites = self._rows, [parse_leniently(name) for name in self._record.history.site_names]

@@ -19,7 +19,7 @@ from retrograd.explaining.findings.stretches import list_parts
 
 
 def explain(what: Given, *, detectors: Sequence[Detector] | None = None) -> Findings:
-    """Say what is wrong with a run.
+    """Find what is wrong with a run.
 
     Args:
         what: a run, its folder, a history, or a recording, which may still go on.
@@ -73,7 +73,7 @@ def make_record(what: Given) -> Record:
 
 
 def explain_record(record: Record, detectors: Sequence[Detector] | None = None) -> Findings:
-    """Ask detectors about a record."""
+    """Run detectors on a record."""
     asked = DETECTORS if detectors is None else detectors
     found: list[Finding] = []
     not_checked: list[NotChecked] = []
@@ -97,7 +97,7 @@ def explain_record(record: Record, detectors: Sequence[Detector] | None = None) 
 
 
 def _check_losses(detector: Detector, record: Record) -> list[Finding]:
-    """Ask a detector about each stretch of a run in which other parameters are trained: the first that it finds.
+    """Run a detector on each stretch of a run in which other parameters are trained: the first that it finds.
 
     Raises:
         CannotTell: it can tell of none.

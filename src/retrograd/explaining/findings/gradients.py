@@ -268,7 +268,7 @@ def _follow(chain: Chain, begun: list[int]) -> tuple[set[int], list[int]]:
 
 
 def describe_cut(operation: Operation) -> LostGradient:
-    """Say how an operation that took an operand with a graph gave a result without one."""
+    """Describe how an operation that took an operand with a graph gave a result without one."""
     function = operation.name.strip("_") if operation.name.startswith("__") else operation.name
     sentence, repair = (text.format(function=function) for text in CUTS[_find_way(operation)])
     return LostGradient(operation.line, function, sentence, f"{repair}.")

@@ -423,12 +423,12 @@ class Record:
 
     @cached_property
     def parameters(self) -> list[Parameter]:
-        """Looks at parameters."""
+        """Samples of parameters."""
         return self.of(Parameter)
 
     @cached_property
     def looks(self) -> dict[str, list[Parameter]]:
-        """Looks at each parameter, by its name."""
+        """Samples of each parameter, by its name."""
         found: dict[str, list[Parameter]] = {}
         for look in self.parameters:
             found.setdefault(look.name, []).append(look)
@@ -436,12 +436,12 @@ class Record:
 
     @cached_property
     def units(self) -> list[Units]:
-        """Looks at units of outputs."""
+        """Samples of units of outputs."""
         return self.of(Units)
 
     @cached_property
     def buffers(self) -> list[Buffer]:
-        """Looks at buffers."""
+        """Samples of buffers."""
         return self.of(Buffer)
 
     @cached_property

@@ -92,7 +92,7 @@ class _Union:
         return name
 
     def join(self, name: str, other: str) -> None:
-        """Say that two are the same."""
+        """Record that two are the same."""
         name, other = self.find(name), self.find(other)
         if name != other:
             self._above[name] = other

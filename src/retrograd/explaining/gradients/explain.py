@@ -45,7 +45,7 @@ def explain_gradients(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> GradientReasons:
-    """Say why the gradient of each parameter is None, or zero, or why it is there.
+    """Explain why the gradient of each parameter is None, or zero, or why it is there.
 
     Around forward and backward it names the line where a gradient was lost::
 
@@ -197,13 +197,13 @@ class GradientReasons(Mapping[str, Reason]):
     # ---- seeing ----
 
     def look_at(self, loss: Any) -> None:
-        """Look at the graph of a loss; nothing is run."""
+        """Inspect the graph of a loss; nothing is run."""
         roots = [each for each in _tensors_of(loss) if each.requires_grad]
         seen = look_at_graph(roots, self._places) if roots else PassSeen(has_graph=False)
         self._seen = Observations([seen], leaves=self._leaves)
 
     def hold_against(self, optimized: Sequence[Tensor]) -> None:
-        """Look also for what is in no optimizer."""
+        """Search also for what is in no optimizer."""
         self._optimized = set(map(id, optimized))
 
     def __enter__(self) -> Self:

@@ -129,7 +129,7 @@ class PassWatch:
             self._hooks = NodeHooks(found.nodes, self._zeros)
 
     def end(self, *, failed: bool) -> PassSeen:
-        """Say what was seen of the pass, which has ended, and let go of the graph."""
+        """Return what was seen of the pass, which has ended, and let go of the graph."""
         if self._pass is None:
             return replace(self.seen, failed=failed)
         reached: dict[int, bool | None] = dict.fromkeys(self._leaves)
@@ -238,7 +238,7 @@ _KINDS: tuple[tuple[tuple[str, ...], Why], ...] = (
 
 
 class ZeroWatch:
-    """Notes of each node of a pass whether what comes in, and what goes out, is zero. It waits for the device.
+    """Records of each node of a pass whether what comes in, and what goes out, is zero. It waits for the device.
 
     Args:
         nodes: those that run; their places are those in ``reach``.
@@ -264,7 +264,7 @@ class ZeroWatch:
         self._gave[self._places[index]] = tuple(None if each is None else _is_some(each) for each in outgoing)
 
     def came(self, place: int) -> bool | None:
-        """Tell whether what came in to a node was not zero; None where it did not run."""
+        """Return whether what came in to a node was not zero; None where it did not run."""
         return self._came.get(place)
 
     def find_ends(self, place: int) -> list[End]:
@@ -313,7 +313,7 @@ def _is_some(gradient: Tensor | None) -> bool:
 
 
 def has_nonzero(tensor: Tensor) -> bool | None:
-    """Tell whether an element is not zero; NaN is not. None where that cannot be told."""
+    """Return whether an element is not zero; NaN is not. None where that cannot be told."""
     with torch.no_grad():
         values = readable_values(tensor)
         return None if values is None else bool((values != 0).any())

@@ -275,7 +275,7 @@ def _unused(leaf: Leaf, seen: Observations) -> tuple[Why, str, str, str]:
 
 
 def _is_copied(leaf: Leaf, seen: Observations) -> bool:
-    """Tell whether nothing that is asked of is reached, and leaves that look the same are."""
+    """Return whether nothing that is asked for is reached, and leaves that look the same are."""
     strangers = {each for one in seen.passes for each in one.strangers}
     keys = {(tuple(each.tensor.shape), str(each.tensor.dtype)) for each in seen.leaves}
     is_reached = any(one.reached for one in seen.passes)

@@ -13,7 +13,7 @@ Arguments = Mapping[str, Any]
 """Arguments of an operation, by the names of its schema, defaults included."""
 
 Finder = Callable[[Arguments], Tensor]
-"""Tells of each element (for pooling: of each window) whether it lies at the point.
+"""Returns for each element (for pooling: for each window) whether it lies at the point.
 
 Raises:
     KeyError: an argument is not known.

@@ -79,7 +79,7 @@ def _describe_kink(kink: Kink) -> tuple[str, ...]:
 # ---- the search ----
 
 _PLACES = 5
-"""How many elements are told of each node."""
+"""How many elements are shown of each node."""
 
 _VALUES = 3
 
@@ -143,7 +143,7 @@ def _look_at_graph(loss: Tensor) -> Kinks:
     if any(map(is_freed, nodes)):
         raise FreedGraphError(
             "The graph is freed: a backward pass has dropped what its nodes had saved.",
-            repair="look before backward, or call backward(retain_graph=True).",
+            repair="call it before backward, or call backward(retain_graph=True).",
         )
     seen: list[Sighting] = []
     unseen: Counter[str] = Counter()
@@ -179,10 +179,10 @@ def _pass_back(total: Tensor, graph: Graph, nodes: Sequence[Node]) -> Mapping[in
     if not live:
         return {}
     incoming = run_from(total, torch.ones_like(total), to=list(live.values()))
-    return {index: _count_born(node, incoming[node]) for index, node in live.items()}
+    return {index: _count_nonfinite_made(node, incoming[node]) for index, node in live.items()}
 
 
-def _count_born(node: Any, incoming: tuple[Tensor | None, ...] | None) -> int:
+def _count_nonfinite_made(node: Any, incoming: tuple[Tensor | None, ...] | None) -> int:
     if incoming is None or any(each is not None and not bool(each.isfinite().all()) for each in incoming):
         return 0
     return sum(int((~each.isfinite()).sum()) for each in run_node(node, incoming) if each is not None)

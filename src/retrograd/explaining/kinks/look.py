@@ -33,13 +33,13 @@ class Sighting:
 
 
 class Look:
-    """Sees, while it is entered, the operations of this thread that make a node and have such points.
+    """Observes, while it is entered, the operations of this thread that make a node and have such points.
 
     What operations take is looked at before they run, so that those in place are seen too; nothing that runs is
     changed, and no device is waited for.
 
     Args:
-        see: told of each, and of each kind of point that its operation has.
+        see: notified of each, and of each kind of point that its operation has.
     """
 
     def __init__(self, see: Callable[[Sighting], None]) -> None:
@@ -50,12 +50,12 @@ class Look:
         self._known: dict[int, tuple[Any, tuple[Point, ...], Mapping[str, Any]]] = {}
 
     def put_on(self) -> None:
-        """Look from here on, in this thread."""
+        """Start watching, in this thread."""
         self._made = next_sequence_number()
         self._tap.put_on()
 
     def take_off(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._tap.take_off()
         self._tap.end()
 

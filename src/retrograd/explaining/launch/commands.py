@@ -18,7 +18,7 @@ from retrograd.explaining.launch.options import ExplainOptions
 
 
 class Explain(ExplainOptions):
-    """Say what is wrong with a run, or with a script that is run for it."""
+    """Report what is wrong with a run, or with a script that is run for it."""
 
     def check(self) -> None:
         if not self.command:
@@ -33,7 +33,7 @@ class Explain(ExplainOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Command):
-    """Say where runs first diverge from the first of them, and why."""
+    """Report where runs first diverge from the first of them, and why."""
 
     name: ClassVar[str] = "compare"
     reads: ClassVar[bool] = True

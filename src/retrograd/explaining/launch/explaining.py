@@ -81,7 +81,7 @@ def _tell_end(run: Run) -> str:
 
 
 def _tell_where_stopped(run: Run) -> str:
-    """Say which ranks ended without a word, and how far their rows go."""
+    """Report which ranks ended without a word, and how far their rows go."""
     stopped = [rank for rank in run.ranks if rank.status == "stopped"]
     steps = [rank.facts["last_step"] for rank in stopped if isinstance(rank.facts.get("last_step"), int)]
     ranks = list_names([str(rank.rank) for rank in stopped])
@@ -140,7 +140,7 @@ def _signals_left_to(process: Popen[bytes]) -> Iterator[None]:
 
 
 def _is_in_front() -> bool:
-    """Tell whether Ctrl-C in the terminal interrupts us, and with us the command."""
+    """Return whether Ctrl-C in the terminal interrupts us, and with us the command."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:
@@ -234,7 +234,7 @@ def find_verdict(run: Path, shown: str) -> str:
 
 
 def _tell_lost_attempt(run: Run) -> str:
-    """Say that a launcher has started the work anew, and that nothing recorded before is gone on with."""
+    """Report that a launcher has started the work anew, and that nothing recorded before is gone on with."""
     told = [rank.facts.get("attempt") for rank in run.ranks if not rank.is_extra]
     attempts = [each for each in told if isinstance(each, dict) and each.get("number")]
     is_lost = bool(attempts) and all(each.get("step") is None for each in attempts)
@@ -242,7 +242,7 @@ def _tell_lost_attempt(run: Run) -> str:
 
 
 def _tell_stopped(run: Run) -> str:
-    """Say how many processes died without a word; nothing where none did."""
+    """Report how many processes died without a word; nothing where none did."""
     stopped = {rank.rank for rank in run.ranks if rank.status == "stopped"}
     whose = "its" if len(stopped) == 1 else "their"
     processes = count_of(len(stopped), "process", "processes")
@@ -250,7 +250,7 @@ def _tell_stopped(run: Run) -> str:
 
 
 def tell_verdict(findings: Findings | None, shown: str, whose: str = "") -> str:
-    """Say what was found in the same words; None where nobody has looked. ``whose``: where other processes differ."""
+    """Report what was found in the same words; None if nothing was checked. ``whose``: where other processes differ."""
     report = f"see it with: retrograd report {shown}"
     if findings is None:
         return f"; what is wrong, if anything, tells: retrograd explain {shown}; {report}"

@@ -29,7 +29,8 @@ examples:
 
 A run is explained from its record alone. A command is run, and watched more closely than `retrograd run` does: also
 writes to what autograd has saved, where exactly NaN is made, and points without a derivative. The exit code is that of
-the command, or 0 for a run; 1 where --fail-on says so; 2 for an error of usage. Options after the script belong to it.
+the command, or 0 for a run; 1 where --fail-on says so; 2 for an error of usage. Everything after the script is passed
+to it.
 """
 
     command: tuple[str, ...] = ()
@@ -41,5 +42,5 @@ the command, or 0 for a run; 1 where --fail-on says so; 2 for an error of usage.
     fail_on: Literal["critical", "warning", "note"] | None = option(
         "--fail-on", None, "exit with 1 if a finding is this severe, or worse"
     )
-    steps: int | None = option("--steps", None, "of a command: end it after N steps", metavar="N")
+    steps: int | None = option("--steps", None, "of a command: stop it after N steps", metavar="N")
     output: str | None = option("-o --output", None, "of a command: run folder, as for `retrograd run`", metavar="DIR")

@@ -176,7 +176,7 @@ def _say_version(facts: dict[str, Any]) -> str:
 
 
 def describe_bundle(bundle: Bundle) -> Iterator[str]:
-    """Say what a bundle holds, line by line."""
+    """Describe what a bundle holds, line by line."""
     node, operations = bundle.node, bundle.operations
     number = "" if node.number is None else f", number {node.number}"
     yield f"{node.place}{number}, written with torch {bundle.versions.torch}"

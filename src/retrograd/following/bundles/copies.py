@@ -253,7 +253,7 @@ class MemoryCopier:
         )
 
     def holds(self, tensor: Tensor) -> bool:
-        """Tell whether some of the memory of a tensor is copied."""
+        """Return whether some of the memory of a tensor is copied."""
         return tensor.layout is torch.strided and not tensor.is_meta and memory_of(tensor) in self._names
 
     def cover(self, tensor: Tensor) -> None:
@@ -262,7 +262,7 @@ class MemoryCopier:
             self._copy(tensor, 0, tensor.untyped_storage().nbytes())
 
     def will_write(self, tensor: Tensor) -> None:
-        """Tell that a tensor is about to be written to."""
+        """Record that a tensor is about to be written to."""
         for part in (tensor,) if tensor.layout is torch.strided else sparse_parts(tensor):
             if self.holds(part):
                 self._originals[self._names[memory_of(part)]].is_written = True

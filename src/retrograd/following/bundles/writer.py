@@ -217,7 +217,7 @@ def _move(unfinished: Path, path: Path) -> Path:
         except OSError:
             if not target.exists():
                 raise
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable")
 
 
 # ---- node facts ----

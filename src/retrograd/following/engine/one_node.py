@@ -341,5 +341,5 @@ def _reduce(gradient: Tensor, shape: torch.Size) -> Tensor:
     except RuntimeError as error:
         raise ReplayError(
             f"A gradient of shape {list(gradient.shape)} cannot be summed to {list(shape)}.",
-            repair="look at the backward of the node that returned it.",
+            repair="check the backward of the node that returned it.",
         ) from error

@@ -345,7 +345,7 @@ class Targets:
         return bool(self._edges)
 
     def want(self, node: Any) -> bool:
-        """Tell whether gradients of this node are needed."""
+        """Return whether gradients of this node are needed."""
         return not self._edges or node in self.needed or node in self.nodes
 
     def record(self, node: Any, arrived: NodeGradients) -> None:
@@ -365,5 +365,5 @@ class Targets:
 
 
 def is_several(given: Any) -> bool:
-    """Tell a list of tensors, nodes and gradient edges from one of them."""
+    """Return whether this is a list of tensors, nodes and gradient edges, not one of them."""
     return isinstance(given, list | tuple) and not isinstance(given, GradientEdge)

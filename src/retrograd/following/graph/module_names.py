@@ -49,11 +49,11 @@ class ModuleNames:
         return any(model() is not None for _, model in self._models)
 
     def is_of(self, model: nn.Module) -> bool:
-        """Tell whether these are the names of this very model."""
+        """Return whether these are the names of this very model."""
         return any(mine() is model for _, mine in self._models)
 
     def knows(self, module: nn.Module) -> bool:
-        """Tell whether the module was part of it when it was last looked at."""
+        """Return whether the module was part of it when it was last looked at."""
         held, path = self._paths.get(id(module), (None, None))
         return held is not None and held() is module and path is not None
 

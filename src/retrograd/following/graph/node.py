@@ -163,7 +163,7 @@ class Node(NamedNode):
 
 
 def matches(pattern: str, node: NamedNode) -> bool:
-    """Tell whether a glob is meant to match this node: by kind, module, ``module:kind`` or the name of the leaf.
+    """Return whether a glob is meant to match this node: by kind, module, ``module:kind`` or the name of the leaf.
 
     One with a ``#`` asks for calls, ``fc#1``, ``fc#2:AddmmBackward0``, ``fc#*``; one without means every call.
     """
@@ -177,7 +177,7 @@ def matches(pattern: str, node: NamedNode) -> bool:
 
 
 def holds_nonfinite(gradients: Iterable[Tensor | None]) -> bool:
-    """Tell whether any of these holds NaN or infinity; False where that cannot be told."""
+    """Return whether any of these holds NaN or infinity; False where that cannot be told."""
     return any(gradient is not None and not _is_finite(gradient) for gradient in gradients)
 
 

@@ -196,7 +196,7 @@ def record_origins(
     writes: bool = False,
     limit: int = LIMIT,
 ) -> Origins:
-    """Note where the nodes of a forward are made, while it runs, at a cost of microseconds an operation.
+    """Record where the nodes of a forward are made, while it runs, at a cost of microseconds an operation.
 
         with rg.record_origins() as origins:
             loss = model(x).sum()

@@ -60,7 +60,7 @@ class Overwritten:
         return any(each.writer.endswith(".step") for each in self.writes)
 
     def sentence(self) -> str:
-        """Say who saved it, and who wrote."""
+        """Describe who saved it, and who wrote."""
         what = f"{self.parameter}, {self.tensor}," if self.parameter else f"{self.saved} of {self.node}, {self.tensor},"
         where = f" in {self.module or 'the model itself'}" if self.module is not None else ""
         line = f" at {self.line}" if self.line else ""
@@ -70,13 +70,13 @@ class Overwritten:
         )
 
     def tell_writer(self) -> str:
-        """Say who wrote."""
+        """Describe who wrote."""
         if not self.writes:
             return "no operation was seen writing, so it was done before it was watched, in a hook, or in compiled code"
         return f"written to by {', then by '.join(map(str, self.writes))}"
 
     def repair(self) -> str:
-        """Say what to do."""
+        """Return what to do."""
         if self.is_updated:
             return (
                 "call step() after the last backward() through this forward, or run the forward again after step(), or"

@@ -197,7 +197,7 @@ class Ring:
         self._write_lane(lane)
 
     def name_modules(self, first: int, last: int, text: str) -> None:
-        """Note that a call of a module made the nodes from ``first`` up to but not including ``last``.
+        """Record that a call of a module made the nodes from ``first`` up to but not including ``last``.
 
         It is written when the next pass begins, or by :meth:`write_modules`. Numbers of different threads are not told
         apart.
@@ -237,7 +237,7 @@ class Ring:
         )
 
     def _meet(self, node: Any) -> None:
-        """Note a node of a kind, or in a thread, that was not seen before."""
+        """Record a node of a kind, or in a thread, that was not seen before."""
         if node is None:
             return
         with contextlib.suppress(Exception):  # the program's backward pass goes on whatever becomes of ours

@@ -84,7 +84,7 @@ def read_rings(run: Path | str, last: int = 64) -> list[RankState]:
         raise TraceError(
             f"{str(run)!r} holds no ring of events.",
             repair=f"{recorded}run the script as `retrograd trace`, or call rg.watch_hangs(folder) in it, and give "
-            "that folder; how a recorded run fares tells `retrograd view`.",
+            "that folder; to see how a recorded run is doing, use `retrograd view`.",
         )
     return sorted((_read_folder(folder, last) for folder in folders), key=lambda state: state.rank)
 
@@ -155,7 +155,7 @@ def choose_folder(run: Path, rank: int) -> Path:
 
 
 def _is_taken(folder: Path) -> bool:
-    """Tell whether a living process writes a ring there."""
+    """Return whether a living process writes a ring there."""
     try:
         state = read_ring(folder / RING, last=1)
     except TraceError:
@@ -199,7 +199,7 @@ def lane_size(capacity: int) -> int:
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """Tell whether the process with this number on this machine is the one that began then."""
+    """Return whether the process with this number on this machine is the one that began then."""
     if started:
         return start_of(pid) == started
     try:

@@ -96,7 +96,7 @@ class SignalTap:
             previous = signal.getsignal(self.number)
             if previous is signal.SIG_DFL and self.number not in _HARMLESS:
                 raise TraceError(
-                    f"{signal.Signals(self.number).name} ends the process by default, and would no more.",
+                    f"{signal.Signals(self.number).name} ends the process by default; a handler would prevent that.",
                     repair="use signal.SIGUSR1, or set a handler of your own for it before.",
                 )
             return signal.signal(self.number, self._handle)

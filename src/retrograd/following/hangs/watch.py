@@ -58,7 +58,7 @@ def watch_hangs(
     on_signal: int | None = None,
     origins: Origins | None = None,
 ) -> HangWatch:
-    """Note the last events of every backward pass of this process, and write a report when one hangs.
+    """Record the last events of every backward pass of this process, and write a report when one hangs.
 
     The ring of events lies in the run folder: ``retrograd hangs RUN`` reads it while the process runs, hangs or is
     dead, and compares the ranks. A report is a text file beside it, ``hang-1.txt``: the node, what ran before it, and
@@ -95,7 +95,7 @@ class HangWatch:
 
     Attributes:
         ring: what is noted.
-        follower: is told of passes; to be told of one that had begun before by whoever knows of it.
+        follower: is notified of passes; to be notified of one that had begun before by whoever knows of it.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class HangWatch:
                 if self._wait(pause) and not self._closing.is_set():
                     self.report("a signal came")
                 self._look()
-            except Exception as error:  # a fault of ours is told of once, not every second
+            except Exception as error:  # a fault of ours is notified of once, not every second
                 _say(f"retrograd: hangs are watched for no more: {type(error).__name__}: {error}")
                 return
 
@@ -193,7 +193,7 @@ class HangWatch:
             self.report(reason)
 
     def _name_modules(self) -> None:
-        """Note in what modules the last nodes were made, now that there is time for it."""
+        """Record in what modules the last nodes were made, now that there is time for it."""
         if self._origins is None:
             return
         for thread in self.ring.read(_LAST).threads:
@@ -221,7 +221,7 @@ class HangWatch:
 
 
 class StallDetector:
-    """Tells which passes have not moved for too long, each stop once.
+    """Reports passes that have not moved for too long, each stop once.
 
     Args:
         limit: seconds; None for no end.
@@ -303,7 +303,7 @@ class _Follower:
         self._ring.pass_ends(is_failure(error))
 
     def fault(self, where: str, error: Exception) -> None:
-        """Say, once, that something of ours went wrong."""
+        """Report, once, an internal error."""
         self._notices.warn_once("pass", f"A backward pass cannot be watched: {type(error).__name__}: {error}")
 
 

@@ -15,7 +15,7 @@ from retrograd.following.launch.requests import DebugRequest, TraceRequest
 
 @dataclass(frozen=True, kw_only=True)
 class Hangs(Command):
-    """Say where each process of a run is in its backward pass, also when it hangs."""
+    """Show where each process of a run is in its backward pass, also when it hangs."""
 
     name: ClassVar[str] = "hangs"
     examples: ClassVar[str] = """
@@ -27,7 +27,7 @@ It reads what the processes leave in their files, so it also works on one that h
 """
 
     run: Path = option("DIR", MISSING, "folder that `retrograd trace` or `rg.watch_hangs` writes to")
-    once: bool = option("--once", False, "say it once, and end")
+    once: bool = option("--once", False, "print it once, and exit")
     limit: float | None = option(
         "--limit", None, "how long a node may take until it counts as hanging", metavar="SECONDS"
     )
@@ -51,9 +51,9 @@ The exit code is 0 if the node gives the same as before, bit for bit, and 1 if n
 """
 
     bundle: Path = option("BUNDLE", MISSING, "folder of the bundle")
-    any_torch: bool = option("--any-torch", False, "try it though another version of torch has written it")
-    trust: bool = option("--trust", False, "run it though you have not written it, as you would a program")
-    show: bool = option("--show", False, "say what it holds, and run nothing")
+    any_torch: bool = option("--any-torch", False, "try it even if another version of torch wrote it")
+    trust: bool = option("--trust", False, "run it even if you did not write it, as you would a program")
+    show: bool = option("--show", False, "print what it holds, and run nothing")
 
     def carry_out(self) -> int:
         bundle = rg.open_bundle(path_to_read(self.bundle))

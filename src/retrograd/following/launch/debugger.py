@@ -121,7 +121,7 @@ class Debugger:
             self.origins.__exit__(None, None, None)
 
     def say_end(self) -> None:
-        """Say so if nothing was ever stopped."""
+        """Report if nothing was ever stopped."""
         if self.stops:
             return
         passes = count_of(self.passes, "backward pass", "backward passes")
@@ -293,7 +293,7 @@ class DebuggedPass:
         return STEP if orders.steps is not None and orders.steps <= 0 else ""
 
     def _update_tests(self) -> None:
-        """Look places up in this graph, once for each change of the breakpoints."""
+        """Find places in this graph, once for each change of the breakpoints."""
         if self._revision == self._orders.revision:
             return
         self._revision = self._orders.revision

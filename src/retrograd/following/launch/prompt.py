@@ -89,7 +89,7 @@ class TerminalPrompt:
         self._last_command = ""
 
     def ask(self, stopped: DebuggedPass, orders: Orders) -> None:
-        """Ask what to do; returns when the pass is to go on.
+        """Prompt for what to do; returns when the pass is to go on.
 
         Raises:
             SystemExit: the user has had enough.
@@ -136,7 +136,7 @@ class Prompt(cmd.Cmd):
         self._selected = stopped.stop.index
 
     def run(self) -> None:
-        """Say where the pass is, and carry out commands until one lets it go on."""
+        """Print where the pass is, and carry out commands until one lets it go on."""
         self._say()
         self._say_all(describe_pass(self._pass, brief=self._pass.why == STEP))
         if not self._has_source:
@@ -160,7 +160,7 @@ class Prompt(cmd.Cmd):
     do_w = do_where
 
     def do_up(self, text: str) -> None:
-        """Look at the node that this one has its incoming gradient from, towards the loss; of several, the N-th."""
+        """Show the node that this one has its incoming gradient from, towards the loss; of several, the N-th."""
         graph, here = self._pass.graph, self._selected
         before = [
             (node.index, f"gives incoming[{edge.slot}]")
@@ -173,7 +173,7 @@ class Prompt(cmd.Cmd):
     do_u = do_up
 
     def do_down(self, text: str) -> None:
-        """Look at the node that gets the outgoing gradient of this one, towards the leaves; of several, the N-th."""
+        """Show the node that gets the outgoing gradient of this one, towards the leaves; of several, the N-th."""
         edges = enumerate(self._pass.graph[self._selected].edges)
         after = [(edge.node, f"gets outgoing[{slot}]") for slot, edge in edges if edge is not None]
         self._move(after, text, "Nothing goes out of here.")

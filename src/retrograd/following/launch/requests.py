@@ -62,7 +62,7 @@ for `retrograd hangs DIR`.
 
 @dataclass(frozen=True, kw_only=True)
 class DebugRequest(Request):
-    """Stop inside the backward passes of an unmodified script, and look."""
+    """Stop inside the backward passes of an unmodified script, at a prompt."""
 
     name: ClassVar[str] = "debug"
     promise: ClassVar[str] = "debugging {}; a prompt opens where a backward pass stops"

@@ -83,7 +83,7 @@ class TracingSession(PassSession):
             say(f"{said}: {_NO_NODE}" if is_wanted else f"{said}; see it with --passes {number}:{number + 1}")
 
     def _has_traced(self) -> bool:
-        """Tell whether the pass that has just ended in this thread was traced."""
+        """Return whether the pass that has just ended in this thread was traced."""
         passes = self._trace.passes if self._trace is not None else []
         here, since = threading.get_ident(), self._begun.get(threading.get_ident(), 0)
         return any(each.thread == here and each.begin >= since for each in passes)

@@ -221,7 +221,7 @@ class Breakpoint:
         return self.text
 
     def within(self, graph: Graph) -> Predicate:
-        """Ask the question of the stops of one graph: its nodes are looked at once.
+        """Return the test for the stops of one graph: its nodes are examined once.
 
         Raises:
             NoSuchNodeError: it is about places, and no node is there; the nearest are named.

@@ -122,7 +122,7 @@ class Stepper:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether the pass has ended."""
+        """Whether the pass has ended."""
         return self._pass.state == "over"
 
     @property

@@ -1,1 +1,1 @@
-"""See every node of a backward pass, and explain one that raised."""
+"""Observe every node of a backward pass, and explain one that raised."""

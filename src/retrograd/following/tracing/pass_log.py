@@ -112,7 +112,7 @@ class PassLog:
         def mark_leaf(incoming: Any) -> None:
             mark(None)
 
-        # Where a function mode is on, it would be told of every attribute of a gradient that we look at.
+        # Where a function mode is on, it would be called for every attribute of a gradient that we look at.
         marks = Marks(mark if count_function_modes() else mark_one, mark, mark_leaf)
         return marks if meter is None else Marks(*(self._with_level(each, meter) for each in marks))
 
@@ -125,7 +125,7 @@ class PassLog:
         return set(self._marks[2::_MARKS])
 
     def learn(self, reach: Reach, name_leaf: NameLeaf) -> None:
-        """Ask the nodes what they are; they may be freed after the pass."""
+        """Query the nodes for what they are; they may be freed after the pass."""
         if self._identities:
             return
         nodes = reach.nodes
@@ -148,7 +148,7 @@ class PassLog:
             self._forget_repeated()
 
     def _forget_repeated(self) -> None:
-        """Note each node once: in a graph that an earlier pass has freed, the hooks of that pass are there still."""
+        """Record each node once: in a graph that an earlier pass has freed, the hooks of that pass are there still."""
         seen: set[int] = set()
         for index, node in reversed([*enumerate(self._marks[2::_MARKS])]):
             if node in seen:

@@ -64,7 +64,7 @@ class TraceOptions:
 
     @property
     def is_thorough(self) -> bool:
-        """Tell whether something is to be done at each node, and not only noted."""
+        """Whether something is to be done at each node, and not only noted."""
         return self.norms or self.resumable or self.live is not None or self.bundle is not None
 
     def make_folder(self) -> Path:
@@ -118,7 +118,7 @@ class TracedPass:
         self.log.learn(self._found.reach, self._name_leaf)
 
     def explain(self, error: Exception, origins: Origins | None) -> Failure | None:
-        """Say which node the pass has died in; None if none had begun."""
+        """Return which node the pass has died in; None if none had begun."""
         log = self.log
         if not len(log):
             return None
@@ -169,7 +169,7 @@ class TracedPass:
 
 
 class _Examiner:
-    """Looks at what goes into each node and what comes out."""
+    """Examines what goes into each node and what comes out."""
 
     def __init__(
         self,
@@ -190,13 +190,13 @@ class _Examiner:
         """Identity of the node that has run to its end last."""
 
     def tell(self, place: int, end: int = 0) -> None:
-        """Say live that the node at this place in the pass has run: until now, unless its end is known."""
+        """Show live that the node at this place in the pass has run: until now, unless its end is known."""
         if self._options.live is not None and place >= 0:
             self._options.live(self._describe.event(place, end))
 
     @never_raise(INCOMPLETE)
     def before(self, index: int, incoming: NodeGradients) -> None:
-        """Note what the node is given."""
+        """Record what the node is given."""
         node = self._nodes[index]
         self.tell(len(self._log) - 1)
         (self._marks.leaf if is_leaf(node) else self._marks.several)(incoming)
@@ -213,7 +213,7 @@ class _Examiner:
 
     @never_raise(INCOMPLETE)
     def after(self, index: int, outgoing: NodeGradients) -> None:
-        """Note what the node has given."""
+        """Record what the node has given."""
         node = self._nodes[index]
         self.ended = id(node)
         if self._pending is not None:
@@ -249,7 +249,7 @@ _OF_HOOKS = ("hook '", "expected Variable, but hook returned ")
 
 
 def is_said_of_hook(error: BaseException) -> bool:
-    """Tell whether torch has refused what a hook returned."""
+    """Return whether torch has refused what a hook returned."""
     return str(error).startswith(_OF_HOOKS)
 
 
@@ -276,7 +276,7 @@ def find_whether_it_ran(node: Any, error: BaseException, *, keeps_graph: bool) -
 
 
 def may_be_hook(node: Any, error: BaseException) -> bool:
-    """Tell whether an error may be of a hook: of Python code that is not the backward of the node, or said of one."""
+    """Return whether an error may be of a hook: of Python code that is not the backward of the node, or said of one."""
     inner = _find_inner_frames(error)
     is_own = is_python(node) and inner and inner[0].filename.endswith(_FUNCTION)
     return (bool(inner) or is_said_of_hook(error)) and not is_own
@@ -345,7 +345,7 @@ def bundle_node(
 
 
 def _raises_again(bundle: Path, error: Exception) -> bool:
-    """Tell whether the node raised the same when it was run again for its bundle."""
+    """Return whether the node raised the same when it was run again for its bundle."""
     failure = open_bundle(bundle).node.failure
     return failure is not None and failure.error.kind == describe_error(error).kind
 

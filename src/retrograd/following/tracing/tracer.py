@@ -146,7 +146,7 @@ class Tracing:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether all passes that were asked for by their number have ended."""
+        """Whether all passes that were asked for by their number have ended."""
         with self._lock:
             passes = self._options.passes
             return isinstance(passes, range) and self._outermost >= passes.stop and not self._running

@@ -90,14 +90,14 @@ class ProgramHold:
     source: weakref.ref[torch.UntypedStorage]
 
     def is_left(self) -> bool:
-        """Ask whether the program has let go of it."""
+        """Return whether the program has let go of it."""
         values = self.values()
         return self.source() is None if values is None else not is_held_elsewhere(values)
 
 
 @dataclass(slots=True)
 class PassNotes:
-    """Notes of one pass: from the first range that is packed until autograd holds nothing of it.
+    """Records of one pass: from the first range that is packed until autograd holds nothing of it.
 
     Attributes:
         keys: of the ranges, in the order in which they were packed.
@@ -130,11 +130,11 @@ class PassNotes:
 
     @property
     def is_over(self) -> bool:
-        """Ask whether autograd holds nothing of it any more."""
+        """Whether autograd holds nothing of it any more."""
         return len(self.freed) == len(self.keys)
 
     def add(self, saved: Saved) -> int:
-        """Note that a range is packed; returns its number."""
+        """Record that a range is packed; returns its number."""
         self.keys.append((saved.nbytes, saved.values.dtype, saved.path))
         self.shapes.append(saved.shape)
         return len(self.keys) - 1
@@ -144,7 +144,7 @@ class PassNotes:
         return take_time(values) if self.is_timed else math.nan
 
     def note(self, kind: EventKind, number: int, began: Mark, ended: Mark) -> None:
-        """Note that something happened, with marks before and after."""
+        """Record that something happened, with marks before and after."""
         self.events.append((kind, number, began, ended))
 
     def watch(self, number: int, item: Packed, values: Tensor) -> None:
@@ -154,7 +154,7 @@ class PassNotes:
 
     @property
     def is_cut_short(self) -> bool:
-        """Ask whether a backward pass over it was begun and has failed. Unknown while one runs."""
+        """Whether a backward pass over it was begun and has failed. Unknown while one runs."""
         return bool(self.unfinished) and not is_in_backward()
 
     def see_end_of_backward(self) -> None:

@@ -29,7 +29,7 @@ class RecomputeSource(Protocol):
 
     @property
     def is_as_it_was(self) -> bool:
-        """Ask whether the program has not written to it."""
+        """Whether the program has not written to it."""
 
     def lend(self, *, is_kept: bool) -> Tensor:
         """Return its values, one-dimensional; they must not be written to.
@@ -75,12 +75,12 @@ class Contents:
         self._is_counted = True
 
     def write(self, before: Contents) -> None:
-        """Note that the operation wrote into this memory. Torch counts the write only when the operation has ended."""
+        """Record that the operation wrote into this memory. Torch counts the write only after the operation."""
         self.before = before
         self._is_counted = False
 
     def is_of(self, storage: torch.UntypedStorage, version: int) -> bool:
-        """Ask whether these are still the contents of a storage."""
+        """Return whether these are still the contents of a storage."""
         if self.storage() is not storage:
             return False
         if not self._is_counted and version == self.version + 1:
@@ -131,7 +131,7 @@ class HeldArgument:
     nbytes: int
 
     def is_as_it_was(self) -> bool:
-        """Ask whether the operation would be given the same again."""
+        """Return whether the operation would be given the same again."""
         return version_of(self.leaf) == self.version and self.tensor.untyped_storage().nbytes() == self.nbytes
 
 
@@ -176,7 +176,7 @@ _Random = tuple[Tensor, torch.device]
 
 
 class OpLog:
-    """Notes the operations of a pass while that is of use, and finds out what made a storage range.
+    """Records the operations of a pass while that is of use, and finds out what made a storage range.
 
     What is not wanted is still looked at for what it writes to, so that nothing false is known of any memory whatever
     is wanted: there is only less of which it is known how it was made.
@@ -222,14 +222,14 @@ class OpLog:
         return self.carry_out
 
     def begin_pass(self) -> bool:
-        """Note that the first range is packed; returns whether operations are noted."""
+        """Record that the first range is packed; returns whether operations are noted."""
         if not self._has_begun:  # a forward that did not begin with a call
             self.clear()
         self._has_begun = False
         return self._is_on
 
     def ask_for_another(self, was_on: bool) -> bool:
-        """Ask whether a plan has to wait for another pass like the one that has ended, since that one was not noted."""
+        """Return whether a plan has to wait for another pass like the last one, since that one was not recorded."""
         self._is_asked_for = self._is_allowed and not was_on and not self._is_asked_for
         return self._is_asked_for
 
@@ -306,7 +306,7 @@ class OpLog:
         number: int,
         random: _Random | None,
     ) -> None:
-        """Note what an operation has made."""
+        """Record what an operation has made."""
         operation: LoggedOp | None = None
         for output, tensor in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
             if isinstance(tensor, Tensor) and tensor.numel() * tensor.itemsize >= self._least and is_plain(tensor):

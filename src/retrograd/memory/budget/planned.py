@@ -151,7 +151,7 @@ class Planned(UsedPolicy):
         return item
 
     def _is_in_charge_of(self, values: Tensor) -> bool:
-        """Ask whether values lie on the device that the plans are for."""
+        """Return whether values lie on the device that the plans are for."""
         if values.device != self._offloader.device:
             if not self._offloader.turn_to(values.device):
                 return False
@@ -159,7 +159,7 @@ class Planned(UsedPolicy):
         return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
     def watch_operations(self, stays: Stays) -> CarryOut | None:
-        """See the operations of a forward where a plan is to be made, or has some of them recomputed."""
+        """Observe the operations of a forward where a plan is to be made, or has some of them recomputed."""
         with self._lock:
             if self._pass is not None and self._is_over(self._pass):
                 self._finish()
@@ -190,7 +190,7 @@ class Planned(UsedPolicy):
         return current
 
     def _is_over(self, current: PlannedPass) -> bool:
-        """Ask whether what is packed now belongs to another pass."""
+        """Return whether what is packed now belongs to another pass."""
         return current.log.is_over or (bool(current.log.asked) and not is_in_backward())
 
     def _finish(self) -> None:

@@ -73,7 +73,7 @@ class KnownPlan:
         )
 
     def has_at(self, number: int, key: Key) -> bool:
-        """Ask whether this range of its pass was like that."""
+        """Return whether this range of its pass was like that."""
         return number < len(self.keys) and self.keys[number] == key
 
 
@@ -93,7 +93,7 @@ class KnownPlans:
 
     @property
     def recompute(self) -> bool:
-        """Ask whether a plan recomputes anything."""
+        """Whether a plan recomputes anything."""
         return any(known.wanted for known in self._known.values())
 
     def add(self, keys: Sequence[Key], plan: Plan, *, is_timed: bool = False) -> None:
@@ -255,14 +255,14 @@ class Item(Packed):
         return values
 
     def notice(self) -> None:
-        """Note that it is asked for; the memory is there."""
+        """Record that it is asked for; the memory is there."""
         began = self.log.now(self._like)
         if self._begin_asking():
             self._end_asking(began, self.values)
 
     @property
     def is_as_it_was(self) -> bool:
-        """Ask whether the program has not written to the memory since; else what is elsewhere may be changed too."""
+        """Whether the program has not written to the memory since; else what is elsewhere may be changed too."""
         return self.witness is None or version_of(self.witness) == self.version
 
     def lend(self, *, is_kept: bool) -> Tensor:
@@ -273,7 +273,7 @@ class Item(Packed):
         return values
 
     def _begin_asking(self) -> bool:
-        """Note that it is asked for; False if it was before."""
+        """Record that it is asked for; False if it was before."""
         if self.number in self.log.asked:
             return False
         self.log.look_after()
@@ -353,7 +353,7 @@ class Item(Packed):
 
 
 def _have_same_bits(storage: torch.UntypedStorage, values: Tensor) -> bool | Tensor:
-    """Ask whether memory has these values, bit by bit; one element where a device says so, which is not waited for."""
+    """Return whether memory has these values bitwise; a one-element tensor on a device, which is not waited for."""
     if storage.nbytes() != values.nbytes:
         return False
     made = view_storage(storage, values, 0, tuple(values.shape), (1,))

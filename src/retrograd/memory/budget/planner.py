@@ -35,8 +35,8 @@ def list_orders(recording: MeasuredPass, link: Link) -> Iterator[list[Move]]:
     yield _first_of_each(sorted(moves, key=lambda move: prices[move] / max(1, _freed(recording.ranges[move[0]]))))
     by_price = sorted(moves, key=lambda move: prices[move])
     recomputed_first = sorted(by_price, key=lambda move: move[1] == "offload")
-    dearness = sorted(_dearness(saved_range) for saved_range in recording.ranges)
-    for least in (0.0, dearness[len(dearness) // 2]):
+    costs = sorted(_cost_per_byte(saved_range) for saved_range in recording.ranges)
+    for least in (0.0, costs[len(costs) // 2]):
         yield _first_of_each([*_hidden_offloads(recording, link, least), *recomputed_first])
     yield from list_steady_orders(recording)
 
@@ -55,13 +55,13 @@ def _hidden_offloads(recording: MeasuredPass, link: Link, least: float) -> list[
     for (kind, number), seconds in zip(recording.events, recording.seconds, strict=True):
         now += seconds
         saved_range = recording.ranges[number]
-        if kind == "pack" and number in can_leave and free_at <= now and _dearness(saved_range) >= least:
+        if kind == "pack" and number in can_leave and free_at <= now and _cost_per_byte(saved_range) >= least:
             free_at = now + saved_range.nbytes / link.out
             hidden.append((number, "offload"))
     return hidden
 
 
-def _dearness(saved_range: SavedRange) -> float:
+def _cost_per_byte(saved_range: SavedRange) -> float:
     """Seconds a byte that recomputing it takes."""
     return saved_range.recompute_seconds / saved_range.nbytes if saved_range.recompute else float("inf")
 

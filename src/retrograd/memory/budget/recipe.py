@@ -60,7 +60,7 @@ class Recipe:
 
     @property
     def is_possible(self) -> bool:
-        """Ask whether the same operations would be given the same again."""
+        """Whether the same operations would be given the same again."""
         for reference in self._sources.values():
             source = reference()
             if source is None or not source.is_as_it_was:

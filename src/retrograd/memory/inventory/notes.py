@@ -1,4 +1,4 @@
-"""Notes of saved tensors while a program runs: plain data that keeps no tensor and no graph alive."""
+"""Records of saved tensors while a program runs: plain data that keeps no tensor and no graph alive."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class TensorDescriber:
         """By identity and number: nodes themselves would keep the graph alive."""
 
     def describe(self, tensor: Tensor, node: Any = None, slot: str = "") -> TensorNotes:
-        """Note what a tensor is; one that this node keeps under this name may be what its operation has returned."""
+        """Record what a tensor is; one that this node keeps under this name may be what its operation has returned."""
         pieces = list(storages_of(tensor))
         kind, name, maker = self._classify(tensor, pieces, node, slot)
         shape = shape_of(tensor)
@@ -205,7 +205,7 @@ class TensorDescriber:
 
 
 def is_output(slot: str) -> bool:
-    """Ask whether a slot of this name keeps what its operation has returned."""
+    """Return whether a slot of this name keeps what its operation has returned."""
     return _OUTPUTS.fullmatch(slot) is not None
 
 

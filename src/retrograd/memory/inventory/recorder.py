@@ -111,7 +111,7 @@ class InventoryRecorder:
     def __enter__(self) -> Inventory:
         if self._thread:
             raise SavedTensorError(
-                "This inventory is being taken, or was.", repair="call rg.take_inventory() once for each block."
+                "This inventory is not reusable.", repair="call rg.take_inventory() once for each block."
             )
         self._thread = threading.get_ident()
         with ExitStack() as stack:
@@ -138,7 +138,7 @@ class InventoryRecorder:
         self._inventory._fill(table, watch.passes, modules, tuple(_describe_omissions(watch)))
 
     def note_input(self, value: Any) -> None:
-        """Note that these tensors are inputs of the model."""
+        """Record that these tensors are inputs of the model."""
         self._watch.arguments.note(value)
 
     def at_next_call(self, callback: Callable[[], None]) -> None:

@@ -214,7 +214,7 @@ def spans_of(savers: Iterable[Saver], positions: int) -> list[Span]:
 
 
 def is_held(storage: HeldStorage, position: int, positions: int) -> bool:
-    """Ask whether it is held at a position."""
+    """Return whether it is held at a position."""
     return any(first <= position < after for first, after in spans_of(storage.savers, positions))
 
 

@@ -1,4 +1,4 @@
-"""Notes what autograd keeps: walks the graph when a backward pass begins, and follows which node runs when.
+"""Records what autograd keeps: walks the graph when a backward pass begins, and follows which node runs when.
 
 No saved-tensor hook is set. Torch goes on to check whether a saved tensor was written to; compiled code, checkpoints
 and the program's own hooks see nothing of us.

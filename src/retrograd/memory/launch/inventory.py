@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from retrograd.core.hooks.backward import backward_listeners
-from retrograd.core.launch.closing import is_speaker
+from retrograd.core.launch.closing import is_reporting_process
 from retrograd.core.launch.pass_session import PassSession
 from retrograd.core.launch.requests import RunRequest
 from retrograd.core.notices import say
@@ -138,7 +138,7 @@ class RunInventory(PassInventory):
 
     def _say_end(self) -> None:
         """The end is the recording's to tell; here only that there is no inventory in it."""
-        if not self._is_kept and is_speaker() and not any(self._run.glob(f"rank*/{INVENTORY}")):
+        if not self._is_kept and is_reporting_process() and not any(self._run.glob(f"rank*/{INVENTORY}")):
             say(f"no inventory was taken: {self._tell_obstacle()}")
 
     def _tell_done(self) -> str:

@@ -73,7 +73,7 @@ class BufferPool:
             return self._pieces[piece][start : start + nbytes]
 
     def give(self, buffer: Tensor) -> None:
-        """Note that a buffer is free again. Takes no lock: objects may be deleted at any moment."""
+        """Record that a buffer is free again. Takes no lock: objects may be deleted at any moment."""
         self._returned.append(buffer)
 
     def clear(self) -> None:
@@ -128,7 +128,7 @@ class BufferPool:
             self._release(start if before is None else before, end if after is None else after, piece)
 
     def _release(self, start: int, end: int, piece: int) -> None:
-        """Note that these bytes of a piece are free, and none beside them."""
+        """Record that these bytes of a piece are free, and none beside them."""
         insort(self._free, (end - start, piece, start))
         self._starts[piece, start] = end
         self._ends[piece, end] = start
@@ -189,7 +189,7 @@ class Offloaded(Packed):
         self._offloader.look_ahead(self.position)
 
     def want(self) -> None:
-        """Note that it is asked for; what is packed next begins another pass."""
+        """Record that it is asked for; what is packed next begins another pass."""
         self._offloader.order.ask(self.position)
 
     def take(self) -> Tensor:

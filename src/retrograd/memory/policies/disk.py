@@ -62,7 +62,7 @@ class Spilled(FileRange):
         self._spill.look_ahead(self.position, is_missed=False)
 
     def want(self) -> None:
-        """Note that it is asked for, by one who knows what comes next: nothing is read ahead."""
+        """Record that it is asked for, by one who knows what comes next: nothing is read ahead."""
         self.is_wanted = True
         asked = self.position.of.asked
         if not asked:  # else what is packed from now on would be added to this pass, for ever
@@ -131,7 +131,7 @@ class Spill:
 
     @property
     def is_foreign(self) -> bool:
-        """Ask whether this process was forked from the one whose threads these are."""
+        """Whether this process was forked from the one whose threads these are."""
         return os.getpid() != self._process
 
     @property

@@ -142,7 +142,7 @@ class _Planes(Packed):
 
     @staticmethod
     def pays(values: Tensor) -> bool:
-        """Ask whether a sample of the values shrinks enough."""
+        """Return whether a sample of the values shrinks enough."""
         sample = values[: 4 * _SAMPLE]
         return sum(len(_deflate(plane)[0]) for plane in _split(sample)) < _MOST_LEFT * sample.nbytes
 

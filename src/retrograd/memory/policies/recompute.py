@@ -119,7 +119,7 @@ class DrawnNumbers:
         self._begin = [(generator, generator.read()) for generator in _GENERATORS]
 
     def end(self) -> None:
-        """Note that the forward is over."""
+        """Record that the forward is over."""
         before = [(generator, state) for generator, state in self._begin if state is not NOT_LOADED]
         self._begin = [(generator, state) for generator, state in before if generator.read() is not state]
 
@@ -202,7 +202,7 @@ def tolerance_of(dtype: torch.dtype) -> float:
 
 
 def numbers_are_apart(first: list[Any], second: list[Any], tolerance: float) -> bool:
-    """Ask whether samples of numbers differ by more than the tolerance."""
+    """Return whether samples of numbers differ by more than the tolerance."""
     if first == second:
         return False
     with plain_torch():
@@ -213,7 +213,7 @@ def numbers_are_apart(first: list[Any], second: list[Any], tolerance: float) -> 
 
 
 def are_apart(first: Tensor, second: Tensor, tolerance: float) -> Tensor:
-    """Ask whether samples differ by more than the tolerance, each row by itself. A NaN tells nothing."""
+    """Return whether samples differ by more than the tolerance, each row by itself. A NaN tells nothing."""
     with plain_torch():
         return (second - first).abs().amax(-1) > tolerance * first.abs().amax(-1)
 
@@ -318,7 +318,7 @@ class RecomputeGuard:
     drawing: DrawnNumbers = field(default_factory=DrawnNumbers)
 
     def end_first(self) -> None:
-        """Note the end of the first run."""
+        """Record the end of the first run."""
         self.drawing.end()
 
     def second_run(self) -> AbstractContextManager[None]:

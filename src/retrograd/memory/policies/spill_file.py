@@ -145,7 +145,7 @@ class FreeSpace:
         return Extent(offset, length)
 
     def give(self, extent: Extent) -> None:
-        """Note that a part is free again. It is joined with its neighbours; what is free at the end is forgotten."""
+        """Record that a part is free again. It is joined with its neighbours; what is free at the end is forgotten."""
         offset, length = extent.offset, extent.length
         at = bisect_left(self._free, (offset, 0))
         if at < len(self._free) and self._free[at][0] == offset + length:
@@ -201,7 +201,7 @@ class SpillFile:
             return self._space.take(whole_blocks(nbytes))
 
     def give(self, extent: Extent) -> None:
-        """Note that a part is free again. Takes no lock: it is called when objects are deleted, whatever runs then."""
+        """Record that a part is free again. Takes no lock: it is called when objects are deleted, at any moment."""
         self._returned.append(extent)
 
     @property

@@ -105,7 +105,7 @@ class AskOrder(Generic[T]):
         self._finished: PackedPass | None = None
 
     def add(self, item: T, nbytes: int) -> PackPosition:
-        """Note that an item is packed."""
+        """Record that an item is packed."""
         current = self._begin()
         current.nbytes += nbytes
         current.sizes[len(current.items) :] = [nbytes]  # in place of one that an interrupt has cut short
@@ -113,7 +113,7 @@ class AskOrder(Generic[T]):
         return PackPosition(len(current.items) - 1, current)
 
     def is_needed_first(self, nbytes: int, window: int) -> bool:
-        """Ask whether what is packed next will be among the first to be asked for, by what the last pass did.
+        """Return whether what is packed next will be among the first to be asked for, by what the last pass did.
 
         Args:
             nbytes: its size. A pass that packs other sizes is not like the last one.
@@ -138,7 +138,7 @@ class AskOrder(Generic[T]):
         return self._pass
 
     def ask(self, position: PackPosition) -> None:
-        """Note that an item is asked for."""
+        """Record that an item is asked for."""
         asked = position.of
         if not asked.route:
             kind = tuple(asked.sizes)

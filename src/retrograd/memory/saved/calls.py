@@ -115,7 +115,7 @@ class PolicyCalls(CallStack[PolicyCall], threading.local):
     def begin(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], site: SaveSite, keeper: Keeper
     ) -> None:
-        """Note that a module is called, and put its policy in charge."""
+        """Record that a module is called, and put its policy in charge."""
         frame = hooked_call()
         if self.top is not None:
             self.settle(frame)
@@ -139,7 +139,7 @@ class PolicyCalls(CallStack[PolicyCall], threading.local):
         self.pop(id(hooked_call()))
 
     def _listen(self, keeper: Keeper) -> None:
-        """Ask the policy in charge of the whole thread anew whether it wants to see what is carried out.
+        """Query the policy in charge of the whole thread again whether it wants to see what is carried out.
 
         Not where the program has entered modes since, such as those of a selective checkpoint: it leaves what is on
         top, and that has to be its own.
@@ -176,13 +176,13 @@ class ModuleWatch:
         self._calls = calls
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that the module is called."""
+        """Record that the module is called."""
         if "_former_parameters" in module.__dict__:  # a replica of nn.DataParallel: its weights are other tensors
             self._keeper.parameters.learn(module)
         self._calls.begin(module, args, kwargs, self._site, self._keeper)
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """Note that the call has ended."""
+        """Record that the call has ended."""
         self._calls.end()
 
 
@@ -196,7 +196,7 @@ class EveryModuleWatch:
         self._known: IdentitySet[nn.Module] = IdentitySet()
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that a module is called."""
+        """Record that a module is called."""
         if module not in self._known:
             self._known.add(module)
             self._keeper.parameters.learn(module)
@@ -204,5 +204,5 @@ class EveryModuleWatch:
         self._calls.begin(module, args, kwargs, SaveSite(name, name, log=self._outside.log), self._keeper)
 
     def after_call(self, module: nn.Module, output: Any) -> None:
-        """Note that the call has ended."""
+        """Record that the call has ended."""
         self._calls.end()

@@ -103,7 +103,7 @@ class PackedEntry:
         self._wanted: torch.UntypedStorage | None = None
 
     def holds(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-        """Ask whether it stands for the memory of a tensor, by more than the address, and for what is in it now.
+        """Return whether it stands for the memory of a tensor, by more than the address, and for what is in it now.
 
         Tensors that share memory need not share the counter of writes (``unsafe_chunk`` in an LSTM, ``.data``); those
         that are views of one tensor do.

@@ -80,7 +80,7 @@ class SavedHandle:
     def __enter__(self) -> Self:
         if self._is_removed:
             raise SavedPolicyError(
-                "These policies have ended.",
+                "This rg.keep_saved() was closed.",
                 repair="call rg.keep_saved() again for each block; the policy itself may be the same.",
                 reason="entered again they would keep nothing.",
             )
@@ -232,7 +232,7 @@ def _read_patterns(policy: Policies) -> list[_PolicyPattern]:
     given = policy if isinstance(policy, Mapping) else {"*": policy}
     patterns = [_PolicyPattern(each, compile_pattern(each), check_policy(one)) for each, one in given.items()]
     if not patterns:
-        raise SavedPolicyError("There is no policy in {}.", repair="give at least one pattern and its policy.")
+        raise SavedPolicyError("The dict of policies is empty.", repair="give at least one pattern and its policy.")
     by_call = next(filter(asks_for_call, given), None)
     if by_call is not None:
         raise SavedPolicyError(

@@ -23,7 +23,7 @@ class LastTensors:
 
     def __init__(self, store: Store, name: str, size: int) -> None:
         if size < 1:
-            raise ValueError(f"{name!r} keeps a whole number of tensors from 1 on, not {size}")
+            raise ValueError(f"{name!r} keeps a whole number of tensors, at least 1, not {size}")
         self._store = store
         self._size = size
         self._name = f"{name}/last"
@@ -72,7 +72,7 @@ class Window:
 
     def __init__(self, store: Store, name: str, size: int | None) -> None:
         if size is not None and size < 1:
-            raise ValueError(f"the window {name!r} holds a whole number of values from 1 on, not {size}")
+            raise ValueError(f"the window {name!r} holds a whole number of values, at least 1, not {size}")
         self._store = store
         self._size = size
         self._values, self._count, self._offered = f"{name}/window", f"{name}/window/count", f"{name}/window/offered"

@@ -48,7 +48,7 @@ class SimulatedChange(NamedTuple):
 
 
 class RuleSimulation:
-    """Tells what a rule would have done; ``print`` it for a line a site, the largest change first.
+    """Shows what a rule would have done; ``print`` it for a line a site, the largest change first.
 
     Attributes:
         rule: the rule as printed.

@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def is_sparse(value: Tensor) -> bool:
-    """Tell whether a tensor is sparse in COO layout."""
+    """Return whether a tensor is sparse in COO layout."""
     return value.layout is torch.sparse_coo
 
 
 def is_packed(value: Tensor) -> bool:
-    """Tell whether a tensor is nested in jagged layout, and its values are its elements alone, without gaps."""
+    """Return whether a tensor is nested in jagged layout, and its values are its elements alone, without gaps."""
     return value.layout is torch.jagged and value.is_contiguous() and value.lengths() is None  # type: ignore[attr-defined]
 
 

@@ -185,7 +185,7 @@ def draw_table(rows: Sequence[Row]) -> str:
 
 
 def describe_faults(rows: Sequence[Row], faults: Sequence[Row]) -> str:
-    """Say in a sentence each what is at fault, or that nothing is.
+    """Describe in a sentence each what is at fault, or that nothing is.
 
     Args:
         rows: all of it.

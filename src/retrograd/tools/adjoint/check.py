@@ -112,7 +112,7 @@ def _check_request(model: nn.Module, probes: int) -> None:
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise AdjointError("The model has parameters without a shape.", repair="run it once, then check it.")
     if probes < 1:
-        raise AdjointError(f"{probes} probes compare nothing.", repair="give a number from 1 on.")
+        raise AdjointError(f"{probes} probes compare nothing.", repair="give a number of at least 1.")
 
 
 def _copy(model: nn.Module) -> nn.Module:

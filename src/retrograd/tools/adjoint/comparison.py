@@ -57,7 +57,7 @@ class AdjointComparison:
 
     @property
     def by_forward_mode(self) -> bool:
-        """Tell whether forward mode is the better witness: finite differences agree with it, or tell nothing."""
+        """Whether forward mode is the better witness: finite differences agree with it, or tell nothing."""
         return self.forward_mode is not None and (
             not self._is_settled or abs(self.forward_mode - self.slope.value) <= self._allowed(self.slope.value)
         )
@@ -103,7 +103,7 @@ class AdjointComparison:
 
     @property
     def _is_settled(self) -> bool:
-        """Tell whether finite differences are exact enough to tell something."""
+        """Whether finite differences are exact enough to tell something."""
         return self.slope.error <= self.precision.settled * max(abs(self.backward), abs(self.slope.value), self.size)
 
     def _allowed(self, value: float) -> float:

@@ -265,7 +265,7 @@ class Examination:
     def _is_right_without_hooks(
         self, call: DifferentiableCall, index: int, probe: RandomProbe, hooked: AdjointComparison
     ) -> bool:
-        """Tell whether the backward alone is the adjoint of the same forward: then a hook has changed the gradient."""
+        """Return whether the backward alone is the adjoint of the same forward: then a hook changed the gradient."""
         site = self._site(call.variables[index])
         try:
             bare = self._open(bare=True)

@@ -137,7 +137,7 @@ class Silence:
         self._size = measure_size(self._variable.tensor.detach())
 
     def is_drawn(self) -> bool:
-        """Tell whether the outputs are drawn at random, be it with probabilities that are given."""
+        """Return whether the outputs are drawn at random, be it with probabilities that are given."""
         function = self._function()
         value = function(0.0)
 
@@ -149,7 +149,7 @@ class Silence:
         return any(map(differs, range(_FEW_DRAWS if returned < _FEW_ELEMENTS else 1)))
 
     def depends_by_chance(self) -> bool:
-        """Tell whether a small step changes what is drawn, by some other random numbers.
+        """Return whether a small step changes what is drawn, by some other random numbers.
 
         With the same numbers a sample rarely changes, however much its probabilities do.
         """
@@ -157,7 +157,7 @@ class Silence:
         return any(self._jumps_at(seed) for seed in range(draws))
 
     def depends(self) -> bool:
-        """Tell whether the outputs change some way off."""
+        """Return whether the outputs change some way off."""
         function = self._function()
         value = function(0.0)
         return any(self._differ(function(sign * step * self._size), value) for step in _STEPS for sign in (1, -1))

@@ -231,7 +231,7 @@ class DifferentiableCall:
         return self._is_stripped or (self._no_hooks is not None and self._no_hooks.left_out)
 
     def is_function(self) -> bool:
-        """Tell whether another run returns the same."""
+        """Return whether another run returns the same."""
         again = [output.detach() for output in self._counting(self._evaluate({}))]
         return len(again) == len(self.outputs) and all(map(self._is_same, again, self.outputs))
 
@@ -322,7 +322,7 @@ class DifferentiableCall:
 
 
 class _Visitor:
-    """Notes which modules run."""
+    """Records which modules run."""
 
     def __init__(self) -> None:
         self.seen: set[nn.Module] = set()

@@ -57,7 +57,7 @@ def name_arguments(
 
 
 def is_differentiable(tensor: Tensor) -> bool:
-    """Tell whether derivatives with respect to a tensor mean something, and can be taken element by element."""
+    """Return whether derivatives with respect to a tensor mean something, and can be taken element by element."""
     return (
         (tensor.is_floating_point() or tensor.is_complex())
         and tensor.numel() > 0

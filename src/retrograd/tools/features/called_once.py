@@ -22,7 +22,7 @@ _LOOKUPS = frozenset(
 
 
 def is_called_once(model: nn.Module, module: nn.Module) -> bool:
-    """Ask whether no forward of the model can call a module of it twice."""
+    """Return whether no forward of the model can call a module of it twice."""
     paths = [path for path, each in model.named_modules(remove_duplicate=False) if each is module]
     return len(paths) == 1 and _is_way_single(model, paths[0].split(".") if paths[0] else [])
 
@@ -73,16 +73,16 @@ class _Code:
         self.is_plain &= not any(node.attr in _LOOKUPS for node in self._attributes)
 
     def mentions_elsewhere(self, key: str) -> bool:
-        """Ask whether a part of another object has this name: ``self.block.fc``."""
+        """Return whether a part of another object has this name: ``self.block.fc``."""
         return any(node.attr == key and not _is_self(node.value) for node in self._attributes)
 
     def calls_once(self, key: str) -> bool:
-        """Ask whether ``self.key`` is called at one place, which is run once."""
+        """Return whether ``self.key`` is called at one place, which is run once."""
         mention = self._only_mention(key)
         return mention is not None and self._is_called(mention) and self._runs_once(mention)
 
     def loops_once(self, key: str) -> bool:
-        """Ask whether ``self.key`` is looped over at one place, which is run once, and each item called once."""
+        """Return whether ``self.key`` is looped over at one place, which is run once, and each item called once."""
         mention = self._only_mention(key)
         loop = self._parents[mention] if mention is not None else None
         if isinstance(loop, ast.Call) and isinstance(loop.func, ast.Name) and loop.func.id == "enumerate":

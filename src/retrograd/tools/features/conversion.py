@@ -82,7 +82,7 @@ class Conversion:
         if not isinstance(pooled, Tensor) or pooled.layout is not torch.strided or pooled.dtype in _NOT_STORED:
             what = f"{pooled.dtype} {pooled.layout}" if isinstance(pooled, Tensor) else type(pooled).__name__
             raise FeatureError(
-                f"What there is to store of {name!r} is {what}.",
+                f"{name!r} cannot be stored: it is {what}.",
                 repair="give a function as `pool` that returns a dense tensor, complex64 at most.",
             )
         stored = self._convert(name, pooled)

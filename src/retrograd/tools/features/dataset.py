@@ -171,7 +171,7 @@ def _extract_rest(
             report.advance(samples)
     shards = list_shards(folder)
     if not shards:
-        raise FeatureError("The loader yields no batch.", repair="look at its dataset, and at drop_last.")
+        raise FeatureError("The loader yields no batch.", repair="check its dataset, and drop_last.")
     manifest |= {
         "complete": True,
         "samples": sum(shard.samples for shard in shards),
@@ -232,7 +232,7 @@ def _describe_part(part: Part | None) -> str | int | None:
 
 
 def _warn_of_training_mode(model: nn.Module) -> None:
-    """Say that features will depend on chance or on the other samples of a batch."""
+    """Warn that features will depend on chance or on the other samples of a batch."""
     for name, module in model.named_modules():
         if module.training and isinstance(module, _DIFFER_IN_TRAINING):
             warn(

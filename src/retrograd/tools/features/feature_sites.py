@@ -66,7 +66,7 @@ class FeatureSite:
 
     @property
     def is_plain(self) -> bool:
-        """Ask whether nothing is said of calls, so that a module that is called once is meant as well."""
+        """Whether nothing is said of calls, so that a module that is called once is meant as well."""
         return self.call == EVERY_CALL and not says_call(self.text)
 
 
@@ -164,7 +164,7 @@ class _NamedModules:
         return wanted
 
     def _is_hidden(self, entry: NamedModule) -> bool:
-        """Ask whether its hooks would be compiled: it lies in a compiled module, or was compiled in place."""
+        """Return whether its hooks would be compiled: it lies in a compiled module, or was compiled in place."""
         is_in_place = is_compiled(entry.tapped) and type(entry.tapped).__name__ != "OptimizedModule"
         inside = any(
             entry.path.startswith(region) and not (region == "" and entry.path == ROOT) for region in self._compiled

@@ -29,7 +29,7 @@ def open_features(folder: str | Path) -> StoredFeatures:
     shards = list_shards(folder)
     if missing := [name for name in manifest.get("features", {}) if shards and name not in shards[0].shapes]:
         raise FeatureError(
-            f"{str(shards[0].path)!r} holds no {missing[0]!r}, which the manifest tells of.",
+            f"{str(shards[0].path)!r} holds no {missing[0]!r}, which the manifest lists.",
             repair="extract again, into another folder.",
         )
     return StoredFeatures(folder, manifest, shards)

@@ -107,7 +107,7 @@ class Arguments:
         return [None if self._is_auxiliary(name) else shape for name, shape in zip(names, shapes, strict=True)]
 
     def _is_auxiliary(self, name: str) -> bool:
-        """Tell whether the argument, or the ``*arguments`` that it is one of, was declared to carry no gradient."""
+        """Return whether the argument, or the ``*arguments`` that it is one of, was declared to carry no gradient."""
         return name.partition("[")[0] in self._auxiliary
 
     def _fill(

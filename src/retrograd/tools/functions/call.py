@@ -192,7 +192,7 @@ class FunctionCall:
 
 
 def _sums_to(given: torch.Size, shape: torch.Size) -> bool:
-    """Tell whether torch can sum a gradient to this shape: the inverse of broadcasting."""
+    """Return whether torch can sum a gradient to this shape: the inverse of broadcasting."""
     if len(given) < len(shape):
         return False
     return all(size in (1, of_gradient) for size, of_gradient in zip(reversed(shape), reversed(given), strict=False))

@@ -177,7 +177,7 @@ def _make_called(cls: type[Function]) -> type[Function]:
 
 
 def _is_plain(arguments: Arguments, methods: Mapping[str, Method]) -> bool:
-    """Tell whether the code is written out: not under torch's decorators, which look into what ``forward`` is given."""
+    """Return whether the code is written out: not under torch's decorators, which inspect what ``forward`` is given."""
     decorators = undecorate("", methods["forward"])[1]
     has_others = bool(decorators) or not methods.keys() <= {"forward", "backward"}
     return NODES_ARE_KNOWN and arguments.are_plain and bool(arguments.names) and not has_others

@@ -165,7 +165,7 @@ class PlainCode:
         return made  # type: ignore[no-any-return]
 
     def needs_by_name(self, ctx: Any) -> dict[str, bool]:
-        """Tell by name which arguments need a gradient."""
+        """Return by name which arguments need a gradient."""
         return dict(zip(self._arguments.names, ctx.needs_input_grad, strict=True))
 
     def _whole(self, call: PlainCall) -> FunctionCall:

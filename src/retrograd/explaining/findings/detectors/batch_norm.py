@@ -136,7 +136,7 @@ def _describe(
 
 
 def estimate_momentum(record: Record, looks: list[Buffer], place: int) -> float:
-    """Estimate the part of a batch's mean that goes into the running one, by looks at two steps; NaN if unknown."""
+    """Estimate the part of a batch's mean that goes into the running one, by samples at two steps; NaN if unknown."""
     if place == 0:
         return float("nan")
     layers = record.once(Layers).listed

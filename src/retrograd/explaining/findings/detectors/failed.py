@@ -156,7 +156,7 @@ def _describe_pass(crash: Crash) -> str:
 
 
 def explain_shapes(record: Record) -> tuple[str, str]:
-    """Say whose shapes do not fit, and what to do; empty texts where it is no such error, or not known whose.
+    """Return whose shapes do not fit, and what to do; empty texts where it is no such error, or not known whose.
 
     A layer is named only where it is the layer that has raised: what a backward or a hook multiplies is no layer's.
     """
@@ -195,7 +195,7 @@ def _is_of_layer(record: Record, weight: tuple[int, int]) -> bool:
 
 
 def explain_error(message: str) -> tuple[str, str]:
-    """Say what a message of torch's means, and what to do; empty texts for one that is not known."""
+    """Return what a message of torch's means, and what to do; empty texts for one that is not known."""
     for pattern, meaning, repair in _KNOWN:
         found = re.search(pattern, message)
         if found:

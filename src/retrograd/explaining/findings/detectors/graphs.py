@@ -16,7 +16,7 @@ from retrograd.explaining.findings.record import CannotTell, Record
 family = Family(__name__)
 
 FEWEST = 4
-"""Looks that make a trend; our own choice."""
+"""Samples that make a trend; our own choice."""
 
 
 def list_sizes(record: Record) -> list[GraphSize]:
@@ -198,6 +198,6 @@ def tell_carried(record: Record, chain: Chain) -> tuple[str, str] | None:
 
 
 def tell_taken(operation: Operation, taken: str) -> str:
-    """Say which operation takes what."""
+    """Describe which operation takes what."""
     where = f" ({shorten_line(operation.line)})" if operation.line else ""
     return f"`{operation.name}`{where} takes {taken} that was made before this forward"

@@ -65,7 +65,7 @@ def bad_init(record: Record, entry: Entry) -> Iterator[Finding]:
 
 
 def _judge_weights(entry: Entry, record: Record) -> Iterator[Finding]:
-    """Look at the weights themselves: all too small, or one too large whose output is not seen."""
+    """Check the weights themselves: all too small, or one too large whose output is not seen."""
     gains = weight_gains(record)
     if record.once(Training).fell:
         return

@@ -135,7 +135,7 @@ def _is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:
 
 
 def describe_outcome(record: Record) -> str:
-    """Say what is wrong with the loss in the end; empty where the model has learned something."""
+    """Describe what is wrong with the loss in the end; empty where the model has learned something."""
     values = record.loss.values
     if not len(values):
         return ""

@@ -40,7 +40,7 @@ FEWEST = 5
 """Updates that it takes to say that they leave a parameter as it is."""
 
 PUT_BACK = 3
-"""Looks at a parameter, each behind an update that changed it, that it takes to say that it is put back."""
+"""Samples of a parameter, each behind an update that changed it, that it takes to say that it is put back."""
 
 
 @family.detector("learning-rate-too-high", of_losses=True)

@@ -261,7 +261,7 @@ def _come_before(record: Record, alone: Sequence[str], trained: Sequence[str]) -
 
 @family.detector("layers-in-a-list")
 def layers_in_a_list(record: Record, entry: Entry) -> Iterator[Finding]:
-    """Layers that a model calls and that are no part of it."""
+    """Layers that a model calls and that are not registered in it."""
     gradients = record.once(ParameterGradients)
     by_program = {call.about for call in record.called("forward")} & record.models
     if not by_program:
@@ -288,8 +288,8 @@ def _describe_layers_in_a_list(
     first = next(iter(found))
     return entry.finding(
         f"{list_names(roots)} {'are' if several else 'is'} called inside of {list_names(list(callers), 2)} and "
-        f"{'get' if several else 'gets'} gradients, but {'are' if several else 'is'} no part of it: "
-        f"{'they stand' if several else 'it stands'} in a Python list or dict, and no optimizer holds "
+        f"{'get' if several else 'gets'} gradients, but {'are' if several else 'is'} not registered in it: "
+        f"{'they are' if several else 'it is'} kept in a Python list or dict, and no optimizer holds "
         f"{'them' if several else 'it'}",
         site=first,
         span=record,

@@ -81,7 +81,7 @@ class _Born(Detector):
     explains = _FOLLOWING
 
     def check(self, record: Record) -> Iterator[Finding]:
-        """Look for the first birth."""
+        """Find the first origin."""
         births = record.once(Births)
         birth = births.first
         if birth is not None and birth.born == self.born:
@@ -266,7 +266,7 @@ Place = tuple[str, str, str, str, str]
 
 
 class KinksInBackward(Detector):
-    """Says where gradients come from points at which a function has none."""
+    """Reports where gradients come from points at which a function has none."""
 
     slug = "kinks"
     words = Words(
@@ -282,7 +282,7 @@ class KinksInBackward(Detector):
     )
 
     def check(self, record: Record) -> Iterable[Finding]:
-        """Look at kinks, which are seen only where a program is run to be explained."""
+        """Check kinks, which are seen only where a program is run to be explained."""
         facts = record.of(Kink)
         if not facts:
             raise CannotTell("points without a derivative are looked at by `retrograd explain SCRIPT` alone")

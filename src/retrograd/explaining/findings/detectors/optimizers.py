@@ -154,7 +154,7 @@ def before_change(record: Record, entry: Entry) -> Iterator[Finding]:
 
 
 def _check_replaced(entry: Entry, record: Record, made: OptimizerMade) -> Iterator[Finding]:
-    """Look for parameters that were updated at first, and later are not, while others of the optimizer are."""
+    """Find parameters that were updated at first, and later are not, while others of the optimizer are."""
     stopped = _find_stopped(record, made)
     if not stopped:
         return

@@ -159,7 +159,7 @@ def scaler_churn(record: Record, entry: Entry) -> Iterator[Finding]:
 
 
 def _judge(scales: dict[int, float], skipped: set[int]) -> tuple[str, str]:
-    """Say why updates are skipped, and what to do, by the scales of steps: those that were skipped and the others.
+    """Return why updates are skipped, and what to do, by the scales of steps: those that were skipped and the others.
 
     Args:
         scales: that of each recorded step.

@@ -296,7 +296,7 @@ def reshape_mixes(record: Record, chain: Chain, number: int, entry: Entry) -> Fi
 
 
 def _mixes(chain: Chain, number: int) -> str:
-    """Say what a reshape mixes; empty where it mixes nothing, or where shapes cannot tell."""
+    """Describe what a reshape mixes; empty where it mixes nothing, or where shapes cannot tell."""
     before = chain.taken(number)
     if chain.name(number) not in RESHAPES or before is None:
         return ""

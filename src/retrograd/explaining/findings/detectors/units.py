@@ -25,7 +25,7 @@ MOST = 0.9
 """Share of a layer's units from which on it is reported, where the loss falls."""
 
 LOOKS = 4
-"""Looks, or steps, over which a unit must have been zero."""
+"""Sampled steps over which a unit must have been zero."""
 
 SAMPLES = 100
 """Elements of a unit that must have been zero in all."""
@@ -223,7 +223,7 @@ def _describe_saturated(
 
 
 def tell_loss(record: Record, otherwise: str) -> str:
-    """Say that the loss has not fallen, or what holds where it has."""
+    """Return a text that the loss has not fallen, or what holds where it has."""
     return otherwise if record.once(Training).fell else "the loss has not fallen by a tenth"
 
 
