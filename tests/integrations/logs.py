@@ -33,7 +33,7 @@ def read_board(folder: Path, name: str = "retrograd/critical") -> tuple[dict[int
 
     (path,) = {each.parent for each in folder.rglob("events.out*")}
     events = EventAccumulator(str(path)).Reload()
-    texts = events.Tensors("retrograd/explaining/findings/text_summary")
+    texts = events.Tensors("retrograd/findings/text_summary")
     numbers = {each.step: each.value for each in events.Scalars(name)}
     return numbers, {each.step: each.tensor_proto.string_val[0].decode() for each in texts}
 

@@ -284,7 +284,7 @@ def test_findings_are_printed_and_logged(capfd: pytest.CaptureFixture[str]) -> N
 
     events = EventAccumulator(board.log_dir).Reload()
     assert events.Scalars("retrograd/critical")[0].value == callback.finding_counts["retrograd/critical"] >= 1
-    *_, text = events.Tensors("retrograd/explaining/findings/text_summary")
+    *_, text = events.Tensors("retrograd/findings/text_summary")
     assert critical.message.removesuffix(".")[:20].encode() in text.tensor_proto.string_val[0]
 
 
