@@ -234,11 +234,11 @@ def test_where_the_key_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.delenv(FOLDER)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("sys.platform", "linux")
-    assert find_key() == tmp_path / ".local/share/retrograd/following/bundles.key"
+    assert find_key() == tmp_path / ".local/share/retrograd/bundles.key"
     monkeypatch.setattr("sys.platform", "darwin")
-    assert find_key() == tmp_path / "Library/Application Support/retrograd/following/bundles.key"
+    assert find_key() == tmp_path / "Library/Application Support/retrograd/bundles.key"
     monkeypatch.setenv(FOLDER, str(tmp_path / "data"))
-    assert find_key() == tmp_path / "data/retrograd/following/bundles.key"
+    assert find_key() == tmp_path / "data/retrograd/bundles.key"
 
 
 # what is checked of all bundles
