@@ -16,7 +16,10 @@ from torch import nn
 
 import retrograd as rg
 
-ROOMS = [importlib.import_module(f"retrograd.{part}.views") for part in ("core", "explaining", "following", "memory", "tools")]
+ROOMS = [
+    importlib.import_module(f"retrograd.{part}.views")
+    for part in ("core", "explaining", "following", "memory", "tools")
+]
 MODULES = [
     importlib.import_module(each.name)
     for room in ROOMS

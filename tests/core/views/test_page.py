@@ -29,7 +29,9 @@ from tests.memory.views.invented_inventory import invent_inventory
 
 HOSTILE = '</script><script>alert("owned")</script><img src=x onerror=alert(1)>'
 VIEWS = Path(str(resources.files("retrograd.core.views")))
-ROOMS = [Path(str(resources.files(f"retrograd.{part}.views"))) for part in ("core", "explaining", "following", "memory")]
+ROOMS = [
+    Path(str(resources.files(f"retrograd.{part}.views"))) for part in ("core", "explaining", "following", "memory")
+]
 SCRIPTS = sorted(path for room in ROOMS for path in room.glob("*/js/*.js"))
 SHARED = sorted(VIEWS.glob("page/js/*.js"))
 KEPT = sorted(VIEWS.glob("kept/js/*.js"))

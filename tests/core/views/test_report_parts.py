@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from hypothesis.extra.numpy import arrays
-from pathlib import Path
+
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Event, EventKind, Moment
 from retrograd.core.runs.reader import Rank
 from retrograd.core.views.downsample import reduce_columns, share_columns
 from retrograd.core.views.page.frame import pack_floats, round_mantissa, significant_digits
 from retrograd.core.views.report.blocks import LEVELS_PER_OCTAVE, SMALLEST_SHARE, encode_shares, make_exponent_block
-from retrograd.core.views.report.facts import MOST_LINES, describe_recorded, list_modules, list_troubles, make_header, print_command
+from retrograd.core.views.report.facts import (
+    MOST_LINES,
+    describe_recorded,
+    list_modules,
+    list_troubles,
+    make_header,
+    print_command,
+)
 from retrograd.core.views.report.findings import find_first_nonfinite
-from retrograd.core.views.report.scope import FEWEST_COLUMNS, MANTISSAS, choose_detail
-from retrograd.core.views.report.scope import choose_scope
+from retrograd.core.views.report.scope import FEWEST_COLUMNS, MANTISSAS, choose_detail, choose_scope
 from retrograd.core.views.shown import group_places
 from retrograd.core.views.terminal import BLOCKS, draw_sparkline
 from tests.core.views.invented import Numbers, make_history
 from tests.core.views.unpacking import unpack_floats
-import math
-import numpy as np
-import pytest
-
 
 # ---- detail: digits go before columns, and both only when they must ----
 
@@ -331,4 +337,3 @@ def test_the_header_tells_what_the_manifest_knows_and_no_more() -> None:
     ]
     assert make_header({}, None, {}) == []
     assert print_command({"command": ["python", "train me.py"]}) == "python 'train me.py'"
-
