@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -530,28 +529,6 @@ def test_what_is_packed_comes_back_after_the_end(tmp_path: Path) -> None:
         loss = model(x).square().sum()
     loss.backward()
     assert same([parameter.grad for parameter in model.parameters()], expected)  # type: ignore[misc]
-
-
-def test_nothing_is_held_when_the_graph_is_gone(tmp_path: Path) -> None:
-    """With the garbage collector off: there is no cycle."""
-    model, policy = make_layers(), planned(tmp_path, 0.5)
-    gc.collect()
-    gc.disable()
-    try:
-        with keep_saved(model, policy):
-            for _ in range(3):
-                model(torch.randn(32, 32)).square().sum().backward()
-            x = torch.randn(32, 32)
-            held = weakref.ref(x.untyped_storage())
-            loss = model(x).square().sum()
-            del x, loss
-            assert held() is None
-            assert policy._counter.total() == 0
-        gone = weakref.ref(policy)
-        del policy
-        assert gone() is None
-    finally:
-        gc.enable()
 
 
 def test_a_pass_that_fails_is_not_planned_for(tmp_path: Path) -> None:
