@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -48,12 +49,20 @@ TOOLS: dict[str, Tool] = {
     "origins": lambda model, optimizer: rg.record_origins(model),
     "trace": lambda model, optimizer: rg.trace(model, norms=True, memory=True),
     "trace without a model": lambda model, optimizer: rg.trace(),
+    "trace of events alone": lambda model, optimizer: rg.trace(origins=False),
+    "trace of everything": lambda model, optimizer: rg.trace(
+        norms=True, memory=True, resumable=True, live=lambda event: None
+    ),
     "inventory": lambda model, optimizer: rg.take_inventory(model),
     "inventory of a batch": lambda model, optimizer: rg.take_inventory(model, BATCH),
     "extract": lambda model, optimizer: rg.extract(model, BATCH, "0:output"),
     "check_adjoint": lambda model, optimizer: rg.check_adjoint(model, BATCH),
     "watch_hangs": lambda model, optimizer: rg.watch_hangs(),
 }
+
+
+HOLD_VALUES = {"record"}
+"""Tools that keep tensors, as they were asked to."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,11 +74,24 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def keep_output(outputs: list[Tensor], module: nn.Module, args: object, output: Tensor) -> None:
+    outputs.append(output)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[WeakIdRef]:
+    """What the last step was given and has made, for as long as that lives."""
     for _ in range(3):
         optimizer.zero_grad()
-        model(torch.randn(4, 3)).square().mean().backward()
+        batch = torch.randn(4, 3)
+        outputs: list[Tensor] = []
+        keep = functools.partial(keep_output, outputs)
+        handles = [module.register_forward_hook(keep) for module in model]
+        loss = model(batch).square().mean()
+        loss.backward()
         optimizer.step()
+        for handle in handles:
+            handle.remove()
+    return [WeakIdRef(each) for each in (batch, loss, *outputs)]
 
 
 @pytest.mark.filterwarnings("ignore::retrograd.RetrogradWarning")
@@ -85,7 +107,8 @@ def test_what_the_program_drops_is_freed(tool: str, is_open: bool) -> None:
             ending.enter_context(handle)
         if hasattr(handle, "stop"):
             ending.callback(handle.stop)
-        train(model, optimizer)
+        made = train(model, optimizer)
+        assert tool in HOLD_VALUES or [each() for each in made if each() is not None] == []
         if not is_open:
             ending.close()
         parts: list[Callable[[], object]] = [weakref.ref(each) for each in (*model.modules(), optimizer)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -15,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import retrograd as rg
+from retrograd.core.errors import GraphError
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, about what enters a compiled part
 
@@ -117,7 +119,9 @@ def modules_of(named: object) -> set[str]:
 
 @pytest.mark.parametrize("wrap", ALL.values(), ids=ALL)
 def test_recorded_parameters(wrap: Callable[[Net], nn.Module]) -> None:
-    with rg.record(model := make(wrap), sites="*") as recording:
+    model = make(wrap)
+    assert {site.name for site in rg.plan_recording(model, sites="*:parameters").sites} == PARAMETERS
+    with rg.record(model, sites="*") as recording:
         find_loss(model).backward()
     sites = set(recording.history)
     assert {
@@ -190,3 +194,34 @@ def test_rewritten(wrap: Callable[[Net], nn.Module]) -> None:
 def test_checked_for_the_adjoint(wrap: Callable[[Net], nn.Module]) -> None:
     check = rg.check_adjoint(make(wrap), torch.ones(5, 3))
     assert {str(each.site).replace("#2", "") for each in check} == PARAMETERS | ARGUMENTS | {"block.act:input.input"}
+
+
+def test_a_part_that_is_called_by_itself_first_has_its_name_in_the_model() -> None:
+    net = Net()
+    with rg.record_origins() as origins:
+        net.head(torch.ones(5, 4))
+        loss = find_loss(net)
+    assert parameters_of(node for node in rg.walk(loss, origins=origins) if node.is_leaf) == PARAMETERS
+
+
+def test_leaves_have_the_names_that_they_were_given_or_watched_by() -> None:
+    a, b, c = (torch.randn(3, requires_grad=True) for _ in range(3))
+    assert rg.watch("a", a) is a
+    rg.watch("state", {"b": [b], "sum": a + b})
+    loss = (a * b * c).sum()
+    assert {node.parameter for node in rg.walk(loss) if node.is_leaf} == {"watch/a", "watch/state:b.0", None}
+    named = rg.walk(loss, names={"c": c, "mine": a})
+    assert {node.parameter for node in named if node.is_leaf} == {"mine", "watch/state:b.0", "c"}
+    with rg.trace(names={"c": c}) as trace:
+        loss.backward()
+    assert {event.parameter for event in trace.events if event.number is None} == {"watch/a", "watch/state:b.0", "c"}
+    with pytest.raises(GraphError, match="names a list"):
+        rg.walk((a * b).sum(), names={"a": [a]})  # type: ignore[dict-item]
+
+
+def test_a_watched_leaf_is_not_held() -> None:
+    leaf = torch.randn(3, requires_grad=True)
+    rg.watch("leaf", leaf)
+    held = weakref.ref(leaf)
+    del leaf
+    assert held() is None

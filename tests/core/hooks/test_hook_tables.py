@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import copyreg
 import pickle
 import warnings
@@ -44,21 +43,6 @@ def hidden() -> Iterator[None]:
         hidden_hooks.release()
 
 
-def test_it_keeps_its_hooks_in_order() -> None:
-    model, watcher = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Watcher()
-    watch_forward(model[0], watcher)
-    tap = CallTap(model, watcher, outermost=True)
-    before = [list(module._forward_hooks.items()) for module in model.modules()]
-    scripted = torch.jit.script(model)
-    assert [list(module._forward_hooks.items()) for module in model.modules()] == before
-    scripted(torch.ones(1, 2))
-    assert watcher.calls == 0
-    model(torch.ones(1, 2))
-    assert watcher.calls == 3
-    tap.remove()
-    unwatch_forward(model[0], watcher)
-
-
 def test_what_cannot_be_scripted_keeps_its_hooks_too() -> None:
     class Odd(nn.Module):
         def forward(self, x: Any) -> Any:
@@ -70,42 +54,6 @@ def test_what_cannot_be_scripted_keeps_its_hooks_too() -> None:
         torch.jit.script(model)
     assert len(model._forward_hooks) == 1
     unwatch_forward(model, watcher)
-
-
-class Theirs:
-    """A hook of the program's."""
-
-    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None: ...
-
-
-@pytest.mark.parametrize("attribute", [False, True])
-def test_a_table_is_pickled_to_the_byte_as_without_ours(attribute: bool) -> None:
-    model, watcher = nn.Linear(2, 2), Watcher()
-    model.register_forward_hook(Theirs(), with_kwargs=True)
-    model.register_forward_pre_hook(Theirs())
-    tables = [model._forward_hooks, model._forward_pre_hooks, model._forward_hooks_with_kwargs]
-    if attribute:
-        for table in tables:
-            table.mine = 3  # type: ignore[attr-defined]
-    protocols = range(pickle.HIGHEST_PROTOCOL + 1)
-
-    def dump() -> list[bytes]:
-        return [dump(tables, number) for number in protocols for dump in (pickle.dumps, pickle._dumps)]  # type: ignore[attr-defined]
-
-    bare = dump()
-    watch_forward(model, watcher)
-    tap = CallTap(model, watcher)
-    assert len(model._forward_hooks) > 1
-    assert dump() == bare
-    twin = copy.deepcopy(model)
-    assert [list(table) for table in (twin._forward_hooks, twin._forward_pre_hooks)] == [
-        [key for key in table if key >= 0] for table in tables[:2]
-    ]
-    assert not {*vars(twin._forward_hooks)} - {"mine"}
-    tap.remove()
-    unwatch_forward(model, watcher)
-    assert dump() == bare
-    assert not {name for table in tables for name in vars(table)} - {"mine"}
 
 
 def test_nothing_is_changed_for_other_dictionaries() -> None:

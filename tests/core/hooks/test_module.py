@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import threading
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.core.hooks.listeners import is_ours
 from retrograd.core.hooks.module import CallTap, unwatch_forward, watch_forward
 from retrograd.core.hooks.parts import is_compiled
 
@@ -138,26 +135,6 @@ def test_the_second_may_come_without_the_first(log: list[str]) -> None:
     with pytest.raises(ValueError, match="asked for"):
         call(module)
     assert log == ["tap after nothing"]
-
-
-@pytest.mark.parametrize(
-    "twin", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))], ids=["copy", "pickle"]
-)
-def test_copies_have_hooks_that_do_nothing(twin: Any, log: list[str]) -> None:
-    module = nn.Linear(2, 2)
-    watch_forward(module, Watcher(log, "watcher"))
-    CallTap(module, Watcher(log, "tap"))
-    other = twin(module)
-    assert torch.equal(call(other), module.forward(torch.ones(1, 2)))
-    assert log == []
-    assert not any(map(is_ours, [*other._forward_hooks.values(), *other._forward_pre_hooks.values()]))
-
-
-def test_a_pickle_does_not_mention_us(log: list[str]) -> None:
-    module = nn.Linear(2, 2)
-    watch_forward(module, Watcher(log, "watcher"))
-    CallTap(module, Watcher(log, "tap"))
-    assert b"retrograd" not in pickle.dumps(module)
 
 
 def test_watchers_that_come_and_go_in_many_threads(log: list[str]) -> None:

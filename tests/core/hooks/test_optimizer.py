@@ -54,13 +54,28 @@ def backward(model: nn.Module, scaler: GradScaler | None = None, factor: float =
     return loss
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
-def test_an_update(kind: Any) -> None:
-    model, update = make(kind)
-    backward(model)
+INF = float("inf")
+UPDATES: dict[str, tuple[dict[str, Any], GradScaler | None, float, list[Any]]] = {
+    "SGD": ({}, None, 1.0, ["begins", "ends"]),
+    "AdamW": ({"kind": torch.optim.AdamW}, None, 1.0, ["begins", "ends"]),
+    "Adagrad": ({"kind": torch.optim.Adagrad}, None, 1.0, ["begins", "ends"]),
+    "a skipped one": ({}, GradScaler("cpu", init_scale=8.0), INF, [(1, 8.0), "skipped"]),
+    "a fused one, which skips by itself": (
+        {"fused": True, "lr": 0.1}, GradScaler("cpu", init_scale=8.0), INF,
+        [(1, 8.0), "begins", "ends, found_inf 1"],
+    ),
+    "a scaler that is switched off": ({}, GradScaler("cpu", enabled=False), 1.0, ["begins", "ends"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update(name: str) -> None:
+    options, scaler, factor, heard = UPDATES[name]
+    model, update = make(**options)
     with listening() as listener:
-        update.step()
-    assert listener.heard == ["begins", "ends"]
+        backward(model, scaler, factor=factor)
+        update.step() if scaler is None else scaler.step(update)
+    assert listener.heard == heard
 
 
 def test_an_optimizer_that_runs_a_closure() -> None:
@@ -122,42 +137,6 @@ def test_loss_scaling_tells_the_scale_before_it_is_changed() -> None:
             scaler.update()
         scaler.scale([torch.ones(1), torch.ones(1)])
     assert listener.heard == [(1, 8.0), "begins", "ends", (1, 16.0), "begins", "ends", (2, 32.0)]
-
-
-def test_a_skipped_update() -> None:
-    model, update = make()
-    scaler = GradScaler("cpu", init_scale=8.0)
-    with listening() as listener:
-        backward(model, scaler, factor=float("inf"))
-        scaler.step(update)
-        scaler.update()
-    assert listener.heard == [(1, 8.0), "skipped"]
-
-
-def test_a_fused_optimizer_skips_by_itself() -> None:
-    model, update = make(fused=True, lr=0.1)
-    scaler = GradScaler("cpu", init_scale=8.0)
-    with listening() as listener:
-        backward(model, scaler, factor=float("inf"))
-        scaler.step(update)
-        scaler.update()
-    assert listener.heard == [(1, 8.0), "begins", "ends, found_inf 1"]
-
-
-def test_a_scaler_that_is_switched_off() -> None:
-    model, update = make()
-    scaler = GradScaler("cpu", enabled=False)
-    with listening() as listener:
-        backward(model, scaler)
-        scaler.step(update)
-    assert listener.heard == ["begins", "ends"]
-
-
-def test_after_the_last_listener_torch_has_its_own_methods() -> None:
-    before = GradScaler.scale, GradScaler.step
-    with listening(), listening():
-        assert GradScaler.scale is not before[0]
-    assert (GradScaler.scale, GradScaler.step) == before
 
 
 def test_a_wrapper_around_ours_is_left_alone_and_nothing_is_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from retrograd.core.hooks.private_names import NEEDED, OPTIONAL
 
 SOURCE = Path(__file__).parents[3] / "src" / "retrograd"
-TABLE = SOURCE / "hooks" / "private_names.py"
+TABLE = SOURCE / "core" / "hooks" / "private_names.py"
 TREES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py")) if path != TABLE}
 NOT_TORCHS = {
     "_getframe", "_current_frames",  # Python's

@@ -15,10 +15,15 @@ import torch
 from torch import nn
 
 import retrograd as rg
-from retrograd.core import views
 
+ROOMS = [
+    importlib.import_module(f"retrograd.{part}.views")
+    for part in ("core", "explaining", "following", "memory", "tools")
+]
 MODULES = [
-    importlib.import_module(each.name) for each in pkgutil.walk_packages(views.__path__, "retrograd.core.views.")
+    importlib.import_module(each.name)
+    for room in ROOMS
+    for each in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
 ]
 
 

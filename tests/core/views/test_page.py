@@ -29,12 +29,16 @@ from tests.memory.views.invented_inventory import invent_inventory
 
 HOSTILE = '</script><script>alert("owned")</script><img src=x onerror=alert(1)>'
 VIEWS = Path(str(resources.files("retrograd.core.views")))
+ROOMS = [
+    Path(str(resources.files(f"retrograd.{part}.views"))) for part in ("core", "explaining", "following", "memory")
+]
+SCRIPTS = sorted(path for room in ROOMS for path in room.glob("*/js/*.js"))
 SHARED = sorted(VIEWS.glob("page/js/*.js"))
 KEPT = sorted(VIEWS.glob("kept/js/*.js"))
 OWN = {
     "report": [*KEPT, *sorted(VIEWS.glob("report/js/*.js"))],
-    "graph": sorted(VIEWS.glob("picture/js/*.js")),
-    "inventory": [*KEPT, *sorted(VIEWS.glob("inventory_assets/js/*.js"))],
+    "graph": [path for path in SCRIPTS if path.parts[-3] == "picture"],
+    "inventory": [*KEPT, *(path for path in SCRIPTS if path.parts[-3] == "inventory_assets")],
 }
 WRITE: dict[str, Callable[[Path], Path]] = {
     "report": lambda path: write_report(make_history(Numbers(["a:output"], np.ones((1, 3)))), path),
@@ -171,7 +175,7 @@ def test_modules_that_import_each_other_are_refused() -> None:
         join_modules("a.js", texts)
 
 
-@pytest.mark.parametrize("path", sorted(VIEWS.glob("*/js/*.js")), ids=lambda path: f"{path.parts[-3]}/{path.name}")
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parts[-3]}/{path.name}")
 def test_scripts_never_make_markup_from_text_and_reach_nothing(path: Path) -> None:
     text = path.read_text(encoding="utf-8").replace('"http:", ""', "")  # of the name of SVG
     for dangerous in (

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.core.errors import (
@@ -34,6 +33,7 @@ from retrograd.following.bundles.signing import sign, sum_files
 from retrograd.following.bundles.writer import write_bundle
 from retrograd.following.graph.node import Line
 from tests import warm
+from tests.by_hand import make_function, passing
 from tests.following.bundles.bundled import KINDS, WritesToItsBuffer
 from tests.following.graph.bits import same
 from tests.following.graph.zoo import ZOO, leaf
@@ -99,14 +99,7 @@ def run_elsewhere(folder: Path) -> Elsewhere:
     return came
 
 
-class MultipliesWrongly(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        return (incoming[0] * 2).mm(torch.ones(7, 2))
+multiplies_wrongly = passing(lambda gradient: (gradient * 2).mm(torch.ones(7, 2)))
 
 
 @torch.library.custom_op("retrograd_tests::twice", mutates_args=())
@@ -114,14 +107,7 @@ def twice(x: Tensor) -> Tensor:
     return x * 2
 
 
-class UsesCustom(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        return twice(incoming[0])
+uses_custom = passing(lambda gradient: twice(gradient))
 
 
 def bundle_of(result: Tensor, path: Path, incoming: Sequence[Tensor | None] | None = None, **about: Any) -> Path:
@@ -146,9 +132,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
             if kinds[type(node)] < 3:  # the same kind forty times tells nothing new
                 bundles[name].append((write_bundle(node, incoming, folder / name), gave))
     for name, result, incoming in (
-        ("raises in Python", MultipliesWrongly.apply(leaf(2, 3)), [torch.ones(2, 3)]),
+        ("raises in Python", multiplies_wrongly(leaf(2, 3)), [torch.ones(2, 3)]),
         ("raises in torch", leaf(3, 4).softmax(1), [torch.ones(2, 4)]),
-        ("not registered", UsesCustom.apply(leaf(3)), [torch.ones(3)]),
+        ("not registered", uses_custom(leaf(3)), [torch.ones(3)]),
     ):
         bundles[name] = [(bundle_of(result, folder / name, incoming), ())]
     return bundles
@@ -205,26 +191,18 @@ def test_a_line_may_be_told_by_its_number(tmp_path: Path) -> None:
 def test_tensors_are_named_by_what_they_are_to_the_node(tmp_path: Path) -> None:
     from_closure = torch.ones(3)
 
-    class Odd(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x, x + 1)
-            ctx.mask = torch.ones(3)
-            return x.clone()
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x, x + 1)
+        ctx.mask = torch.ones(3)
+        return x.clone()
 
-        @staticmethod
-        def backward(ctx: Any, *incoming: Any) -> Any:
-            one, other = ctx.saved_tensors
-            return incoming[0] * one * other * ctx.mask * from_closure
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        one, other = ctx.saved_tensors
+        return gradient * one * other * ctx.mask * from_closure
 
-    bundle = open_bundle(bundle_of(Odd.apply(leaf(3)), tmp_path / "it"))
-    assert tuple(each.name for each in bundle.inputs) == (
-        "incoming.0",
-        "saved.tensors[0]",
-        "saved.tensors[1]",
-        "context.mask",
-        "other.0",
-    )
+    bundle = open_bundle(bundle_of(make_function(forward, backward).apply(leaf(3)), tmp_path / "it"))
+    names = ["incoming.0", "saved.tensors[0]", "saved.tensors[1]", "context.mask", "other.0"]
+    assert [each.name for each in bundle.inputs] == names
 
 
 def test_no_bundle_is_written_over_another(tmp_path: Path) -> None:
@@ -254,17 +232,8 @@ def test_other_gradients(tmp_path: Path) -> None:
 
 
 def test_other_gradients_are_not_written_to(tmp_path: Path) -> None:
-    class Writes(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *incoming: Any) -> Any:
-            return incoming[0].mul_(2)
-
     gradient = torch.ones(3)
-    path = bundle_of(Writes.apply(leaf(3)), tmp_path / "it", [gradient])
+    path = bundle_of(passing(lambda incoming: incoming.mul_(2))(leaf(3)), tmp_path / "it", [gradient])
     assert (gradient.tolist(), gradient._version) == ([1, 1, 1], 0)
     replay(path, incoming=[gradient])
     assert gradient.tolist() == [1, 1, 1]
@@ -362,28 +331,16 @@ def test_replaying_changes_nothing(tmp_path: Path) -> None:
 # nodes that raise
 
 
-class Raises(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        raise ValueError(f"no {incoming[0].sum().item()}")
+def raise_value_error(gradient: Tensor) -> Tensor:
+    raise ValueError(f"no {gradient.sum().item()}")
 
 
-class TidiesUp(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        try:
-            return incoming[0].mm(torch.ones(7, 2))
-        except RuntimeError:
-            incoming[0].neg()
-            raise
+def tidy_up(gradient: Tensor) -> Tensor:
+    try:
+        return gradient.mm(torch.ones(7, 2))
+    except RuntimeError:
+        gradient.neg()
+        raise
 
 
 @pytest.mark.parametrize("name", ["raises in Python", "raises in torch"])
@@ -405,16 +362,16 @@ def test_with_other_gradients_it_goes_as_far_as_it_was_recorded(tmp_path: Path) 
 
 
 def test_what_python_code_raised_is_told_and_not_raised(tmp_path: Path) -> None:
-    replayed = replay(bundle_of(Raises.apply(leaf(3)), tmp_path / "it", [torch.ones(3)]))
+    replayed = replay(bundle_of(passing(raise_value_error)(leaf(3)), tmp_path / "it", [torch.ones(3)]))
     assert (replayed.equal, replayed.error) == (None, None)
     assert not replayed
     [told] = replayed.differences
     assert told.startswith("raised by Python code, not by an operation: ValueError: no 3.0\nTraceback")
-    assert "in backward" in told
+    assert "in raise_value_error" in told
 
 
 def test_an_error_that_comes_late_is_pythons(tmp_path: Path) -> None:
-    replayed = replay(bundle_of(TidiesUp.apply(leaf(2, 3)), tmp_path / "it"))
+    replayed = replay(bundle_of(passing(tidy_up)(leaf(2, 3)), tmp_path / "it"))
     assert replayed.equal is None
     assert replayed.differences[0].startswith("raised by Python code, not by an operation: RuntimeError: ")
     assert "mat1 and mat2" in replayed.differences[0]
@@ -433,66 +390,24 @@ def test_what_autograd_raised_is_told_and_not_raised(tmp_path: Path) -> None:
 # what cannot be bundled
 
 
-def make_checkpoint() -> Tensor:
-    result: Tensor = checkpoint(torch.exp, leaf(3), use_reentrant=True)
+WEIGHT = torch.ones(3, requires_grad=True)
+
+
+def add_to_leaves(gradient: Tensor) -> Tensor:
+    with torch.enable_grad():
+        (WEIGHT * 2).backward(gradient)
+    return gradient
+
+
+def call_numpy(gradient: Tensor) -> Tensor:
+    result = torch.zeros(3)
+    result.numpy()[:] = gradient.numpy() * 2
     return result
 
 
-class AddsToLeaves(Function):
-    weight = torch.ones(3, requires_grad=True)
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        with torch.enable_grad():
-            (AddsToLeaves.weight * 2).backward(incoming[0])
-        return incoming[0]
-
-
-class TakesGenerator(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        return incoming[0] * torch.rand(3, generator=torch.Generator())
-
-
-class CallsNumpy(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        result = torch.zeros(3)
-        result.numpy()[:] = incoming[0].numpy() * 2
-        return result
-
-
-class MakesOtherTensors(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        return incoming[0] * Strange(torch.ones(3))
-
-
-class HasOtherTensors(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.other = Strange(torch.ones(3))
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        return incoming[0] * ctx.other
+def keep_other(ctx: Any, x: Tensor) -> Tensor:
+    ctx.other = Strange(torch.ones(3))
+    return x.clone()
 
 
 class Strange(Tensor):
@@ -505,25 +420,31 @@ class Strange(Tensor):
 
 
 REFUSED = {
-    "checkpoint": (make_checkpoint, "use_reentrant=False"),
-    "adds to leaves": (lambda: AddsToLeaves.apply(leaf(3)), "adds to the .grad of leaves"),
-    "generator": (lambda: TakesGenerator.apply(leaf(3)), "Generator"),
-    "numpy": (lambda: CallsNumpy.apply(leaf(3)), "do not give what it gives"),
-    "subclass": (lambda: HasOtherTensors.apply(leaf(3)), "Strange, a kind of tensor with rules of its own"),
-    "makes a subclass": (lambda: MakesOtherTensors.apply(leaf(3)), "only while its operations are recorded"),
+    "checkpoint": (lambda x: checkpoint(torch.exp, x, use_reentrant=True), "use_reentrant=False"),
+    "adds to leaves": (passing(add_to_leaves), "adds to the .grad of leaves"),
+    "generator": (passing(lambda gradient: gradient * torch.rand(3, generator=torch.Generator())), "Generator"),
+    "numpy": (passing(call_numpy), "do not give what it gives"),
+    "subclass": (
+        make_function(keep_other, lambda ctx, gradient: gradient * ctx.other).apply,
+        "Strange, a kind of tensor with rules of its own",
+    ),
+    "makes a subclass": (
+        passing(lambda gradient: gradient * Strange(torch.ones(3))),
+        "only while its operations are recorded",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_bundled_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     make, reason = REFUSED[name]
-    result = make()
+    result = make(leaf(3))
     with pytest.raises(CannotBundleError) as caught:
         bundle_of(result, tmp_path / "it", [torch.ones(3)])
     assert reason in str(caught.value)
     assert caught.value.repair
     assert not list(tmp_path.iterdir())
-    assert AddsToLeaves.weight.grad is None
+    assert WEIGHT.grad is None
 
 
 def test_nested_tensors_are_refused(tmp_path: Path) -> None:
@@ -533,20 +454,14 @@ def test_nested_tensors_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_node_that_talks_to_other_processes_is_refused_before_it_does(tmp_path: Path) -> None:
-    class Reduces(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *incoming: Any) -> Any:
-            torch.distributed.all_reduce(incoming[0])
-            return incoming[0]
+    def reduce(gradient: Tensor) -> Tensor:
+        torch.distributed.all_reduce(gradient)
+        return gradient
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(CannotBundleError, match="talks to other processes"):
-            bundle_of(Reduces.apply(leaf(3)), tmp_path / "it")
+            bundle_of(passing(reduce)(leaf(3)), tmp_path / "it")
     finally:
         torch.distributed.destroy_process_group()
 

@@ -25,14 +25,11 @@ from retrograd.following.bundles.copies import (
 from retrograd.following.bundles.program import (
     BundledOperation,
     Raised,
-    UnwritableArgumentError,
-    bind,
     decode,
     describe_error,
     encode,
     run_operations,
 )
-from tests.following.graph.bits import same
 
 PLAIN = (
     st.none()
@@ -61,57 +58,6 @@ def run(operations: list[BundledOperation], outputs: tuple[str | int | None, ...
 def test_arguments_survive_json(value: Any) -> None:
     again = decode(json.loads(json.dumps(encode(value, no_tensor), allow_nan=False)), {})
     assert repr(again) == repr(value)
-
-
-def test_tensors_go_by_name_and_number() -> None:
-    one, other = torch.ones(1), torch.zeros(2)
-    names: dict[int, str | int] = {id(one): "x", id(other): 1}
-    value = ([one, None], (other, 2.5), torch.Size([3]))
-    written = json.loads(json.dumps(encode(value, lambda tensor: names[id(tensor)])))
-    assert decode(written, {"x": one, 1: other}) == ([one, None], (other, 2.5), [3])
-    tensors: dict[str | int, Any] = {}
-    bind(written, value, tensors)
-    assert tensors == {"x": one, 1: other}
-
-
-@pytest.mark.parametrize("thing", [torch.Generator(), object(), {"a": 1}, [torch.nn.Linear(1, 1)]])
-def test_what_lives_in_this_process_alone_is_refused(thing: Any) -> None:
-    with pytest.raises(UnwritableArgumentError):
-        encode(thing, no_tensor)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"tensor": 0},
-        {"float": "x"},
-        {"constant": "Tensor"},
-        {"constant": "_inductor"},
-        {"a": 1, "b": 2},
-        {},
-        {"device": 3},
-    ],
-)
-def test_what_was_never_written_is_refused(data: Any) -> None:
-    with pytest.raises((ValueError, KeyError)):
-        decode(data, {})
-
-
-def test_a_program_runs() -> None:
-    x = torch.randn(3, 4)
-    add = BundledOperation("aten::add.Tensor", ({"tensor": "x"}, {"tensor": "x"}), {"alpha": 2}, {"tensor": 1})
-    top = BundledOperation("aten::topk", ({"tensor": 1}, 2), {}, {"tuple": [{"tensor": 2}, {"tensor": 3}]})
-    ran = run([add, top], (3, None, "x"), x)
-    assert same(ran.outputs[0], (3 * x).topk(2).indices)
-    assert ran.outputs[1] is None
-    assert ran.outputs[2] is x
-
-
-def test_an_input_that_is_written_to_is_written_to() -> None:
-    x = torch.ones(4)
-    write = BundledOperation("aten::mul_.Scalar", ({"tensor": "y"}, 3), {}, {"tensor": "y"})
-    ran = run([write], ("x",), x, x[1:3])
-    assert ran.outputs[0].tolist() == [1, 3, 3, 1]
 
 
 def test_what_was_caught_is_passed_over() -> None:
@@ -201,18 +147,6 @@ def test_views_of_one_memory_share_it_again() -> None:
 def test_only_what_is_seen_of_a_large_memory_is_copied() -> None:
     base = torch.zeros(1_000_000)
     assert sum(each.nbytes for each in TensorCopies([base[500_000:][:10]], "it").entries.values()) < 200
-
-
-def test_what_was_written_to_is_put_back() -> None:
-    memory, tensor = MemoryCopier(), torch.arange(10.0)
-    view = tensor[2:4]
-    memory.store(view, "view")
-    memory.will_write(view)
-    view.mul_(5)
-    memory.store(tensor, "all")  # what lies around it is copied only now
-    memory.restore()
-    assert tensor.tolist() == list(range(10))
-    assert tensor._version == 0
 
 
 def test_memory_that_was_given_back_is_refused() -> None:

@@ -360,24 +360,3 @@ def test_kinds_without_a_type_of_their_own_have_their_own_names() -> None:
     names = [name_of(graph.live(node)) for node in graph]
     assert [node.name for node in graph] == names
     assert type(y.grad_fn).__name__ == "CppFunction"
-
-
-def test_edges_are_those_of_the_nodes_however_they_are_asked() -> None:
-    graph = walk(tangle(7, 60))
-    places = {id(graph.live(node)): node.index for node in graph}
-    expected = [
-        tuple(
-            None if following is None else Edge(places[id(following)], slot)
-            for following, slot in graph.live(node).next_functions
-        )
-        for node in graph
-    ]
-    edges = graph._columns.edges
-    assert list(edges) == expected
-    assert [edges[place] for place in range(len(graph))] == expected
-    assert [edges[place - len(graph)] for place in range(len(graph))] == expected
-    assert edges[3:9:2] == expected[3:9:2]
-    assert any(edge is not None and edge.slot for each in expected for edge in each)
-    assert make_graph(list(graph), graph.roots)._columns.edges == edges
-    with pytest.raises(IndexError):
-        edges[len(graph)]

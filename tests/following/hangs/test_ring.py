@@ -36,6 +36,7 @@ from retrograd.following.hangs.ring_file import (
 )
 from retrograd.following.views.hang_report import describe_ranks
 from tests import warm
+from tests.by_hand import make_function
 from tests.processes import wait_for_child
 
 KILLED = """
@@ -243,16 +244,7 @@ def test_a_thread_of_the_engine_counts_while_a_pass_runs(ring: Ring) -> None:
 
 
 def test_kinds_that_share_a_type_and_names_that_are_odd(ring: Ring) -> None:
-    class Odd(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient
-
-    odd = type("two\nlines\x1b", (Odd,), {})
+    odd = make_function(lambda ctx, x: x.clone(), lambda ctx, gradient: gradient, "two\nlines\x1b")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is on its way out
         scripted = torch.jit.script(double_and_add)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import retrograd as rg
 from retrograd.following.tracing.trace import Trace
 from retrograd.following.views.trace_text import format_trace
+from tests.by_hand import make_function
 
 
 def fail(*_: object) -> Any:
@@ -28,19 +29,13 @@ def give_text(*_: object) -> Any:
     return "text"
 
 
-def make_function(result: Callable[[Tensor], Any], *, saves: bool) -> Callable[[Tensor], Tensor]:
-    class Odd(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            if saves:
-                ctx.save_for_backward(x)
-            return x * 2
+def make_odd(result: Callable[[Tensor], Any], *, saves: bool) -> Callable[[Tensor], Tensor]:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if saves:
+            ctx.save_for_backward(x)
+        return x * 2
 
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-            return result(gradient)
-
-    return Odd.apply  # type: ignore[no-any-return]
+    return make_function(forward, lambda ctx, gradient: result(gradient)).apply  # type: ignore[no-any-return]
 
 
 Make = Callable[[Tensor], Tensor]
@@ -99,7 +94,7 @@ def after_node(hook: Any) -> Make:
 
 
 def in_function(result: Callable[[Tensor], Any], *, saves: bool = True) -> Make:
-    return lambda w: make_function(result, saves=saves)(w * 1).exp().sum()
+    return lambda w: make_odd(result, saves=saves)(w * 1).exp().sum()
 
 
 def unpacking(unpack: Any) -> Make:

@@ -12,60 +12,12 @@ from retrograd.memory.budget.offloader import DiskBackend, HostBackend, measure_
 from retrograd.memory.policies.cuda_copies import CudaCopies
 from retrograd.memory.policies.policy import Saved
 from retrograd.memory.saved.keeping import keep_saved
-from tests.memory.policies.test_offloading import LateEngine
 
 CPU = torch.device("cpu")
 
 
 def as_saved(values: torch.Tensor) -> Saved:
     return Saved(values, values.shape, "", 0)
-
-
-@pytest.mark.parametrize("is_fetched", [False, True])
-@pytest.mark.parametrize("is_written", [False, True])
-def test_a_file_gives_back_what_it_was_given(is_written: bool, is_fetched: bool, tmp_path: Path) -> None:
-    backend = DiskBackend(tmp_path, 1 << 20)
-    values = torch.randn(10_000)
-    load = backend.copy_out(as_saved(values.clone()))
-    assert load is not None
-    if is_written:
-        backend.finish()
-    load.leave()
-    if is_fetched:
-        load.fetch()
-    load.want()
-    assert torch.equal(load.take(), values)
-    assert torch.equal(load.take(), values)  # a graph that is retained asks again
-    backend.close()
-    assert torch.equal(load.take(), values)
-
-
-def test_passes_end_so_that_the_order_does_not_grow(tmp_path: Path) -> None:
-    backend = DiskBackend(tmp_path, 1 << 20)
-    first = backend.copy_out(as_saved(torch.randn(5000)))
-    assert first is not None
-    first.want()
-    second = backend.copy_out(as_saved(torch.randn(5000)))
-    assert first.position.of is not second.position.of  # type: ignore[union-attr]
-    backend.close()
-
-
-@pytest.mark.parametrize("is_fetched", [False, True])
-def test_a_device_gives_back_what_it_was_given_however_late_it_copies(is_fetched: bool) -> None:
-    backend = HostBackend(LateEngine())  # type: ignore[arg-type]
-    values = torch.randn(3000)
-    load = backend.copy_out(as_saved(values.clone()))
-    other = backend.copy_out(as_saved(values * 2))
-    assert load is not None
-    assert other is not None
-    load.leave()
-    if is_fetched:
-        load.fetch()
-    load.want()
-    assert torch.equal(load.take(), values)
-    other.want()
-    assert torch.equal(other.take(), values * 2)  # it had not left
-    backend.close()
 
 
 def test_a_full_disk_leaves_memory_where_it_is(tmp_path: Path) -> None:

@@ -84,54 +84,6 @@ def x(op_log: OpLog) -> Iterator[Tensor]:
 # ---- what is recomputed ----------------------------------------------------------------------------------------
 
 
-def write_into_data(x: Tensor) -> Tensor:
-    y = x.exp()
-    y.data.add_(1)
-    return y
-
-
-def write_twice(x: Tensor) -> Tensor:
-    y = x.exp()
-    y.add_(x).mul_(y)
-    return y
-
-
-def fill_slices(x: Tensor) -> Tensor:
-    y = torch.empty(3, 8)
-    y[:, :4].copy_(x.detach())
-    y[:, 4:].fill_(2)
-    return y
-
-
-SEEN: dict[str, tuple[Callable[[Tensor], Tensor], str | None]] = {
-    "an operation": (lambda x: x.exp(), "exp"),
-    "several": (lambda x: (x.exp() + 1).t() @ x, "exp, add, mm"),
-    "a view": (lambda x: x.exp().t()[1:], "exp"),
-    "a view that torch calls unsafe": (lambda x: torch.ops.aten._unsafe_view(x.exp(), (12,)), "exp"),
-    "parts that torch calls unsafe": (lambda x: x.exp().unsafe_chunk(2)[1], "exp"),
-    "a product of three dimensions": (lambda x: x.exp().view(3, 2, 2) @ x[:2, :2], "exp, mm"),
-    "one of several results": (lambda x: x.sort(1)[1], "sort"),
-    "a write in place": (write_twice, "exp, add, mul"),
-    "slices": (fill_slices, "copy, fill"),
-    "a write past the counter of versions": (write_into_data, "exp, add"),
-    "a list": (lambda x: torch._foreach_exp([x, x * 2])[1], "mul, foreach_exp"),
-    "out=": (lambda x: torch.add(x.detach(), 1, out=torch.zeros(3, 4)), "add"),
-}
-
-
-@pytest.mark.parametrize("name", SEEN)
-def test_it_is_recomputed(name: str, op_log: OpLog, x: Tensor) -> None:
-    compute, expected = SEEN[name]
-    with taped(op_log):
-        result = compute(x)
-    assert words(op_log, result) == expected
-    recipe = way_to(op_log, result)
-    assert recipe is not None
-    storage, _ = recipe.run()
-    assert torch.equal(whole(storage), whole(result.untyped_storage()))
-    assert storage.data_ptr() not in (x.data_ptr(), result.untyped_storage().data_ptr())
-
-
 def without_graph(x: Tensor) -> Tensor:
     with torch.no_grad():
         return x.exp()
@@ -373,36 +325,6 @@ def test_whatever_is_wanted_nothing_is_recomputed_wrongly(data: st.DataObject) -
     assert torch.equal(state, torch.get_rng_state())
 
 
-def program(x: Tensor) -> list[Tensor]:
-    y = (x * 2).relu_()
-    z = y.exp() + torch.rand_like(y)
-    z[:2].mul_(3)
-    return [y, z, torch.nn.functional.dropout(z.t(), 0.5)]
-
-
-@pytest.mark.parametrize("place", range(3))
-def test_what_a_recipe_needs_is_enough(place: int, x: Tensor, op_log: OpLog) -> None:
-    """Noting the operations of the recipe alone gives the same recipe in the next pass, and nothing else."""
-    memory = Memory(op_log, x)
-    with taped(op_log):
-        first = program(x)
-    recipe = way_to(op_log, first[place])
-    assert recipe is not None
-    op_log.clear()
-    op_log.mark(0)
-    memory = Memory(op_log, x)
-    op_log.wanted = frozenset(recipe.numbers)
-    with taped(op_log):
-        second = program(x)
-    again = way_to(op_log, second[place])
-    assert again is not None
-    assert again.numbers == recipe.numbers
-    assert str(again) == str(recipe)
-    assert torch.equal(whole(again.run()[0]), whole(second[place].untyped_storage()))
-    assert all(words(op_log, each) is None for each in second[place + 1 :])
-    del memory
-
-
 def test_a_missing_link_stops_the_chain(x: Tensor, op_log: OpLog) -> None:
     """``data`` is an operation too."""
     op_log.wanted = frozenset({0, 3, 4})
@@ -415,39 +337,6 @@ def test_a_missing_link_stops_the_chain(x: Tensor, op_log: OpLog) -> None:
     assert words(op_log, z) is None
     memory = Memory(op_log, y)
     assert words(op_log, z) == "exp"
-    del memory
-
-
-def test_a_write_through_two_counters_is_not_recomputed(op_log: OpLog) -> None:
-    """``data`` counts by itself."""
-    x = torch.rand(3, 4)
-    memory = Memory(op_log, x)
-    with taped(op_log):
-        x.add_(x)
-        x.data.mul_(x)
-    assert way_to(op_log, x) is None
-    del memory
-
-
-def test_another_pass_begins_with_all_that_is_wanted(x: Tensor, op_log: OpLog) -> None:
-    op_log.wanted = frozenset()
-    with taped(op_log):
-        x.exp()
-    op_log.clear()
-    memory = Memory(op_log, x)
-    with taped(op_log):
-        y = x.exp()
-    recipe = way_to(op_log, y)
-    assert recipe is not None
-    assert recipe.numbers == (-1,)
-    op_log.mark(0)
-    with taped(op_log):
-        y = x.exp()
-    op_log.mark(1)
-    with taped(op_log):
-        z = x.sin()
-    (first,), (second,) = (recipe.numbers for each in (y, z) if (recipe := way_to(op_log, each)) is not None)
-    assert 0 <= first < second
     del memory
 
 

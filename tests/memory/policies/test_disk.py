@@ -6,7 +6,6 @@ import ctypes
 import gc
 import mmap
 import os
-import random
 import signal
 import sys
 import textwrap
@@ -14,6 +13,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,11 @@ from retrograd.memory.policies.spill_file import (
     FreeSpace,
     ReadBuffers,
     SpillFile,
-    allocate,
     map_pages,
     open_spill_file,
     whole_blocks,
 )
-from retrograd.memory.policies.spill_threads import FileRange, FileRead, SpillReader
-from retrograd.memory.policies.transfers import AskOrder
+from retrograd.memory.policies.spill_threads import FileRange, SpillReader
 from retrograd.memory.saved.keeping import keep_saved
 from tests import warm
 from tests.processes import wait_for_child
@@ -57,15 +55,15 @@ def as_saved(values: torch.Tensor) -> Saved:
     return Saved(values, values.shape, "", 0)
 
 
-def gradients(model: nn.Module, policy: Disk | None) -> list[torch.Tensor]:
+def gradients(model: nn.Module, policy: Disk | None, *, flushes: bool = False) -> list[torch.Tensor]:
     torch.manual_seed(2)
     x = torch.randn(BATCH, WIDTH)
     model.zero_grad()
-    if policy is None:
-        model(x).sum().backward()
-    else:
-        with keep_saved(model, policy):
-            model(x).sum().backward()
+    with nullcontext() if policy is None else keep_saved(model, policy):
+        loss = model(x).sum()
+        if policy is not None and flushes:
+            policy.flush()
+        loss.backward()
     return [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
 
 
@@ -333,52 +331,6 @@ def test_a_piece_that_is_not_whole_large_pages_takes_no_more_than_its_size() -> 
     assert resident_bytes() - before <= 8 * nbytes + (1 << 20)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), min_size=1, max_size=12), st.randoms())
-def test_parts_are_read_together_and_do_not_overlap(parts: list[tuple[int, int]], chance: random.Random) -> None:
-    """Each byte of a stand-in file is the number of its block; the kernel is called once for what lies side by side."""
-    extents, end = [], 0
-    for blocks, gap in parts:
-        end += gap * BLOCK
-        extents.append(Extent(end, blocks * BLOCK))
-        end += blocks * BLOCK
-    gaps = sum(gap > 0 for _, gap in parts[1:])
-    calls = []
-
-    class Blocks:
-        def read(self, offset: int, memory: memoryview) -> None:
-            calls.append(offset)
-            for start in range(0, len(memory), BLOCK):
-                memory[start : start + BLOCK] = bytes([(offset + start) // BLOCK]) * BLOCK
-
-    chance.shuffle(extents)
-    reading = FileRead(extents)
-    reading.carry_out(Blocks(), allocate)  # type: ignore[arg-type]
-    assert reading.memory is not None
-    assert reading.nbytes == sum(extent.length for extent in extents)
-    for extent, place in zip(extents, reading.places, strict=True):
-        found = bytes(reading.memory[place : place + extent.length])
-        assert found == b"".join(bytes([extent.offset // BLOCK + n]) * BLOCK for n in range(extent.length // BLOCK))
-    assert len(calls) == gaps + 1
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.bool, torch.int8, torch.float8_e4m3fn],
-)
-def test_every_dtype_comes_back(dtype: torch.dtype, tmp_path: Path) -> None:
-    policy = Disk(tmp_path)
-    policy.open()
-    values = [torch.randint(0, 2, (3001,)).to(dtype) for _ in range(5)]
-    packed = [policy.pack(as_saved(one.clone())) for one in values]
-    policy.flush()
-    for one, expected in zip(reversed(packed), reversed(values), strict=True):
-        found = one.restore()  # type: ignore[union-attr]
-        assert found.dtype is dtype
-        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
-    policy.close()
-
-
 def test_a_second_pass_over_a_retained_graph_is_read_ahead_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, readers = Disk(tmp_path), list[str]()
     read = SpillFile.read
@@ -416,27 +368,22 @@ def test_what_reading_ahead_finds_in_memory_stays_there(tmp_path: Path, monkeypa
         assert one.restore().data_ptr() == expected.data_ptr()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("as planned")])
 def test_what_could_not_be_read_ahead_is_read_again_by_who_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever happens to the thread that reads ahead, nobody waits for it in vain."""
     read = SpillFile.read
 
     def fail(self: SpillFile, *args: Any) -> None:
         if threading.current_thread().name == "retrograd-disk-reader":
-            raise OSError(5, "Input/output error")
+            raise error
         read(self, *args)
 
     monkeypatch.setattr(SpillFile, "read", fail)
     model = make_model()
     expected = gradients(model, None)
-    policy = Disk(tmp_path)
-    with keep_saved(model, policy):
-        torch.manual_seed(2)
-        model.zero_grad()
-        loss = model(torch.randn(BATCH, WIDTH)).sum()
-        policy.flush()
-        loss.backward()
-    found = [p.grad for p in model.parameters() if p.grad is not None]
+    found = gradients(model, Disk(tmp_path), flushes=True)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -454,61 +401,6 @@ def test_a_process_may_end_while_it_holds_what_was_read(tmp_path: Path) -> None:
     cycle = [kept]
     cycle.append(cycle)
     """)
-
-
-class Numbered:
-    """Something that is packed."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(0, 60), st.randoms())
-def test_what_is_due_is_what_a_look_at_all_that_follows_would_find(
-    sizes: list[int], window: int, chance: random.Random
-) -> None:
-    order: AskOrder[Numbered] = AskOrder()
-    least = 2
-    asked = list(range(len(sizes) - 1, -1, -1))
-    for attempt in range(2):
-        items = [Numbered(number) for number in range(len(sizes))]
-        places = [order.add(item, size) for item, size in zip(items, sizes, strict=True)]
-        given_out: set[int] = set()
-        for turn, number in enumerate(asked):
-            order.ask(places[number])
-            found = [item.number for item in order.due(places[number], window, least, is_missed=False)]
-            missing, ahead = list[int](), 0
-            for count, follower in enumerate(asked[turn + 1 :]):
-                if count >= least and ahead >= (window if missing else window // 2):
-                    break
-                if follower not in given_out:
-                    missing.append(follower)
-                ahead += sizes[follower]
-            assert found == missing
-            given_out.update(found)
-        assert given_out == set(asked[1:])
-        if not attempt:  # the next pass goes another way, which the third one has learned
-            chance.shuffle(asked)
-            again = [order.add(item, size) for item, size in zip(items, sizes, strict=True)]
-            for number in asked:
-                order.ask(again[number])
-
-
-def test_what_was_missed_begins_anew_what_follows() -> None:
-    order: AskOrder[Numbered] = AskOrder()
-    items = [Numbered(number) for number in range(6)]
-    places = [order.add(item, 1) for item in items]
-
-    def due(number: int, *, is_missed: bool) -> list[int]:
-        order.ask(places[number])
-        return [item.number for item in order.due(places[number], 2, 2, is_missed=is_missed)]
-
-    assert due(5, is_missed=True) == [4, 3]
-    assert due(1, is_missed=True) == [0]
-    assert due(4, is_missed=False) == []
-    assert due(3, is_missed=True) == [2, 1]
-    assert due(5, is_missed=True) == [4, 3]
 
 
 # ---- faults ---------------------------------------------------------------------------------------------------
@@ -651,21 +543,6 @@ def test_an_interrupt_before_a_request_leaves_nobody_waiting_for_it(
         model.zero_grad()
         loss.backward()
     assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), expected, strict=True))
-
-
-def test_whatever_happens_to_the_thread_that_reads_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for it in vain: what it could not read is read by whoever asks."""
-    model, policy = make_model(), Disk(tmp_path)
-    expected, read = gradients(model, None), SpillFile.read
-
-    def read_here(self: SpillFile, offset: int, memory: memoryview) -> None:
-        if threading.current_thread().name == "retrograd-disk-reader":
-            raise ValueError("as planned")
-        read(self, offset, memory)
-
-    monkeypatch.setattr(SpillFile, "read", read_here)
-    found = gradients(model, policy)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 # ---- nothing is left ------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from torch import Tensor
 from retrograd.core.errors import RetrogradWarning
 from retrograd.memory.policies.cpu import BufferPool, HostOffloader, Offloaded, Stayed
 from retrograd.memory.policies.policy import Packed
-from retrograd.memory.policies.transfers import AskOrder
 
 MB = 1 << 20
 
@@ -297,52 +296,6 @@ def test_what_the_host_has_no_memory_for_stays_and_it_is_said_once() -> None:
     assert host.refused == refused  # and nobody asks for more
 
 
-# ---- order ----------------------------------------------------------------------------------------------------
-
-
-class Item:
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-def one_pass(order: AskOrder[Item], sizes: list[int], asked: list[int]) -> list[list[int]]:
-    """What is foreseen at each request."""
-    items = [Item(number) for number in range(len(sizes))]
-    places = [order.add(item, size) for item, size in zip(items, sizes, strict=True)]
-    seen = []
-    for number in asked:
-        order.ask(places[number])
-        seen.append([item.number for item in order.upcoming(places[number])])
-    return seen
-
-
-def test_at_first_the_reverse_is_foreseen() -> None:
-    assert one_pass(AskOrder(), [1] * 4, [3, 2]) == [[2, 1, 0], [1, 0]]
-
-
-def test_then_what_the_last_pass_of_the_kind_did() -> None:
-    order: AskOrder[Item] = AskOrder()
-    one_pass(order, [1, 2, 3, 4], [1, 3, 0])
-    one_pass(order, [5, 5], [0, 1])
-    assert one_pass(order, [1, 2, 3, 4], [1, 3, 0, 2]) == [[3, 0], [0], [], [1, 0]]
-    assert one_pass(order, [5, 5], [0, 1]) == [[1], []]
-
-
-def test_what_is_asked_for_twice_counts_once() -> None:
-    order: AskOrder[Item] = AskOrder()
-    one_pass(order, [1, 2, 3], [2, 2, 0, 2, 1])
-    assert one_pass(order, [1, 2, 3], [2, 0]) == [[0, 1], [1]]
-
-
-def test_what_is_gone_is_not_foreseen() -> None:
-    order: AskOrder[Item] = AskOrder()
-    items = [Item(number) for number in range(3)]
-    places = [order.add(item, 1) for item in items]
-    del items[1]
-    order.ask(places[2])
-    assert [item.number for item in order.upcoming(places[2])] == [0]
-
-
 # ---- buffers --------------------------------------------------------------------------------------------------
 
 
@@ -399,16 +352,6 @@ def test_what_is_given_back_is_whole_again() -> None:
         pool.give(small[number])  # type: ignore[arg-type]
     assert pool.take(64 * MB) is not None
     assert asked == [64 * MB]
-
-
-def test_a_buffer_is_cut_out_where_it_is_tightest() -> None:
-    pool, _ = make_pool()
-    buffers = [pool.take(size * MB) for size in (6, 1, 3, 1, 5)]
-    for number in (0, 2, 4):
-        pool.give(buffers[number])  # type: ignore[arg-type]
-    taken = pool.take(3 * MB)
-    assert taken is not None
-    assert interval_of(taken) == interval_of(buffers[2])  # type: ignore[arg-type]
 
 
 def test_pieces_take_little_more_than_a_resnet_asks_for() -> None:

@@ -10,7 +10,7 @@ import torch
 from retrograd.memory.policies.cpu import Cpu
 from retrograd.memory.policies.disk import Disk
 from retrograd.memory.policies.lossless import Lossless
-from retrograd.memory.policies.policy import AsIs, Policy
+from retrograd.memory.policies.policy import AsIs, Packed, Policy, Saved
 from retrograd.memory.policies.precision import Bfloat16, EightBit
 from retrograd.memory.policies.when import When
 from retrograd.testing.policy_tests import PolicyTests
@@ -42,13 +42,22 @@ class TestDiskOnDevice(PolicyTests):
         return Disk(min_bytes=1 << 10)
 
 
+class Written(Disk):
+    """Each tensor is on the disk before it is asked for."""
+
+    def pack(self, saved: Saved) -> Packed | None:
+        packed = super().pack(saved)
+        self.flush()
+        return packed
+
+
 class TestDisk(PolicyTests):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
 
     def make_policy(self) -> Policy:
-        return Disk(self.folder)
+        return Written(self.folder, min_bytes=1 << 10)
 
 
 class TestLossless(PolicyTests):

@@ -146,19 +146,16 @@ def test_generators_that_the_forward_leaves_alone_are_left_alone() -> None:
 
 # ---- what is not the same again ---------------------------------------------------------------------------------
 
-OWN = {
-    "torch's": lambda: torch.Generator().manual_seed(1),
-    "NumPy's": lambda: np.random.default_rng(1),
-    "Python's": lambda: random.Random(1),
-}
 
+class Masked(nn.Module):
+    """A mask is the last thing that is saved."""
 
-def draw_by(generator: Any) -> float:
-    match generator:
-        case torch.Generator():
-            return float(torch.rand((), generator=generator))
-        case _:
-            return float(generator.random())
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.generator = nn.Parameter(torch.ones(6)), torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (torch.rand(x.shape, generator=self.generator) > 0.5).float()
 
 
 class Deep(nn.Module):
@@ -172,62 +169,55 @@ class Deep(nn.Module):
         return self.last(self.change(self.first(x)).tanh())
 
 
-def refuse(make: Callable[[], nn.Module], match: str = "other values than in the forward") -> None:
+class Counted(Deep):
+    """A buffer is read and written."""
+
+    def __init__(self) -> None:
+        super().__init__(self.scale)
+        self.register_buffer("count", torch.zeros(()))
+
+    def scale(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x * self.count
+
+
+def draw_by(generator: Any) -> float:
+    return float(torch.rand((), generator=generator) if isinstance(generator, torch.Generator) else generator.random())
+
+
+def by(generator: Any) -> nn.Module:
+    return Deep(lambda x: x * draw_by(generator))
+
+
+def counting(change: Callable[[Tensor, int], Tensor]) -> nn.Module:
+    """A change that is told how often it was asked before."""
+    count = itertools.count()
+    return Deep(lambda x: change(x, next(count)))
+
+
+OTHER = "other values than in the forward"
+NOT_THE_SAME: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "a generator of torch's": (lambda: by(torch.Generator().manual_seed(1)), OTHER),
+    "a generator of NumPy's": (lambda: by(np.random.default_rng(1)), OTHER),
+    "a generator of Python's": (lambda: by(random.Random(1)), OTHER),
+    "a counter": (lambda: counting(lambda x, n: x * (n + 1)), OTHER),
+    "one row of many": (lambda: counting(lambda x, n: x.index_fill(0, torch.tensor([n % 2]), 0.0)), OTHER),
+    "a mask": (Masked, OTHER),
+    "a buffer": (Counted, OTHER),
+    "another shape": (lambda: counting(lambda x, n: x[: 4 + n]), "different metadata"),
+    "fewer tensors": (lambda: counting(lambda x, n: x if n else x.sin().cos().exp()), "different number of tensors"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_THE_SAME)
+def test_what_is_not_the_same_again_is_refused(name: str) -> None:
+    make, match = NOT_THE_SAME[name]
     model = make()
     with keep_saved(model, Recompute()):
         output = model(torch.randn(8, 6))
         with pytest.raises(RecomputeError, match=match) as raised:
             output.sum().backward()
     assert "self (" in str(raised.value)
-
-
-@pytest.mark.parametrize("owner", OWN)
-def test_a_generator_of_its_own(owner: str) -> None:
-    generator = OWN[owner]()
-    refuse(lambda: Deep(lambda x: x * draw_by(generator)))
-
-
-def test_a_counter() -> None:
-    counter = itertools.count(1)
-    refuse(lambda: Deep(lambda x: x * next(counter)))
-
-
-def test_one_row_of_many() -> None:
-    counter = itertools.count()
-    refuse(lambda: Deep(lambda x: x.index_fill(0, torch.tensor([next(counter) % 2]), 0.0)))
-
-
-def test_a_mask_that_is_the_last_thing_saved() -> None:
-    generator = torch.Generator().manual_seed(0)
-
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(6))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.weight * (torch.rand(x.shape, generator=generator) > 0.5).float()
-
-    refuse(Masked)
-
-
-def test_a_buffer_that_is_read_and_written() -> None:
-    class Counted(Deep):
-        def __init__(self) -> None:
-            super().__init__(self.scale)
-            self.register_buffer("count", torch.zeros(()))
-
-        def scale(self, x: Tensor) -> Tensor:
-            self.count += 1
-            return x * self.count
-
-    refuse(Counted)
-
-
-def test_another_shape_and_another_number_of_tensors() -> None:
-    sizes, flags = itertools.count(4), itertools.count()
-    refuse(lambda: Deep(lambda x: x[: next(sizes)]), "different metadata")
-    refuse(lambda: Deep(lambda x: x.sin().cos().exp() if next(flags) == 0 else x), "different number of tensors")
 
 
 def test_an_argument_given_by_name_that_has_been_written_to() -> None:

@@ -58,6 +58,14 @@ class Looking(Elsewhere):
         return lambda function, args, kwargs: function(*args, **kwargs)
 
 
+POLICIES: dict[str, Callable[[pytest.MonkeyPatch], Policy]] = {
+    "copies": lambda patch: Elsewhere(),
+    "lossless": lambda patch: Lossless(min_bytes=0),
+    "recompute": lambda patch: Recompute(),
+    "recipes": force_recomputing,
+}
+
+
 @pytest.fixture
 def model() -> Net:
     torch.manual_seed(0)
@@ -163,16 +171,10 @@ def test_tangents_are_rounded_as_ever(everywhere: bool, monkeypatch: pytest.Monk
             assert same(tangents(), expected)
 
 
-@pytest.mark.parametrize("kind", ["copies", "lossless", "recompute", "recipes"])
+@pytest.mark.parametrize("kind", POLICIES)
 def test_a_model_is_traced_as_it_is(kind: str, model: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    policies: dict[str, Callable[[], Policy]] = {
-        "copies": Elsewhere,
-        "lossless": lambda: Lossless(min_bytes=0),
-        "recompute": Recompute,
-        "recipes": lambda: force_recomputing(monkeypatch),
-    }
     expected = torch.jit.trace(model, batch())
-    with keep_saved(model, policies[kind]()):
+    with keep_saved(model, POLICIES[kind](monkeypatch)):
         traced = torch.jit.trace(model, batch())  # traces twice, and compares
     graphs = [re.sub(r"___torch_mangle_\d+\.", "", str(each.inlined_graph)) for each in (traced, expected)]
     assert graphs[0] == graphs[1]
@@ -195,19 +197,13 @@ def test_the_whole_process_under_a_budget_calls_compiled_modules(model: Net) -> 
 # ---- nodes run once more --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["copies", "lossless", "recompute", "recipes"])
+@pytest.mark.parametrize("kind", POLICIES)
 def test_a_node_is_bundled_with_what_it_saved(
     kind: str, model: Net, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Bringing it back is not an operation of the node."""
-    policies: dict[str, Callable[[], Policy]] = {
-        "copies": Elsewhere,
-        "lossless": lambda: Lossless(min_bytes=0),
-        "recompute": Recompute,
-        "recipes": lambda: force_recomputing(monkeypatch),
-    }
     expected = gradients(model)
-    with keep_saved(model, policies[kind]()):
+    with keep_saved(model, POLICIES[kind](monkeypatch)):
         gradients(model)
         loss = model(batch()).square().sum()
         product = loss.grad_fn.next_functions[0][0].next_functions[0][0]  # type: ignore[union-attr]

@@ -27,7 +27,17 @@ from retrograd.memory.saved.keeping import Policies, SavedHandle, keep_saved
 from tests.conftest import GRACE_SECONDS, torch_state
 from tests.memory.budget.forced_recipes import mix_choices, recompute_everything, recomputed
 from tests.memory.saved.program_shrinking import shrink
-from tests.memory.saved.random_programs import Outcome, Program, build, differences, draw_program, run
+from tests.memory.saved.random_programs import (
+    PIECES,
+    Outcome,
+    Part,
+    Program,
+    Step,
+    build,
+    differences,
+    draw_program,
+    run,
+)
 from tests.memory.saved.test_exactness import Elsewhere
 
 MakePolicy = Callable[[Path, int], Policies]
@@ -157,6 +167,13 @@ def check_some(name: str, numbers: range, folder: Path) -> None:
         if is_of_use(program, name) and fails(program):
             check(shrink(program, fails), name, folder, least, everywhere=everywhere)
             pytest.fail(f"not every time: {program}")
+
+
+@pytest.mark.parametrize("name", sorted(PIECES))
+def test_each_piece_alone_is_recomputed(name: str, tmp_path: Path) -> None:
+    steps = Step("linear"), Step(name, 0, 1), Step("linear")
+    program = Program((Part("plainly", steps),), order=(0,), events=("update",) * 3, batch=3, seed=0)
+    check(program, "recomputed", tmp_path, 1)
 
 
 @pytest.mark.parametrize("name", POLICIES)

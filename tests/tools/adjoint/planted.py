@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from tests.by_hand import make_function
 
 
 class LinearFunction(torch.autograd.Function):
@@ -62,86 +65,53 @@ def linear(fault: str) -> nn.Module:
     return Layer()
 
 
-class Product(nn.Module):
-    """a * b, whose backward may forget b."""
+def saving(result: Callable[..., Tensor], backward: Callable[..., Any], name: str = "Odd") -> Callable[..., Tensor]:
+    """A Function that saves its arguments; its backward is given them behind the gradient."""
 
-    def __init__(self, *, ignores_second: bool) -> None:
+    def forward(ctx: Any, *args: Tensor) -> Tensor:
+        ctx.save_for_backward(*args)
+        return result(*args)
+
+    return make_function(forward, lambda ctx, gradient: backward(gradient, *ctx.saved_tensors), name).apply
+
+
+class Applied(nn.Module):
+    """A function as a module, which may have a weight behind its argument."""
+
+    def __init__(self, function: Callable[..., Any], weight: Tensor | None = None) -> None:
         super().__init__()
+        self.function = function
+        self.weight = None if weight is None else nn.Parameter(weight)
 
-        class Function(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-                ctx.save_for_backward(a, b)
-                return a * b
-
-            @staticmethod
-            def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-                a, b = ctx.saved_tensors
-                return gradient * b, torch.zeros_like(b) if ignores_second else gradient * a
-
-        self.function = Function
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.function.apply(a, b)
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x) if self.weight is None else self.function(x, self.weight)
 
 
-class ComplexLinear(nn.Module):
+def product(*, ignores_second: bool) -> Callable[..., Tensor]:
+    """a * b, whose backward may forget b."""
+    return saving(
+        lambda a, b: a * b, lambda gradient, a, b: (gradient * b, gradient * a * (not ignores_second)), "Product"
+    )
+
+
+def complex_linear(*, conjugates: bool) -> nn.Module:
     """A complex matrix, whose backward may forget to conjugate."""
 
-    def __init__(self, *, conjugates: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(5, 4, dtype=torch.complex64))
+    def backward(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = (x.conj(), weight.conj()) if conjugates else (x, weight)
+        return gradient @ weight, gradient.T @ x
 
-        class Function(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-                ctx.save_for_backward(x, weight)
-                return x @ weight.T
-
-            @staticmethod
-            def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-                x, weight = ctx.saved_tensors
-                if conjugates:
-                    x, weight = x.conj(), weight.conj()
-                return gradient @ weight, gradient.T @ x
-
-        self.function = Function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function.apply(x, self.weight)
+    return Applied(saving(lambda x, weight: x @ weight.T, backward), torch.randn(5, 4, dtype=torch.complex64))
 
 
-class PlainComplexLinear(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(5, 4, dtype=torch.complex64))
-        self.bias = nn.Parameter(torch.randn(5, dtype=torch.complex64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.T + self.bias
-
-
-class Squared(nn.Module):
+def squared(*, overwrites: bool) -> Callable[..., Tensor]:
     """x² by a Function that writes into what it has kept for its backward, behind autograd's back, if asked."""
 
-    def __init__(self, *, overwrites: bool) -> None:
-        super().__init__()
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.kept = x.clone()
+        return (ctx.kept.square_() if overwrites else ctx.kept.square()).clone()
 
-        class Function(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: Tensor) -> Tensor:
-                ctx.kept = x.clone()
-                result = ctx.kept.square_() if overwrites else ctx.kept.square()
-                return result.clone()
-
-            @staticmethod
-            def backward(ctx: Any, gradient: Tensor) -> Tensor:
-                return 2 * ctx.kept * gradient
-
-        self.function = Function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function.apply(x)
+    return make_function(forward, lambda ctx, gradient: 2 * ctx.kept * gradient).apply
 
 
 class TwoWays(nn.Module):
@@ -157,31 +127,18 @@ class TwoWays(nn.Module):
         return self.fc(x) + way.tanh()
 
 
-class WithJvp(nn.Module):
+def with_jvp(factor: float) -> Callable[..., Tensor]:
     """exp, by a Function whose forward mode and backward share the same wrong factor, if asked."""
 
-    def __init__(self, factor: float) -> None:
-        super().__init__()
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = x.exp()
+        ctx.save_for_backward(result)
+        ctx.save_for_forward(result)
+        return result
 
-        class Function(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: Tensor) -> Tensor:
-                result = x.exp()
-                ctx.save_for_backward(result)
-                ctx.save_for_forward(result)
-                return result
+    def scale(ctx: Any, given: Tensor) -> Tensor:
+        return factor * given * ctx.saved_tensors[0]
 
-            @staticmethod
-            def backward(ctx: Any, gradient: Tensor) -> Tensor:
-                (result,) = ctx.saved_tensors
-                return factor * gradient * result
-
-            @staticmethod
-            def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-                (result,) = ctx.saved_tensors
-                return factor * tangent * result
-
-        self.function = Function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function.apply(x)
+    function = make_function(forward, scale)
+    function.jvp = staticmethod(scale)
+    return function.apply

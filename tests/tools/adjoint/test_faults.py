@@ -10,15 +10,8 @@ from torch import nn
 
 from retrograd.tools.adjoint.adjoint_check import AdjointCheck, Verdict
 from retrograd.tools.adjoint.check import check_adjoint
-from tests.tools.adjoint.planted import (
-    ComplexLinear,
-    PlainComplexLinear,
-    Product,
-    Squared,
-    TwoWays,
-    WithJvp,
-    linear,
-)
+from tests.by_hand import make_function
+from tests.tools.adjoint.planted import Applied, TwoWays, complex_linear, linear, product, squared, with_jvp
 
 BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(3))
 
@@ -77,30 +70,26 @@ def test_what_lies_around_a_fault_is_blamed_on_it() -> None:
     assert around == {"self": "because of body.1", "body": "because of body.1"}
 
 
-@pytest.mark.parametrize("ignores_second", [True, False])
-def test_a_gradient_that_ignores_one_argument(ignores_second: bool) -> None:
-    check = check_adjoint(Product(ignores_second=ignores_second), (torch.randn(3, 4), torch.randn(3, 4)))
-    assert bool(check) is not ignores_second
-    assert list(faults(check)) == (["self:input.b"] if ignores_second else [])
-
-
-@pytest.mark.parametrize("conjugates", [True, False])
-def test_a_forgotten_conjugate(conjugates: bool) -> None:
+@pytest.mark.parametrize("wrong", [True, False])
+@pytest.mark.parametrize(
+    ("make", "sites", "words"),
+    [
+        (lambda wrong: product(ignores_second=wrong), ["Product:input.args.1"], ""),
+        (lambda wrong: squared(overwrites=wrong), ["Odd:input.x"], ""),
+        (lambda wrong: with_jvp(0.5 if wrong else 1.0), ["Odd:input.x"], ""),
+        (lambda wrong: complex_linear(conjugates=not wrong), ["self:input.x", "self:weight"], "a complex conjugate is"),
+    ],
+    ids=["ignores an argument", "overwrites what it kept", "forward mode shares the fault", "forgets to conjugate"],
+)
+def test_a_function_and_its_right_twin(make: Any, sites: list[str], words: str, wrong: bool) -> None:
     torch.manual_seed(2)
-    check = check_adjoint(ComplexLinear(conjugates=conjugates), torch.randn(3, 4, dtype=torch.complex64))
-    assert bool(check) is conjugates
-    assert set(faults(check).values()) == (set() if conjugates else {"a complex conjugate is missing"})
-    assert len(check.faults) == (0 if conjugates else 2)
-
-
-def test_plain_complex_layers_agree() -> None:
-    torch.manual_seed(2)
-    assert check_adjoint(PlainComplexLinear(), torch.randn(3, 4, dtype=torch.complex64))
-
-
-@pytest.mark.parametrize("overwrites", [True, False])
-def test_what_was_kept_for_the_backward_and_overwritten(overwrites: bool) -> None:
-    assert bool(check_adjoint(Squared(overwrites=overwrites), torch.randn(3, 4))) is not overwrites
+    dtype = torch.complex64 if "complex" in words else torch.float32
+    model = make(wrong)
+    batch = torch.randn(3, 4, dtype=dtype)
+    check = check_adjoint(model, (batch, torch.randn(3, 4)) if sites == ["Product:input.args.1"] else batch)
+    assert bool(check) is not wrong
+    assert sorted(faults(check)) == (sites if wrong else [])
+    assert all(words in reason for reason in faults(check).values())
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
@@ -122,12 +111,6 @@ def test_a_detach_that_cuts_everything() -> None:
     (row,) = check_adjoint(Cut(), BATCH).faults
     assert "no gradient arrives" in row.reason
     assert row.backward == 0
-
-
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_forward_mode_of_the_users_own_that_shares_the_fault(factor: float) -> None:
-    check = check_adjoint(WithJvp(factor), torch.randn(3, 4))
-    assert bool(check) is (factor == 1)
 
 
 def test_a_backward_that_raises() -> None:
@@ -165,24 +148,14 @@ def test_several_probes_tell_the_same() -> None:
 
 
 def test_a_fault_of_one_call_of_a_shared_module() -> None:
-    class Odd(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.is_large = bool(x.abs().max() > 100)
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * (3 if ctx.is_large else 2)
-
-    class Cell(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return Odd.apply(x)
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.is_large = bool(x.abs().max() > 100)
+        return x * 2
 
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.cell = Cell()
+            self.cell = Applied(make_function(forward, lambda ctx, given: given * (3 if ctx.is_large else 2)).apply)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.cell(self.cell(x) * 100)
@@ -217,7 +190,7 @@ def test_a_backward_that_draws_is_told_from_one_that_is_wrong_however_small_the_
     x = BATCH.double().requires_grad_()
     output = Unsteady.apply(x)
     first, second = (torch.autograd.grad(output.sum(), x, retain_graph=True)[0] for _ in range(2))
-    check = check_adjoint(nn.Sequential(nn.Linear(6, 6), Applied(Unsteady)), BATCH)
+    check = check_adjoint(nn.Sequential(nn.Linear(6, 6), Applied(Unsteady.apply)), BATCH)
     (row,) = check.faults
     assert (row.site.path, row.verdict) == ("1", Verdict.RANDOM)
     assert "gives another gradient when it is run again" in row.reason
@@ -228,16 +201,7 @@ def test_a_backward_that_draws_is_told_from_one_that_is_wrong_however_small_the_
 
 def test_a_backward_that_differs_by_rounding_alone_is_ok_and_so_is_one_with_a_hook_that_draws() -> None:
     assert Unsteady.size == 0.0
-    assert {row.verdict for row in check_adjoint(Applied(Unsteady), BATCH)} == {Verdict.OK}
+    assert {row.verdict for row in check_adjoint(Applied(Unsteady.apply), BATCH)} == {Verdict.OK}
     hooked = nn.Linear(6, 6)
     hooked.weight.register_hook(lambda gradient: gradient + 1e-9 * torch.randn_like(gradient))
     assert Verdict.RANDOM not in {row.verdict for row in check_adjoint(hooked, BATCH)}
-
-
-class Applied(nn.Module):
-    def __init__(self, function: type[torch.autograd.Function]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function.apply(x)  # type: ignore[no-any-return]

@@ -10,20 +10,11 @@ from torch import Tensor, nn
 
 from retrograd.tools.adjoint.adjoint_check import Verdict
 from retrograd.tools.adjoint.check import check_adjoint
+from tests.tools.adjoint.planted import saving
 
 
 def relu(wrong: bool) -> Any:
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
-            return x.clamp(min=0)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            return gradient * (ctx.saved_tensors[0] > 0) * (0.5 if wrong else 1)
-
-    return Function.apply
+    return saving(lambda x: x.clamp(min=0), lambda gradient, x: gradient * (x > 0) * (0.5 if wrong else 1))
 
 
 ties = torch.tensor([[0.0, 0.0, 1.0, 1.0], [-1.0, -2.0, -2.0, 0.0]]).reshape(1, 1, 2, 4)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from retrograd.tools.adjoint.adjoint_check import Verdict
 from retrograd.tools.adjoint.check import check_adjoint
+from tests.tools.adjoint.planted import Applied, saving
 
 WIDTH = 5
 
@@ -48,20 +49,7 @@ class Gate(nn.Module):
 
 
 def scaling(factor: float) -> nn.Module:
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            return gradient * 2 * factor
-
-    class Scale(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return Function.apply(x)
-
-    return Scale()
+    return Applied(saving(lambda x: x * 2, lambda gradient, x: gradient * 2 * factor))
 
 
 nets = st.lists(st.sampled_from(sorted(PARTS)), min_size=1, max_size=5)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from retrograd.core.hooks.rewriters import gradient_rewriters
 from retrograd.core.sites.site import Site
 from retrograd.tools.adjoint.adjoint_check import Verdict
 from retrograd.tools.adjoint.check import check_adjoint
-from tests.tools.adjoint.planted import linear
+from tests.tools.adjoint.planted import linear, saving
 
 BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(3))
 
@@ -111,24 +111,14 @@ def test_a_weight_that_a_hook_computes(fault: str) -> None:
 
 def unsteady(factors: Callable[[int], float], hooks: str) -> nn.Module:
     """Twice its input. Its n-th backward gives that many times the gradient: 2 is right."""
-    ran = 0
-
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return 2 * x
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-            nonlocal ran
-            ran += 1
-            return factors(ran) * gradient
+    runs = itertools.count(1)
+    twice = saving(lambda x: 2 * x, lambda gradient, x: factors(next(runs)) * gradient)
 
     class Module(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             if hooks == "of a tensor" and x.requires_grad:
                 x.register_hook(lambda gradient: None)
-            return Twice.apply(x)
+            return twice(x)
 
     module = Module()
     if hooks == "of the module":

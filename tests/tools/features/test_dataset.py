@@ -20,7 +20,7 @@ from retrograd.core.errors import FeatureError, NoSuchSiteError, RetrogradWarnin
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.lock import Lock
 from retrograd.tools.features.dataset import extract_dataset
-from retrograd.tools.features.stored import open_features
+from retrograd.tools.features.stored import StoredFeatures, open_features
 from tests import warm
 from tests.tools.features.nets import hook_by_hand
 
@@ -131,28 +131,48 @@ def test_the_same_call_again_goes_on(tmp_path: Path, small_shards: None) -> None
     assert torch.equal(extract_dataset(model, load(99), "0", tmp_path)["0"][:], by_hand(model, "0"))
 
 
-def test_a_plain_data_loader_does_not_load_again(tmp_path: Path, small_shards: None) -> None:
-    class Rows(Dataset[Tensor]):
-        fails_at = 13
-        loaded: list[int]
+class Rows(Dataset[tuple[Tensor, int]]):
+    """Cannot be read at one place, for as long as that is one."""
 
-        def __len__(self) -> int:
-            return SAMPLES
+    fails_at = 13
 
-        def __getitem__(self, index: int) -> Tensor:
-            if index == self.fails_at:
-                raise OSError("unreadable")
-            self.loaded.append(index)
-            return X[index]
+    def __init__(self) -> None:
+        self.loaded: list[int] = []
 
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == self.fails_at:
+            raise OSError("unreadable")
+        self.loaded.append(index)
+        return X[index], index
+
+
+@pytest.mark.parametrize("shuffles", [False, True])
+def test_a_data_loader_goes_on_in_its_order_and_a_plain_one_loads_nothing_again(
+    shuffles: bool, tmp_path: Path, small_shards: None
+) -> None:
     model, rows = make_model(), Rows()
-    rows.loaded = []
+
+    def extract() -> StoredFeatures:
+        loader = DataLoader(rows, 4, shuffle=shuffles, generator=torch.Generator().manual_seed(3))
+        return extract_dataset(model, loader, "0", tmp_path, target=1, allow_shuffle=shuffles)
+
     with pytest.raises(OSError, match="unreadable"):
-        extract_dataset(model, DataLoader(rows, 4), "0", tmp_path)
+        extract()
+    assert 0 < open_features(tmp_path).samples < SAMPLES
     rows.loaded, rows.fails_at = [], -1
-    features = extract_dataset(model, DataLoader(rows, 4), "0", tmp_path)
-    assert rows.loaded == list(range(12, SAMPLES))
-    assert torch.equal(features["0"][:], by_hand(model, "0"))
+    features = extract()
+    order = features["target"][:]
+    if shuffles:
+        generator = torch.Generator().manual_seed(3)
+        expected = torch.cat([part for _, part in DataLoader(rows, 4, shuffle=True, generator=generator)])
+        assert torch.equal(order, expected)
+    else:
+        assert rows.loaded == list(range(12, SAMPLES))
+        assert torch.equal(order, torch.arange(SAMPLES))
+    torch.testing.assert_close(features["0"][:], by_hand(model, "0")[order])
 
 
 @pytest.mark.parametrize(
@@ -213,31 +233,6 @@ def test_shuffled_loaders_are_refused(tmp_path: Path) -> None:
     assert sorted(order.tolist()) == list(range(SAMPLES))
     assert order.tolist() != list(range(SAMPLES))
     torch.testing.assert_close(features["0"][:], by_hand(model, "0")[order])
-
-
-def test_a_seeded_shuffle_goes_on_in_its_order(tmp_path: Path, small_shards: None) -> None:
-    class Rows(Dataset[tuple[Tensor, int]]):
-        fails_at = 13
-
-        def __len__(self) -> int:
-            return SAMPLES
-
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            if index == self.fails_at:
-                raise OSError("unreadable")
-            return X[index], index
-
-    model, rows = make_model(), Rows()
-
-    def load() -> DataLoader[Any]:
-        return DataLoader(rows, 4, shuffle=True, generator=torch.Generator().manual_seed(3))
-
-    with pytest.raises(OSError, match="unreadable"):
-        extract_dataset(model, load(), "0", tmp_path, target=1, allow_shuffle=True)
-    assert 0 < open_features(tmp_path).samples < SAMPLES
-    rows.fails_at = -1
-    order = extract_dataset(model, load(), "0", tmp_path, target=1, allow_shuffle=True)["target"][:]
-    assert torch.equal(order, torch.cat([indices for _, indices in load()]))
 
 
 def test_a_feature_that_is_there_now_and_then_is_refused(tmp_path: Path) -> None:

@@ -154,28 +154,6 @@ def test_several_passes_over_one_call_and_several_calls_of_one_instance() -> Non
     assert any("MyLinear" in note for note in raised.value.__notes__)
 
 
-def test_gradients_accumulate_as_with_torch() -> None:
-    x, weight, bias = tensors()
-    function = MyLinear()
-    for _ in range(3):
-        function(x, weight, bias).square().sum().backward()
-    ours, weight.grad = weight.grad, None
-    for _ in range(3):
-        F.linear(x, weight, bias).square().sum().backward()
-    assert weight.grad is not None
-    torch.testing.assert_close(ours, weight.grad)
-
-
-def test_create_graph_goes_through_the_written_backward() -> None:
-    x, weight, bias = tensors()
-
-    def penalty(linear: Any) -> Tensor:
-        (gradient,) = torch.autograd.grad(linear(x, weight, bias).square().sum(), x, create_graph=True)
-        return torch.autograd.grad(gradient.square().sum(), weight)[0]
-
-    torch.testing.assert_close(penalty(MyLinear()), penalty(F.linear))
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_grad_there_is_no_graph(mode: Any) -> None:
     with mode():

@@ -33,42 +33,32 @@ def run(gradients: Any) -> tuple[Tensor | None, Tensor | None]:
     return x.grad, weight.grad
 
 
-def said(gradients: Any) -> str:
+COUNT = "expected 3, one for each of x, weight, factor"
+MISFITS: list[tuple[Any, str]] = [
+    ({"x": torch.ones(4, 3), "wieght": torch.ones(2, 3)}, "a gradient for 'wieght', which forward does not take."),
+    ({"x": torch.ones(4, 3), "wieght": None}, "a gradient for 'wieght', which forward does not take."),
+    ({"factor": torch.ones(())}, "gradient for 'factor', which is not a tensor"),
+    ((None, None, torch.ones(())), "gradient for 'factor', which is not a tensor"),
+    ({"x": "much"}, "returned 'much' as the gradient of 'x'; expected a tensor of shape [4, 3]"),
+    ((None, 1.0, None), "returned 1.0 as the gradient of 'weight'"),
+    ((None, None), f"returned 2 gradients; {COUNT}"),
+    ((None,), f"returned 1 gradients; {COUNT}"),
+    (None, f"returned 1 gradients; {COUNT}"),
+    ((None, None, None, torch.ones(1)), f"returned 4 gradients; {COUNT}"),
+    *(
+        (gradients, f"returned a gradient of shape {list(shape)} for 'weight'; expected [2, 3]")
+        for shape in ((3, 2), (2,), (2, 3, 1), (1, 3), ())
+        for gradients in ({"weight": torch.ones(shape)}, (None, torch.ones(shape), None))
+    ),
+]
+
+
+@pytest.mark.parametrize(("gradients", "text"), MISFITS)
+def test_what_does_not_fit(gradients: Any, text: str) -> None:
     with pytest.raises(FunctionError) as raised:
         run(gradients)
-    return str(raised.value)
-
-
-def test_an_unknown_name() -> None:
-    text = said({"x": torch.ones(4, 3), "wieght": torch.ones(2, 3)})
-    assert "backward of Returns returned a gradient for 'wieght', which forward does not take." in text
-    assert "x, weight, factor" in text
-
-
-def test_a_gradient_for_what_is_no_tensor() -> None:
-    assert "gradient for 'factor', which is not a tensor" in said({"factor": torch.ones(())})
-    assert "gradient for 'factor', which is not a tensor" in said((None, None, torch.ones(())))
-
-
-@pytest.mark.parametrize(
-    "gradients", [(None, None), (None,), None, (None, None, None, torch.ones(1))], ids=["two", "one", "None", "four"]
-)
-def test_a_wrong_count(gradients: Any) -> None:
-    count = len(gradients) if isinstance(gradients, tuple) else 1
-    text = said(gradients)
-    assert f"returned {count} gradients; expected 3, one for each of x, weight, factor" in text
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (2,), (2, 3, 1), (1, 3), ()], ids=str)
-def test_a_wrong_shape(shape: tuple[int, ...]) -> None:
-    text = said({"weight": torch.ones(shape)})
-    assert f"backward of Returns returned a gradient of shape {list(shape)} for 'weight'; expected [2, 3]" in text
-    assert f"{list(shape)} for 'weight'; expected [2, 3]" in said((None, torch.ones(shape), None))
-
-
-def test_what_is_no_gradient() -> None:
-    assert "returned 'much' as the gradient of 'x'; expected a tensor of shape [4, 3]" in said({"x": "much"})
-    assert "returned 1.0 as the gradient of 'weight'" in said((None, 1.0, None))
+    assert "backward of Returns returned" in str(raised.value)
+    assert text in str(raised.value)
 
 
 def test_a_gradient_that_sums_to_the_argument_is_summed_as_torch_does() -> None:

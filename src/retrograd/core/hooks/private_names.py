@@ -102,7 +102,7 @@ NEEDED: tuple[PrivateNames, ...] = (
         "torch._C._DisableTorchDispatch torch._C._InferenceMode torch._C._dispatch_tls_is_dispatch_key_excluded "
         "torch._C._dispatch_tls_set_dispatch_key_excluded torch._C._get_dispatch_mode torch._C._get_dispatch_stack_at "
         "torch._C._TorchDispatchModeKey torch._C._len_torch_dispatch_stack torch._C._pop_torch_dispatch_stack "
-        "torch._C._push_on_torch_dispatch_stack torch._ops.OpOverload "
+        "torch._C._push_on_torch_dispatch_stack torch._ops.OpOverload torch._ops.OpOverloadPacket "
         "torch._ops._len_torch_dispatch_stack_pre_dispatch torch.utils._python_dispatch "
         "torch.utils._python_dispatch.TorchDispatchMode "
         "torch.utils._python_dispatch._disable_current_modes ._disable_current_modes ._get_current_dispatch_mode_stack "
@@ -115,7 +115,6 @@ NEEDED: tuple[PrivateNames, ...] = (
         "torch._C._functorch.is_legacy_batchedtensor torch._C._functorch.peek_interpreter_stack "
         "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack torch._C._is_tracing "
         "torch._is_functional_tensor torch._mkldnn torch._neg_view torch._efficientzerotensor "
-        "torch._validate_sparse_compressed_tensor_args torch._validate_sparse_coo_tensor_args "
         "torch.utils._python_dispatch.is_traceable_wrapper_subclass ._is_view ._is_zerotensor ._indices",
     ),
     _names(
@@ -149,8 +148,7 @@ NEEDED: tuple[PrivateNames, ...] = (
         "where calls of compiled code begin and end, and what has been compiled",
         "said once; inside compiled code less is recorded",
         "torch._dynamo.eval_frame torch._dynamo.convert_frame torch._dynamo.external_utils torch._dynamo.output_graph "
-        "torch._dynamo.symbolic_convert torch._dynamo.compiled_autograd torch._dynamo.polyfills.loader "
-        "torch.export._trace",
+        "torch._dynamo.symbolic_convert torch._dynamo.compiled_autograd torch.export._trace",
     ),
     _names(
         "operations of ours in a graph: whether it is traced without values, and autograd inside of one",

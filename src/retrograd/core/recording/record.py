@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 _active: list[Recording] = []
 
-_CELL = ("live", "show_recording")
+_CELL = ("retrograd.core.views.notebook.live", "show_recording")
 """What shows a recording in a notebook."""
 
 
