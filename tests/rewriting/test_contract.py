@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import retrograd as rg
 from retrograd.core.errors import CannotRewriteError, RetrogradError, RuleError
 from retrograd.rewriting.rewriting import rewrite
 from retrograd.rewriting.rules.rule import Rule, SiteState
@@ -123,7 +125,9 @@ def test_a_step_after_the_error_is_as_if_it_had_not_been(site: str) -> None:
         with pytest.raises(RuleError, match="once"):
             net(x).square().sum().backward()
         net.zero_grad()
-        net(x).square().sum().backward()
+        thread = threading.Thread(target=lambda: net(x).square().sum().backward())  # no lock is held any more
+        thread.start()
+        thread.join()
     found = gradients(net)
     fresh = make_net()
     with rewrite(fresh, {site: halve}):
@@ -218,3 +222,35 @@ def test_views_and_strides_are_free(way: str, site: str) -> None:
             handle.remove()
     for name, each in gradients(net).items():
         torch.testing.assert_close(found[name], each)
+
+
+def test_gradients_of_inference_mode_and_of_subclasses() -> None:
+    class Marked(Tensor):
+        pass
+
+    layer = nn.Linear(2, 2)
+    with torch.inference_mode():
+        given = torch.ones(1, 2)
+    with rg.rewrite(layer, {"self:output.grad": lambda gradient, state: gradient * 2}):
+        for gradient in (given, torch.ones(1, 2).as_subclass(Marked)):
+            out = layer(torch.ones(1, 2))
+            layer.zero_grad()
+            torch.autograd.backward(out, gradient)
+            torch.testing.assert_close(layer.weight.grad, 2 * torch.ones(2, 2), check_dtype=False)
+
+
+def test_nothing_acts_after_the_block_and_nothing_is_held() -> None:
+    layer, x = nn.Linear(2, 2), torch.ones(1, 2)
+    rule = rg.rules.Scale(0.0)
+    gc.collect()
+    gc.disable()
+    try:
+        with rg.rewrite(layer, {"self:output.grad": rule}):
+            loss = layer(x).sum()
+        loss.backward()
+        torch.testing.assert_close(layer.weight.grad, torch.ones(2, 2))
+        found = weakref.ref(rule), weakref.ref(layer)
+        del rule, layer, loss
+        assert [each() for each in found] == [None, None]
+    finally:
+        gc.enable()

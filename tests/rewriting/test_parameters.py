@@ -35,22 +35,6 @@ def test_values_while_the_module_runs() -> None:
     assert_same(dict(net.named_parameters()), before)  # type: ignore[arg-type]
 
 
-def test_gradients_before_they_are_added() -> None:
-    net, x = make_net(), torch.randn(5, 3)
-    with rewrite(net, {"*:weight.grad": halve, "0:bias.grad": add_one}):
-        for _ in range(2):
-            net(x).square().sum().backward()
-    found = gradients(net)
-    net.zero_grad()
-    handles = [net[i].weight.register_hook(lambda gradient: gradient * 0.5) for i in (0, 2, 4)]
-    handles.append(net[0].bias.register_hook(lambda gradient: gradient + 1))
-    for _ in range(2):
-        net(x).square().sum().backward()
-    assert_same(found, gradients(net))
-    for handle in handles:
-        handle.remove()
-
-
 class Keeps(Rule):
     """Remembers gradients as they are: in its state, on itself, and as what it returns."""
 
@@ -96,17 +80,6 @@ def test_what_a_rule_remembers_is_never_written_into(way: str, sparse: bool) -> 
             assert torch.equal(rule.kept(), kept)
 
 
-def test_sparse_gradients() -> None:
-    net = nn.Embedding(6, 3, sparse=True)
-    with rewrite(net, {"self:weight.grad": halve}):
-        net(torch.tensor([1, 1, 4])).sum().backward()
-    assert net.weight.grad is not None
-    assert net.weight.grad.is_sparse
-    expected = torch.zeros(6, 3)
-    expected[1], expected[4] = 1.0, 0.5
-    assert torch.equal(net.weight.grad.to_dense(), expected)
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -116,23 +89,6 @@ class Tied(nn.Module):
 
     def forward(self, index: Tensor) -> Tensor:
         return self.head(self.embedding(index))
-
-
-def test_tied_parameters_have_one_gradient() -> None:
-    net, index = Tied(), torch.tensor([1, 3])
-    seen: list[str] = []
-
-    def note(gradient: Tensor, state: SiteState) -> Tensor:
-        seen.append(state.site)
-        return gradient * 0.5
-
-    with rewrite(net, {"*:weight.grad": note}):
-        net(index).square().sum().backward()
-    found = gradients(net)
-    net.zero_grad()
-    net(index).square().sum().backward()
-    assert len(seen) == 1
-    assert_same(found, {name: each * 0.5 for name, each in gradients(net).items()})
 
 
 def test_tied_parameters_are_rewritten_where_they_are_named() -> None:
@@ -287,15 +243,6 @@ def test_what_cannot_be_rewritten_says_so() -> None:
         rewrite(nn.LSTM(2, 2), {"self:weight_ih_l0": halve})
     with pytest.raises(CannotRewriteError, match="optimizer"):
         rewrite(nn.Linear(2, 2), {"self:weight.update": halve})
-
-
-def test_gradients_asked_for_by_name() -> None:
-    net, x = make_net(), torch.randn(5, 3)
-    plain = torch.autograd.grad(net(x).sum(), list(net.parameters()))
-    with rewrite(net, {"*:weight.grad": halve}):
-        found = torch.autograd.grad(net(x).sum(), list(net.parameters()))
-    for name, one, other in zip(dict(net.named_parameters()), found, plain, strict=True):
-        assert torch.equal(one, other * 0.5 if name.endswith("weight") else other)
 
 
 def test_two_rewritings_of_one_value() -> None:

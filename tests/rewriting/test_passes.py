@@ -21,22 +21,6 @@ def soft(gradient: Tensor, *_: Any) -> Tensor:
 RULES = {"1:output.grad": soft, "2:output.grad": soft}
 
 
-def test_retain_graph() -> None:
-    net, x = make_net(), torch.randn(5, 3)
-    with rewrite(net, {"1:output.grad": halve}):
-        out = net(x)
-        for _ in range(3):
-            out.sum().backward(retain_graph=True)
-    found = gradients(net)
-    net.zero_grad()
-    h = torch.tanh(net[0](x))
-    h.register_hook(lambda gradient: gradient * 0.5)
-    out = net[2:](h)
-    for _ in range(3):
-        out.sum().backward(retain_graph=True)
-    assert_same(found, gradients(net))
-
-
 def penalty(net: nn.Module, x: Tensor) -> Tensor:
     """As for a critic: its second pass goes through what the rules made of the first."""
     (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)

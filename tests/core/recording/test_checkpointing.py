@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 from tests.core.recording.collector import Collector, collect
-from tests.core.recording.oracle import Oracle, assert_row, listen
+from tests.core.recording.oracle import assert_row, listen
 
 Run = Callable[..., torch.Tensor]
 
@@ -70,56 +70,6 @@ class Net(nn.Module):
         for block in self.blocks:
             h = self.way(block, h)
         return self.head(h)
-
-
-class Shared(Net):
-    """One block everywhere: twice in the first part, once in a part within the second, once outside."""
-
-    def __init__(self, way: Callable[..., torch.Tensor]) -> None:
-        super().__init__(way)
-        self.blocks = self.blocks[:1]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        block = self.blocks[0]
-        h = self.stem(x)
-        h = self.way(lambda h: block(block(h) * 2), h)
-        h = self.way(lambda h: block(self.way(lambda h: block(h) + block(h * 0.5), h) - 1) * 3, h)
-        return self.head(block(h))
-
-
-def compare(kind: type[Net], way: Callable[..., torch.Tensor]) -> tuple[Oracle, Collector]:
-    """What hooks see of the plain net, and what is recorded of the checkpointed one."""
-    torch.manual_seed(0)
-    plain = kind(plainly)
-    other = copy.deepcopy(plain)
-    other.way = way
-    x = torch.randn(5, 3)
-    torch.manual_seed(1)
-    with listen(plain) as oracle:
-        plain(x).square().sum().backward()
-    torch.manual_seed(1)
-    with collect(other) as seen:
-        other(x).square().sum().backward()
-    for name, parameter in other.named_parameters():
-        torch.testing.assert_close(parameter.grad, plain.get_parameter(name).grad)
-    return oracle, seen
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", [Net, Shared])
-def test_values_and_gradients_are_those_of_the_plain_net(kind: type[Net], way: Callable[..., torch.Tensor]) -> None:
-    oracle, seen = compare(kind, way)
-    calls = 0
-    for path, values in oracle.values.items():
-        for call, value in enumerate(values):
-            name = path if call == 0 else f"{path}#{call + 1}"
-            assert_row(seen.one(f"{name}:output", backward=-1), value)
-            assert_row(seen.one(f"{name}:output.grad", backward=0), oracle.gradients[path][call][0])
-            calls += 1
-    outputs = [row for row in seen.rows if "output" in row.site]
-    assert len(outputs) == 2 * calls
-    assert {row.phase for row in seen.rows} == {"train"}
-    assert not seen.facts["faults"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -221,25 +171,6 @@ def test_segments_of_a_sequence() -> None:
     for path in map(str, range(6)):
         assert_row(seen.one(f"net.{path}:output"), oracle.values[path][0])
         assert_row(seen.one(f"net.{path}:output.grad"), oracle.gradients[path][0][0])
-
-
-def test_accumulation_over_checkpointed_micro_batches() -> None:
-    torch.manual_seed(0)
-    net = Shared(reentrantly)
-    net.eval()  # no dropout: the oracle runs by itself
-    plain = copy.deepcopy(net)
-    plain.way = plainly
-    batches = [torch.randn(2, 3) for _ in range(2)]
-    with collect(net) as seen:
-        for x in batches:
-            net(x).sum().backward()
-    for micro, x in enumerate(batches):
-        with listen(plain) as oracle:
-            plain(x).sum().backward()
-        for call, value in enumerate(oracle.values["blocks.0"]):
-            name = "blocks.0" if call == 0 else f"blocks.0#{call + 1}"
-            assert_row(seen.one(f"{name}:output", micro=micro), value)
-            assert_row(seen.one(f"{name}:output.grad", micro=micro), oracle.gradients["blocks.0"][call][0])
 
 
 def test_a_frozen_part_that_is_never_computed_again_does_not_shift_the_others() -> None:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import retrograd as rg
 from tests.compiling import count_compiled
-from tests.core.recording.nets import Trial, bits, build, train
+from tests.scenarios import Trial, bits, build, train
 
 STEPS = 3
 

@@ -16,8 +16,8 @@ import retrograd as rg
 from retrograd.core.errors import GraphBreakError, RetrogradWarning
 from retrograd.core.hooks import watched
 from tests.compiling import count_compiled
-from tests.core.recording.nets import bits
 from tests.rewriting.models import add_one, halve
+from tests.scenarios import bits
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

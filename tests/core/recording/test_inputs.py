@@ -260,20 +260,3 @@ def test_a_branch_that_no_pass_runs_leaves_the_rest_right() -> None:
         (left + right).sum().backward()
     for backward, factor in enumerate((2.0, 3.0, 5.0)):
         assert_row(seen.one("1:input.x.grad", backward=backward), torch.full((1, 2), factor))
-
-
-def test_recursion_keeps_the_calls_apart() -> None:
-    class Tree(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(2, 2)
-
-        def forward(self, x: torch.Tensor, depth: int) -> torch.Tensor:
-            return self.fc(x) if depth == 0 else self(x * 2, depth - 1) + self(x * 3, depth - 1)
-
-    net = Tree()
-    with collect(net) as seen:
-        net(torch.ones(1, 2), 2).sum().backward()
-    assert [seen.one(f"fc{call}:output").calls for call in ("", "#2", "#3", "#4")] == [1, 1, 1, 1]
-    assert seen.one("self#7:output.grad").mean == 1.0
-    assert {row.phase for row in seen.rows} == {"train"}

@@ -143,17 +143,6 @@ def test_lazy_modules_are_recorded_from_their_first_step() -> None:
     assert not seen.facts["faults"]
 
 
-def test_weights_under_a_parametrization() -> None:
-    net = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
-    with collect(net) as seen:
-        net(torch.ones(1, 3)).sum().backward()
-    names = [name for name, _ in net.named_parameters()]
-    assert "parametrizations.weight.original1" in names
-    for name in names:
-        path, _, slot = name.rpartition(".")
-        assert_row(seen.one(f"{path or 'self'}:{slot}.grad"), net.get_parameter(name).grad)  # type: ignore[arg-type]
-
-
 def test_attention_with_weights_that_no_module_call_uses() -> None:
     net = nn.MultiheadAttention(4, 2, batch_first=True)
     x = torch.randn(2, 3, 4)
@@ -163,19 +152,6 @@ def test_attention_with_weights_that_no_module_call_uses() -> None:
     assert {"self:output.0", "self:output.1", "self:in_proj_weight.grad", "out_proj:weight.grad"} <= set(seen.sites())
     reasons = {item["site"]: item["reason"] for item in seen.facts["not_recorded"]}
     assert "without a call" in reasons["out_proj:output"]
-
-
-def test_a_packed_lstm() -> None:
-    net = nn.LSTM(3, 4, batch_first=True)
-    x = nn.utils.rnn.pack_padded_sequence(torch.randn(2, 5, 3), [5, 2], batch_first=True)
-    with collect(net) as seen:
-        packed, (h, _) = net(x)
-        h.retain_grad()
-        (packed.data.sum() + h.square().sum()).backward()
-    assert_row(seen.one("self:output.0.data"), packed.data)
-    assert_row(seen.one("self:output.0.data.grad"), torch.ones_like(packed.data))
-    assert_row(seen.one("self:output.1.0"), h)
-    assert_row(seen.one("self:output.1.0.grad"), h.grad)
 
 
 # ---- tensors without numbers of their own -----------------------------------------------------------------------

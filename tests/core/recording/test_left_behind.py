@@ -27,7 +27,7 @@ from retrograd.core.recording.record import Recording
 from retrograd.core.recording.recorder import Recorder
 from retrograd.core.recording.settings import Settings
 from retrograd.explaining.facts import calls, tensors
-from tests.core.recording.nets import Trial, build
+from tests.scenarios import Trial, build
 
 PACKAGE = str(Path(rg.__file__).parent)
 

@@ -33,25 +33,6 @@ def write_without_grad(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("write", [write_past_autograd, write_without_grad])
-@pytest.mark.parametrize("zero", ["before", "after forward", "after", "to none"])
-def test_updates_by_hand_make_steps(write: Callable[[torch.Tensor, torch.Tensor], None], zero: str) -> None:
-    net = make_net()
-    with collect(net) as seen:
-        for _ in range(3):
-            if zero == "before":
-                net.zero_grad(set_to_none=False)
-            loss = net(torch.randn(4, 3)).square().sum()
-            if zero == "after forward":
-                net.zero_grad()
-            loss.backward()
-            for parameter in net.parameters():
-                write(parameter, parameter.grad)  # type: ignore[arg-type]
-            if zero.startswith("after") or zero == "to none":
-                net.zero_grad(set_to_none=zero == "to none")
-    assert steps_of(seen, "0:output.grad") == [(0, 0), (1, 0), (2, 0)]
-
-
-@pytest.mark.parametrize("write", [write_past_autograd, write_without_grad])
 def test_updates_by_hand_with_accumulation(write: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
     net = make_net()
     with collect(net, schedule=2) as seen:
@@ -145,89 +126,6 @@ def test_updates_by_hand_beside_an_optimizer_that_never_updates() -> None:
     assert steps == [0] * 5 + list(range(1, 16))
 
 
-@pytest.mark.parametrize("write", [write_past_autograd, write_without_grad])
-def test_a_loop_of_autograd_grad(write: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-    net = make_net()
-    parameters = list(net.parameters())
-    with collect(net) as seen:
-        for _ in range(3):
-            gradients = torch.autograd.grad(net(torch.randn(4, 3)).square().sum(), parameters)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                write(parameter, gradient)
-    assert steps_of(seen, "0:output.grad") == [(0, 0), (1, 0), (2, 0)]
-    assert steps_of(seen, "2:weight.grad") == [(0, 0), (1, 0), (2, 0)]
-
-
-def test_without_any_update_there_is_one_step() -> None:
-    net = make_net()
-    with collect(net) as seen:
-        for _ in range(3):
-            net(torch.randn(4, 3)).sum().backward()
-    assert steps_of(seen, "0:output.grad") == [(0, 0), (0, 1), (0, 2)]
-    assert {item["reason"] for item in seen.facts["not_recorded"]} == {
-        "no optimizer of torch.optim has updated the parameter"
-    }
-
-
-def test_lbfgs_runs_its_closure_within_a_step() -> None:
-    net = make_net()
-    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
-    x, y = torch.randn(8, 3), torch.randn(8, 1)
-    runs: list[int] = []
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = (net(x) - y).square().mean()
-        loss.backward()
-        runs[-1] += 1
-        return loss
-
-    with collect(net) as seen:
-        for _ in range(3):
-            runs.append(0)
-            optimizer.step(closure)
-    assert min(runs) > 1
-    expected = [(step, micro) for step, number in enumerate(runs) for micro in range(number)]
-    assert steps_of(seen, "0:output.grad") == steps_of(seen, "0:output") == expected
-    assert [event.moment.step for event in seen.events_of("update")] == [0, 1, 2]
-    assert {row.step for row in seen.all("0:weight.update")} == {0, 1, 2}
-
-
-def test_an_optimizer_that_runs_a_plain_closure() -> None:
-    """As trainers do it: forward and backward lie inside of ``optimizer.step``."""
-    net = make_net()
-    optimizer = torch.optim.AdamW(net.parameters())
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = net(torch.randn(4, 3)).sum()
-        loss.backward()
-        return loss
-
-    with collect(net) as seen:
-        for _ in range(3):
-            optimizer.step(closure)
-    assert steps_of(seen, "0:output.grad") == steps_of(seen, "0:weight.update") == [(0, 0), (1, 0), (2, 0)]
-
-
-@pytest.mark.parametrize("overlap", ["same", "some", "grown"])
-def test_an_optimizer_may_be_replaced(overlap: str) -> None:
-    net = make_net()
-    first = torch.optim.SGD(net[2].parameters() if overlap == "grown" else net.parameters(), lr=0.1)
-    with collect(net) as seen:
-        for _ in range(2):
-            net(torch.randn(4, 3)).sum().backward()
-            first.step()
-        second = torch.optim.Adam(net[0].parameters() if overlap == "some" else net.parameters(), lr=0.1)
-        for _ in range(3):
-            net(torch.randn(4, 3)).sum().backward()
-            second.step()
-    assert steps_of(seen, "0:output.grad") == [(step, 0) for step in range(5)]
-    assert [(event.name, event.value) for event in seen.events_of("update")] == [
-        ("SGD", 1), ("SGD", 2), ("Adam", 1), ("Adam", 2), ("Adam", 3),
-    ]  # fmt: skip
-
-
 def test_two_optimizers_that_step_together() -> None:
     net = make_net()
     optimizers = [torch.optim.SGD(net[0].parameters(), lr=0.1), torch.optim.Adam(net[2].parameters(), lr=0.1)]
@@ -238,27 +136,6 @@ def test_two_optimizers_that_step_together() -> None:
                 optimizer.step()
     for site in ("0:output.grad", "0:weight.update", "2:weight.update"):
         assert steps_of(seen, site) == [(0, 0), (2, 0), (4, 0)]
-
-
-def test_optimizers_that_step_within_backward() -> None:
-    net = make_net()
-    optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in net.parameters()}
-
-    def update(parameter: torch.Tensor) -> None:
-        optimizers[parameter].step()  # type: ignore[index]
-        optimizers[parameter].zero_grad()  # type: ignore[index]
-
-    for parameter in net.parameters():
-        parameter.register_post_accumulate_grad_hook(update)
-    with listen(net) as oracle, collect(net) as seen:
-        for _ in range(3):
-            net(torch.randn(4, 3)).square().sum().backward()
-    for step in range(3):
-        for path in ("0", "1", "2", "self"):
-            assert_row(seen.one(f"{path}:output", step=step, micro=0), oracle.values[path][step])
-            assert_row(seen.one(f"{path}:output.grad", step=step, micro=0), oracle.gradients[path][step][0])
-        for site in ("0:weight", "0:bias", "2:weight", "2:bias"):
-            assert seen.one(f"{site}.grad", step=step).calls == seen.one(f"{site}.update", step=step).calls == 1
 
 
 class Game:
@@ -371,31 +248,6 @@ def test_a_model_that_is_called_by_another_method() -> None:
     assert "never called" in reasons["self:output"]
 
 
-def train_apart(models: dict[str, nn.Module], order: list[str]) -> Collector:
-    """One update of each of these models by an optimizer of its own, in this order."""
-    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()}
-    with collect(models) as seen:
-        for name in order:
-            models[name](torch.randn(4, 3)).square().sum().backward()
-            optimizers[name].step()
-    return seen
-
-
-@pytest.mark.parametrize(
-    "order",
-    ["a" * 4 + "b" * 4 + "c" * 4, "abc", "abababab", "aabbaabb", "abbbcccaab"],
-    ids=["one after the other", "once each", "by turns", "in rounds", "at random"],
-)
-def test_models_that_do_not_run_together_share_no_step(order: str) -> None:
-    seen = train_apart({name: make_net() for name in "abc"}, list(order))
-    for name in set(order):
-        expected = [(step, 0) for step, trained in enumerate(order) if trained == name]
-        for site in ("0:output", "0:output.grad", "0:weight.grad", "2:bias.update"):
-            assert steps_of(seen, f"{name}.{site}") == expected
-    assert [event.moment.step for event in seen.events_of("loss")] == list(range(len(order)))
-    assert [event.moment.step for event in seen.events_of("update")] == list(range(len(order)))
-
-
 def test_a_model_that_is_trained_where_another_one_was() -> None:
     """Their parameters may lie at the same addresses."""
     seen = Collector()
@@ -456,54 +308,3 @@ def test_a_model_that_was_copied_after_its_optimizer_was_made() -> None:
             net(torch.randn(4, 3)).square().sum().backward()
             optimizer.step()
     assert steps_of(seen, "0:output.grad") == [(step, 0) for step in range(20)]
-
-
-def test_two_optimizers_of_copies_that_step_together() -> None:
-    net = make_net()
-    ways = [copy_to(net[0]), copy_to(net[2])]
-    with collect(net) as seen:
-        for _ in range(5):
-            net(torch.randn(4, 3)).square().sum().backward()
-            for optimizer, hand_gradients, hand_weights in ways:
-                hand_gradients()
-                optimizer.step()
-                hand_weights()
-    assert steps_of(seen, "0:output.grad") == [(step, 0) for step in range(5)]
-
-
-def test_an_optimizer_of_something_else_makes_no_steps() -> None:
-    """Another model is trained for a while, before and within the steps of the recorded one."""
-    net, other = make_net(), make_net()
-    ours, theirs = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, other))
-    with collect(net) as seen:
-        for _ in range(3):
-            other(torch.randn(4, 3)).sum().backward()
-            theirs.step()
-        for _ in range(4):
-            net(torch.randn(4, 3)).sum().backward()
-            ours.step()
-            other(torch.randn(4, 3)).sum().backward()
-            theirs.step()
-    assert steps_of(seen, "0:output.grad") == [(step, 0) for step in range(4)]
-    assert [event.moment.step for event in seen.events_of("update")] == list(range(4))
-
-
-def test_a_picture_that_is_optimized_through_a_frozen_model() -> None:
-    net = make_net().requires_grad_(False)
-    picture = torch.randn(4, 3, requires_grad=True)
-    optimizer = torch.optim.LBFGS([picture], max_iter=3, history_size=2)
-    runs: list[int] = []
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = net(picture).square().sum()
-        loss.backward()
-        runs[-1] += 1
-        return loss
-
-    with collect(net) as seen:
-        for _ in range(3):
-            runs.append(0)
-            optimizer.step(closure)
-    expected = [(step, micro) for step, number in enumerate(runs) for micro in range(number)]
-    assert steps_of(seen, "0:output.grad") == expected

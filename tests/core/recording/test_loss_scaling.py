@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from tests.core.recording.collector import Collector, collect
-from tests.core.recording.oracle import assert_row, listen
 
 
 def make_net() -> nn.Sequential:
@@ -85,54 +84,3 @@ def test_a_scaler_that_is_switched_off_is_none() -> None:
     assert not seen.events_of("scale")
     assert {row.scale for row in seen.rows} == {1.0}
     assert len(seen.events_of("update")) == 1
-
-
-def test_each_pass_has_its_own_scale() -> None:
-    """An unscaled pass before and after the scaled one, over the same graph."""
-    net = make_net()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
-    with listen(net) as oracle, collect(net) as seen:
-        out = net(torch.randn(5, 3)).sum()
-        out.backward(retain_graph=True)
-        scaler.scale(out).backward(retain_graph=True)
-        (out * 3).backward()
-    assert [row.scale for row in seen.all("0:output.grad")] == [1.0, 2.0**12, 1.0]
-    for backward, factor in enumerate((1.0, 2.0**-12, 1.0)):
-        expected = oracle.gradients["0"][0][backward] * factor
-        assert_row(seen.one("0:output.grad", backward=backward), expected)
-
-
-def test_a_loss_that_is_divided_after_scaling() -> None:
-    net = make_net()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
-    with listen(net) as oracle, collect(net) as seen:
-        (scaler.scale(net(torch.randn(5, 3)).sum()) / 2).backward()
-    assert_row(seen.one("0:output.grad"), oracle.gradients["0"][0][0] / 2**12)
-
-
-def test_two_losses_are_scaled_before_the_first_pass() -> None:
-    net = make_net()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
-    with collect(net) as seen:
-        out = net(torch.randn(5, 3))
-        first, second = scaler.scale([out.sum(), out.square().sum()])
-        first.backward(retain_graph=True)
-        second.backward()
-    assert [row.scale for row in seen.all("0:output.grad")] == [2.0**12, 2.0**12]
-
-
-def test_autocast_to_bfloat16() -> None:
-    net = make_net()
-    with listen(net) as oracle, collect(net) as seen:
-        with torch.autocast("cpu", torch.bfloat16):
-            out = net(torch.randn(5, 3))
-        out.float().square().sum().backward()
-    assert oracle.values["0"][0].dtype is torch.bfloat16
-    for path in ("0", "1", "2", "self"):
-        assert_row(seen.one(f"{path}:output"), oracle.values[path][0])
-        assert_row(seen.one(f"{path}:output.grad"), oracle.gradients[path][0][0])
-    for name in ("0:weight", "2:bias"):
-        gradient = net.get_parameter(name.replace(":", ".")).grad
-        assert gradient is not None
-        assert gradient.dtype is torch.float32
-        assert_row(seen.one(f"{name}.grad"), gradient)

@@ -11,7 +11,7 @@ import torch
 
 import retrograd as rg
 from retrograd.core.statistics import slab
-from tests.core.recording.nets import ZOO, build, train
+from tests.scenarios import ZOO, build, train
 
 STEPS = 3
 

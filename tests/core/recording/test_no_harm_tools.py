@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
 import retrograd as rg
-from tests.core.recording.nets import bits
+from tests.scenarios import bits
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
 

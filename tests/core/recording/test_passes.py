@@ -20,39 +20,6 @@ def make_net() -> nn.Sequential:
 PATHS = ("0", "1", "2", "self")
 
 
-def test_micro_batches_are_numbered() -> None:
-    net = make_net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with listen(net) as oracle, collect(net) as seen:
-        for _ in range(2):
-            for _ in range(3):
-                net(torch.randn(2, 3)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    for path in PATHS:
-        for call, (value, [gradient]) in enumerate(zip(oracle.values[path], oracle.gradients[path], strict=True)):
-            where = {"step": call // 3, "micro": call % 3}
-            assert_row(seen.one(f"{path}:output", **where), value)
-            assert_row(seen.one(f"{path}:output.grad", backward=0, **where), gradient)
-    losses = [(event.moment.step, event.moment.micro) for event in seen.events_of("loss")]
-    assert losses == [(step, micro) for step in range(2) for micro in range(3)]
-
-
-def test_passes_over_a_retained_graph_are_numbered() -> None:
-    net = make_net()
-    with listen(net) as oracle, collect(net) as seen:
-        out = net(torch.randn(5, 3))
-        out.sum().backward(retain_graph=True)
-        out.square().sum().backward(retain_graph=True)
-        torch.autograd.grad(out.exp().sum(), list(net.parameters()))
-    for path in PATHS:
-        assert_row(seen.one(f"{path}:output"), oracle.values[path][0])
-        assert len(oracle.gradients[path][0]) == 3
-        for backward, gradient in enumerate(oracle.gradients[path][0]):
-            assert_row(seen.one(f"{path}:output.grad", backward=backward), gradient)
-    assert [event.moment.backward for event in seen.events_of("loss")] == [0, 1, 2]
-
-
 def test_losses_are_those_that_backward_starts_from() -> None:
     net = make_net()
     losses = []
@@ -93,94 +60,6 @@ def test_second_derivatives_through_inputs() -> None:
     assert not seen.facts["faults"]
 
 
-def test_backward_from_parts_of_the_output() -> None:
-    class Heads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.trunk, self.left, self.right = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            h = self.trunk(x)
-            return self.left(h), self.right(h)
-
-    net = Heads()
-    with listen(net) as oracle, collect(net) as seen:
-        left, right = net(torch.randn(4, 3))
-        left.sum().backward(retain_graph=True)
-        right.square().sum().backward()
-    assert [row.backward for row in seen.all("left:output.grad")] == [0]
-    assert [row.backward for row in seen.all("right:output.grad")] == [1]
-    for backward in (0, 1):
-        assert_row(seen.one("trunk:output.grad", backward=backward), oracle.gradients["trunk"][0][backward])
-
-
-def test_a_pass_within_a_forward_is_part_of_its_micro_batch() -> None:
-    class Forces(nn.Module):
-        """An energy whose slope is the output."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.energy = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x.requires_grad_()
-            (slope,) = torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)
-            return -slope
-
-    torch.manual_seed(0)
-    net = Forces()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with listen(net) as oracle, collect(net) as seen:
-        for _ in range(2):
-            net(torch.randn(5, 3)).square().sum().backward()
-            optimizer.step()
-    assert {(row.step, row.micro) for row in seen.rows} == {(0, 0), (1, 0)}
-    for step in range(2):
-        for path in ("self", "energy", "energy.0"):
-            assert_row(seen.one(f"{path}:output", step=step), oracle.values[path][step])
-        assert_row(seen.one("self:output.grad", step=step, backward=1), oracle.gradients["self"][step][0])
-        for backward in (0, 1):
-            gradient = oracle.gradients["energy.0"][step][backward]
-            assert_row(seen.one("energy.0:output.grad", step=step, backward=backward), gradient)
-
-
-def test_a_pass_that_starts_elsewhere_is_seen_too() -> None:
-    """Who calls the engine itself, as compiled extensions do, tells nobody where a pass begins and ends."""
-
-    def backward(loss: torch.Tensor, *, retain_graph: bool = False) -> None:
-        engine = torch.autograd.Variable._execution_engine
-        engine.run_backward((loss,), (torch.ones(()),), retain_graph, False, (), True, True)
-
-    net = make_net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with listen(net) as oracle, collect(net) as seen:
-        for _ in range(2):
-            out = net(torch.randn(5, 3)).sum()
-            backward(out, retain_graph=True)
-            backward(out)
-            optimizer.step()
-    for path in PATHS:
-        for step in range(2):
-            for number in range(2):
-                row = seen.one(f"{path}:output.grad", step=step, micro=0, backward=number)
-                assert_row(row, oracle.gradients[path][step][number])
-
-
-def test_backward_of_somebody_elses_graph_changes_nothing() -> None:
-    net, other = make_net(), make_net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    stranger = torch.optim.SGD(other.parameters(), lr=0.1)
-    with collect(net) as seen:
-        for _ in range(2):
-            out = net(torch.randn(5, 3))
-            other(torch.randn(5, 3)).sum().backward()
-            stranger.step()
-            out.sum().backward()
-            optimizer.step()
-    assert {(row.step, row.micro, row.phase) for row in seen.rows} == {(0, 0, "train"), (1, 0, "train")}
-    assert len(seen.events_of("loss")) == 2
-
-
 @pytest.mark.parametrize("sites", ["*:output", "0:weight.grad", "*:input*"])
 def test_passes_are_counted_whatever_is_recorded(sites: str) -> None:
     net = make_net()
@@ -193,21 +72,6 @@ def test_passes_are_counted_whatever_is_recorded(sites: str) -> None:
     assert {(row.step, row.micro, row.phase) for row in seen.rows} == {
         (s, m, "train") for s in range(2) for m in range(2)
     }
-
-
-def test_a_hook_that_runs_a_backward_of_its_own_is_no_pass_of_ours() -> None:
-    net = make_net()
-    with collect(net) as seen:
-        out = net(torch.randn(5, 3))
-
-        def inner(gradient: torch.Tensor) -> None:
-            with torch.enable_grad():
-                side = torch.ones(1, requires_grad=True)
-                (side * 2).sum().backward()
-
-        out.register_hook(inner)
-        out.sum().backward()
-    assert {(row.micro, row.backward) for row in seen.rows if row.backward >= 0} == {(0, 0)}
 
 
 class _Backwards(torch.autograd.Function):

@@ -11,7 +11,7 @@ from torch import nn
 
 from retrograd.core.limits import LIMITS
 from tests.core.recording.collector import collect
-from tests.core.recording.oracle import assert_row, listen
+from tests.core.recording.oracle import assert_row
 
 
 def make_net() -> tuple[nn.Sequential, torch.optim.Optimizer]:
@@ -25,29 +25,6 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
     net(torch.randn(5, 3)).square().sum().backward()
     optimizer.step()
-
-
-@pytest.mark.parametrize(
-    ("context", "phase"),
-    [(torch.no_grad, "no_grad"), (torch.inference_mode, "inference"), (torch.enable_grad, "eval")],
-)
-def test_an_evaluation_is_one_record_a_step(context: type, phase: str) -> None:
-    net, optimizer = make_net()
-    values = []
-    with collect(net) as seen:
-        for _ in range(2):
-            train(net, optimizer)
-            net.eval()
-            with listen(net) as oracle, context():
-                for size in (4, 4, 2):
-                    net(torch.randn(size, 3))
-            values.append(oracle.values)
-    for step in range(2):
-        for path in ("0", "1", "2", "3", "self"):
-            assert_row(seen.one(f"{path}:output", phase=phase, step=step + 1), *values[step][path])
-            assert seen.one(f"{path}:output", phase="train", step=step).calls == 1
-    assert not [row for row in seen.rows if "#" in row.site]
-    assert not [row for row in seen.rows if row.phase == phase and row.backward >= 0]
 
 
 def test_validation_in_the_middle_of_accumulation() -> None:
@@ -66,60 +43,11 @@ def test_validation_in_the_middle_of_accumulation() -> None:
     assert seen.one("0:output", phase="no_grad").calls == 2
 
 
-def test_a_teachers_forward_between_forward_and_backward() -> None:
-    net, optimizer = make_net()
-    with collect(net) as seen:
-        for _ in range(2):
-            x = torch.randn(5, 3)
-            with listen(net) as oracle:
-                student = net(x)
-                with torch.no_grad():
-                    teacher = net(x * 2)
-                (student - teacher).square().sum().backward()
-            optimizer.step()
-    for path in ("0", "3", "self"):
-        assert_row(seen.one(f"{path}:output", step=1, phase="train"), oracle.values[path][0])
-        assert_row(seen.one(f"{path}:output", step=1, phase="no_grad"), oracle.values[path][1])
-        assert_row(seen.one(f"{path}:output.grad", step=1, phase="train"), oracle.gradients[path][0][0])
-
-
-def test_parts_without_grad_belong_to_the_forward_that_they_are_in() -> None:
-    class Distilled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.student, self.teacher = nn.Linear(3, 2), nn.Linear(3, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                target = self.teacher(x)
-            with torch.inference_mode():
-                self.teacher(x)
-            return (self.student(x) - target).square().mean()
-
-    net = Distilled()
-    with collect(net) as seen:
-        net(torch.randn(4, 3)).backward()
-    assert {row.phase for row in seen.rows} == {"train"}
-    assert seen.one("teacher#2:output").count == 8
-    reasons = {item["site"]: item["reason"] for item in seen.facts["not_recorded"]}
-    assert "no gradient came" in reasons["teacher:output.grad"]
-
-
 def test_a_forward_that_waits_for_no_backward() -> None:
     net, _ = make_net()
     with collect(net) as seen:
         net(torch.randn(5, 3))
     assert {row.phase for row in seen.rows} == {"forward"}
-
-
-def test_training_with_the_model_in_eval_mode_is_training() -> None:
-    net, optimizer = make_net()
-    net.eval()
-    with collect(net) as seen:
-        for _ in range(2):
-            net(torch.randn(5, 3)).sum().backward()
-            optimizer.step()
-    assert {(row.step, row.phase) for row in seen.rows} == {(0, "train"), (1, "train")}
 
 
 def test_no_grad_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

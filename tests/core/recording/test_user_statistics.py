@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from retrograd.core.statistics.custom import statistic
+import retrograd as rg
 from tests.core.recording.collector import collect
 from tests.core.recording.oracle import listen
 
@@ -17,7 +18,7 @@ def median(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float().median()
 
 
-@statistic(merge="max")
+@rg.statistic(merge="max")
 def largest_row(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(len(tensor), -1).norm(dim=1).max()
 
@@ -87,3 +88,39 @@ def test_updates_and_unreadable_tensors_have_none() -> None:
         optimizer.step()
     assert math.isnan(seen.one("0:weight.update").median)
     assert seen.one("0:weight.grad").median == pytest.approx(net[0].weight.grad.median().item())  # type: ignore[union-attr]
+
+
+@rg.statistic(merge="max")
+def largest(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.abs().max()
+
+
+@rg.statistic(merge="sum")
+def total(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.abs().sum()
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_statistics_of_a_users_own_merge_over_micro_batches(tmp_path: Path, stored: bool) -> None:
+    net = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    batches = [torch.randn(5, 3) * scale for scale in (1.0, 3.0, 2.0)]
+    statistics = [largest, total, median]
+    with rg.record(net, tmp_path / "run" if stored else None, sites="self:output", statistics=statistics) as recording:
+        for batch in batches:
+            net(batch).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        outputs = [net(batch) for batch in batches]
+
+    series = recording.history["self:output"]
+
+    assert len(series.steps) == 1
+    assert series.statistic("largest") == pytest.approx([max(float(output.abs().max()) for output in outputs)])
+    assert series.statistic("total") == pytest.approx([sum(float(output.abs().sum()) for output in outputs)])
+    assert series.statistic("median") == pytest.approx([sum(float(output.median()) for output in outputs) / 3])
+
+
+def test_a_statistic_cannot_take_the_name_of_a_column() -> None:
+    with pytest.raises(rg.RetrogradError, match="'step'"):
+        rg.record(nn.Linear(2, 2), statistics=[rg.statistic(name="step")(torch.mean)])

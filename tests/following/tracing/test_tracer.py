@@ -29,6 +29,7 @@ from retrograd.following.tracing.tracer import trace
 from tests.by_hand import make_function
 from tests.core.recording.nets import ZOO, build, train
 from tests.following.graph.test_walker import engine_order, tangle
+from tests.scenarios import ZOO, build, train
 
 MODES: dict[str, dict[str, Any]] = {
     "events alone": {"origins": False},

@@ -33,6 +33,7 @@ from tests.core.recording.nets import ZOO, build, train
 from tests.memory.budget.forced_recipes import force_recomputing, recomputed
 from tests.memory.budget.residency import count_residency
 from tests.memory.inventory.known_nets import ResNet
+from tests.scenarios import ZOO, build, train
 
 Loss = Callable[[], Tensor]
 

@@ -25,9 +25,9 @@ from retrograd.core.errors import SavedTensorError
 from retrograd.memory.inventory.inventory import Inventory
 from retrograd.memory.inventory.recorder import take_inventory
 from retrograd.memory.inventory.timeline import PERMANENT, SCHEMA
-from tests.core.recording.nets import ZOO, build, train
 from tests.memory.inventory.known_nets import Layer, ResNet
 from tests.memory.inventory.oracle import count_packed
+from tests.scenarios import ZOO, build, train
 
 Row = dict[str, Any]
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.core.errors import BudgetError
-from tests.core.recording.nets import bits
 from tests.memory.saved import layer_pieces, view_pieces, writing_pieces
 from tests.memory.saved.program_events import EVENTS
 from tests.memory.saved.program_pieces import WIDTH, Applied, collect_pieces
 from tests.memory.saved.program_trial import Trial
+from tests.scenarios import bits
 
 PIECES = collect_pieces(layer_pieces, view_pieces, writing_pieces)
 

@@ -16,7 +16,7 @@ from retrograd.memory.policies.policy import AsIs, Packed, Policy, Saved
 from retrograd.memory.policies.precision import Bfloat16
 from retrograd.memory.policies.recompute import Recompute
 from retrograd.memory.saved.keeping import SavedHandle, keep_saved
-from tests.core.recording.nets import ZOO, build, train
+from tests.scenarios import ZOO, build, train
 
 Result = list[tuple[str, bytes]]
 
