@@ -1,4 +1,4 @@
-"""The documentation tells the truth: its Python runs, its links lead somewhere, every error is explained.
+"""The documentation is true: its Python runs, its links lead somewhere, every error is explained, the map is the house.
 
 The ``python`` blocks of a page run in order, in one namespace and an empty folder. A block inside an HTML comment
 runs too, which is where a page hides its preparations; ``python no-run`` marks a block that cannot run here, and
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.core import errors
+from tests.test_imports import CORE, PARTS, SOURCE
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for folder in (".", "docs", "benchmarks", "examples") for page in (ROOT / folder).glob("*.md"))
@@ -23,6 +24,8 @@ NOT_RUN: dict[str, int] = {}
 
 BLOCK = re.compile(r"^```python(?P<mark>[^\n]*)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]*))?\)")
+FILE = re.compile(r"(?:[\w.*-]+/)*(?:[\w.*-]+/|[\w*-]+\.(?:py|pyi|c|h|js|toml|md|html))")
+NAME = re.compile(r"(?:\w+\.)*([A-Za-z_]\w+)(?:\(.*\))?")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -113,3 +116,48 @@ def test_an_explanation_shows_mistake_repair_and_reason(kind: type[errors.Retrog
     assert kind.__name__ in text
     if not kind.__subclasses__():
         assert re.findall(r"\*\*(\w+)\.\*\*", text) == ["Mistake", "Repair", "Reason"]
+
+
+# ---- the pages for contributors ----
+
+MAP, *_ = CONTRIBUTING = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "journeys.md", ROOT / "docs" / "recipes.md"]
+INSIDE_A_PART = {"launch/", "launch/commands.py", "views/", "css/", "js/"}
+PLACEHOLDERS = {"slug", "train_digits", "format_NAME", "print_NAME", "write_NAME", "draw_NAME", "NAME", "console"}
+
+
+def quoted(page: Path) -> set[str]:
+    """What stands between single backticks outside of blocks of code."""
+    return set(re.findall(r"`([^`\n]+)`", prose(page)))
+
+
+def files_like(path: str) -> Iterator[Path]:
+    """The files and folders that a page names: from the root, from the package, or some inside of each part."""
+    for root in (ROOT, SOURCE):
+        yield from root.glob(path)
+    if "/" not in path or path in INSIDE_A_PART:
+        yield from SOURCE.rglob(path)
+
+
+@pytest.mark.parametrize("page", CONTRIBUTING, ids=label)
+def test_files_that_a_page_for_contributors_names_exist(page: Path) -> None:
+    named = {text for text in quoted(page) if FILE.fullmatch(text)}
+    assert len(named) > 20
+    assert not {path for path in named if next(files_like(path), None) is None}
+
+
+@pytest.mark.parametrize("page", CONTRIBUTING, ids=label)
+def test_names_that_a_page_for_contributors_uses_are_in_the_code(page: Path) -> None:
+    files = (file for folder in (SOURCE, ROOT / "tests") for file in folder.rglob("*.py*") if file.suffix != ".pyc")
+    words = {word for file in files for word in re.findall(r"\w+", file.read_text(encoding="utf-8"))}
+    named = {match[1] for text in quoted(page) if (match := NAME.fullmatch(text)) and not FILE.fullmatch(text)}
+    assert not named - words - PLACEHOLDERS
+
+
+def test_the_map_has_the_parts_and_rooms_that_the_imports_have() -> None:
+    row = re.compile(r"^\| (.+?) \| .* \| (.+?) \|$", re.MULTILINE)
+    tables = [row.findall(text)[1:] for text in MAP.read_text().split("\n#")]
+    parts, rooms = (table for table in tables if len(table) in (len(PARTS) - 1, len(CORE)))
+    assert {part.strip("`/"): set(others.replace("nothing", "").split(", ")) - {""} for part, others in parts} == {
+        part: others for part, others in PARTS.items() if part != "__main__"
+    }
+    assert tuple(room.strip("`") for room, _ in rooms) == CORE

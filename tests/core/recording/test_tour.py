@@ -1,4 +1,4 @@
-"""The tour of one recorded step, in CONTRIBUTING.md, names the files that run in one."""
+"""The journey of one recorded step, in docs/journeys.md, names the files that run in one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import retrograd
 from tests.core.recording.collector import collect
 
 SOURCE = Path(retrograd.__file__).parent
-CONTRIBUTING = Path(__file__).parents[3] / "CONTRIBUTING.md"
+JOURNEYS = Path(__file__).parents[3] / "docs" / "journeys.md"
+ROOMS = ("core/recording/", "core/progress/")
 
 
-def read_tour() -> set[str]:
-    text = CONTRIBUTING.read_text().split("From `loss.backward()` to a curve")[1].split("5. *Curve.*")[0]
-    return set(re.findall(r"`((?:recording|progress)/[a-z_]+\.py)`", text))
+def read_journey() -> set[str]:
+    text = JOURNEYS.read_text().split("## A step, from backward to a curve")[1].split("5. *Curve.*")[0]
+    return {path for path in re.findall(r"`([a-z_/]+\.py)`", text) if path.startswith(ROOMS)}
 
 
 def files_of_a_step() -> set[str]:
@@ -47,8 +48,8 @@ def files_of_a_step() -> set[str]:
             train()
         finally:
             sys.setprofile(None)
-    return {name for name in found if name.startswith(("recording/", "progress/"))}
+    return {name for name in found if name.startswith(ROOMS)}
 
 
-def test_the_tour_names_the_files_that_run_in_a_recorded_step() -> None:
-    assert files_of_a_step() == read_tour()
+def test_the_journey_names_the_files_that_run_in_a_recorded_step() -> None:
+    assert files_of_a_step() == read_journey()
