@@ -27,7 +27,6 @@ from retrograd.following.hangs.watch import HangWatch, watch_hangs
 from retrograd.following.tracing.trace import NodeEvent, Trace
 from retrograd.following.tracing.tracer import trace
 from tests.by_hand import make_function
-from tests.core.recording.nets import ZOO, build, train
 from tests.following.graph.test_walker import engine_order, tangle
 from tests.scenarios import ZOO, build, train
 

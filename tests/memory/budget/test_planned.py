@@ -29,7 +29,6 @@ from retrograd.memory.budget.simulation import MeasuredPass
 from retrograd.memory.policies.disk import Disk
 from retrograd.memory.policies.policy import Saved
 from retrograd.memory.saved.keeping import SavedHandle, keep_saved
-from tests.core.recording.nets import ZOO, build, train
 from tests.memory.budget.forced_recipes import force_recomputing, recomputed
 from tests.memory.budget.residency import count_residency
 from tests.memory.inventory.known_nets import ResNet

@@ -23,9 +23,7 @@ from retrograd.core.errors import OverwrittenError
 from retrograd.memory.budget.planned import Planned
 from retrograd.memory.budget.recipe import Recipe
 from retrograd.memory.saved.keeping import keep_saved
-from tests.core.recording.nets import bits
 from tests.memory.budget.forced_recipes import force_recomputing, recomputed
-from tests.memory.budget.forced_recipes import force_recomputing, mix_choices, recomputed
 from tests.scenarios import bits
 
 Result = list[tuple[str, bytes]]
