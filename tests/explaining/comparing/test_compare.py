@@ -352,7 +352,7 @@ def test_what_ranks_have_of_their_own_is_compared_with_the_same_rank() -> None:
     """Each rank has parameters, buffers, an optimizer, modes and calls of its own; one run lacks those of rank 0."""
 
     def make(rank: int) -> list[Event]:
-        made = OptimizerMade(name="SGD#1", groups=({"lr": 0.1 * (rank + 1), "parameters": ["w"]},))
+        made = OptimizerMade(name="SGD", groups=({"lr": 0.1 * (rank + 1), "parameters": ["w"]},))
         return [
             make_event("parameter", Parameter(name="0:weight", digest=f"w{rank}"), 0),
             make_event("buffer", Buffer(name="0:mean", digest=f"m{rank}"), 0),

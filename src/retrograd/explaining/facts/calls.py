@@ -125,6 +125,8 @@ class CallSource(FactSource):
             return
         try:
             numbers = _hold(details.pop("value", None)), _hold(details.pop("lr", None))
+            if isinstance(about, Optimizer):
+                details["optimizer"] = type(about).__name__
             if name.startswith("clip"):
                 details["parameters"] = len(about) if isinstance(about, list | tuple) else 1
             self._add(name, self._describe(about), frame, tuple(details.items()), numbers)
@@ -292,8 +294,8 @@ class OptimizerNotes:
         self._groups: IdentityDict[Optimizer, tuple[int, ...]] = IdentityDict()
 
     def find(self, optimizer: Optimizer) -> str:
-        """Its name: ``SGD#1``."""
-        return self._host.optimizers.in_facts(optimizer, MOST_OPTIMIZERS)
+        """Its name: ``SGD``, ``SGD_2``."""
+        return self._host.optimizers.find(optimizer, MOST_OPTIMIZERS)
 
     def see(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""
@@ -313,11 +315,14 @@ class OptimizerNotes:
                 self._note(optimizer, has_updated=False)
 
     def _note(self, optimizer: Optimizer, *, has_updated: bool = True) -> None:
-        if self._host.optimizers.number(optimizer) > MOST_OPTIMIZERS:
+        number = self._host.optimizers.number(optimizer)
+        if number > MOST_OPTIMIZERS:
             return
         self._host.note_fact(
             OptimizerMade(
                 name=self.find(optimizer),
+                type=type(optimizer).__name__,
+                number=number,
                 value=sum(len(group["params"]) for group in optimizer.param_groups),
                 line=construction_line(optimizer),
                 groups=tuple(self._describe(group) for group in optimizer.param_groups),
