@@ -27,7 +27,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.core.hooks.calls import count_steps
 from retrograd.core.hooks.engine import is_compiling, is_tracing, uncompiled, uncompiled_itself
-from retrograd.core.hooks.listeners import Entry, Hook, Listeners, Patch, Undo, replace, wrap_method
+from retrograd.core.hooks.listeners import Hook, HookEntry, Listeners, Patch, Undo, replace, wrap_method
 from retrograd.core.hooks.live_objects import list_instances
 from retrograd.core.identities import IdentityDict
 
@@ -115,8 +115,8 @@ class UpdateTap:
 
     def __init__(self, optimizer: Optimizer, before: Callable[[int], None], after: Callable[[], None]) -> None:
         self._entries = (
-            Entry(_BeforeStep(before), optimizer._optimizer_step_pre_hooks),
-            Entry(_AfterStep(after), optimizer._optimizer_step_post_hooks),
+            HookEntry(_BeforeStep(before), optimizer._optimizer_step_pre_hooks),
+            HookEntry(_AfterStep(after), optimizer._optimizer_step_post_hooks),
         )
 
     def remove(self) -> None:
@@ -231,8 +231,8 @@ def _tell_skipped(optimizer: Optimizer) -> None:
 
 def _watch_updates() -> list[Undo]:
     return [
-        Entry(_before_step, optimizers._global_optimizer_pre_hooks).remove,
-        Entry(_after_step, optimizers._global_optimizer_post_hooks).remove,
+        HookEntry(_before_step, optimizers._global_optimizer_pre_hooks).remove,
+        HookEntry(_after_step, optimizers._global_optimizer_post_hooks).remove,
         wrap_method(GradScaler, "scale", _scale),
         wrap_method(GradScaler, "step", _scaler_step),
     ]
