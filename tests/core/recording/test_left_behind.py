@@ -21,10 +21,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import retrograd as rg
 from retrograd.core.hooks.nested import flatten
+from retrograd.core.limits import LIMITS
 from retrograd.core.recording.record import Recording
 from retrograd.core.recording.recorder import Recorder
 from retrograd.core.recording.settings import Settings
-from retrograd.explaining.facts import calls, tensors
 from tests.core.recording.nets import Trial, build
 
 PACKAGE = str(Path(rg.__file__).parent)
@@ -68,8 +68,8 @@ def no_collector() -> Iterator[None]:
 @pytest.fixture
 def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts that are handed over many at a time, or after a while, are handed over one by one."""
-    monkeypatch.setattr(calls, "_STEPS", 1)
-    monkeypatch.setattr(tensors, "_ROWS", 1)
+    monkeypatch.setattr(LIMITS, "facts_at_once", 1)
+    monkeypatch.setattr(LIMITS, "facts_at_once", 1)
 
 
 # ---- growth ---------------------------------------------------------------------------------------------------

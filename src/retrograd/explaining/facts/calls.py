@@ -30,6 +30,7 @@ from retrograd.core.hooks.optimizer import call_listeners
 from retrograd.core.hooks.parts import gradient_of, parameters_of
 from retrograd.core.hooks.torch_calls import program_frame
 from retrograd.core.identities import IdentityDict
+from retrograd.core.limits import LIMITS
 from retrograd.core.recording.fact_source import FactHost, FactSource
 
 Details = tuple[tuple[str, Any], ...]
@@ -40,10 +41,6 @@ Numbers = tuple[Any, Any]
 """Parts of a repeated call that differ: its value, and learning rates."""
 
 _NOTHING: Numbers = (None, None)
-_STEPS = 64
-"""Steps that are noted at once."""
-_SECONDS = 1.0
-"""Or what there is after this time."""
 _MOST_WAITING = 1024
 """Steps whose numbers may wait on a device."""
 _MOST_CALLS = 2000
@@ -135,7 +132,9 @@ class CallSource(FactSource):
 
     def drain(self) -> None:
         """A device may be waited for."""
-        if len(self._made) >= _STEPS or (self._made and time.monotonic() - self._since > _SECONDS):
+        if len(self._made) >= LIMITS.facts_at_once or (
+            self._made and time.monotonic() - self._since > LIMITS.facts_seconds
+        ):
             self._write()
 
     def end(self) -> None:
