@@ -17,8 +17,7 @@ import retrograd as rg
 from retrograd.core.addresses import open_folder
 from retrograd.core.cli import main
 from retrograd.core.errors import NotARunError, RetrogradWarning, RunExistsError, RunWriteError
-from retrograd.core.runs import writer
-from retrograd.core.runs.parts import FAN_IN
+from retrograd.core.limits import LIMITS
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("upath")
@@ -114,12 +113,12 @@ def test_a_run_at_an_address_is_not_compacted(
 
 
 def test_a_run_at_an_address_is_resumed_and_its_small_parts_are_merged(memory: Any) -> None:
-    for begin in range(FAN_IN + 2):
+    for begin in range(LIMITS.fan_in + 2):
         train("memory://runs/a", steps=1, resume=begin > 0)
     parts = memory.find("/runs/a/rank00000/statistics")
     assert len(parts) == 3  # one of 32, and two that wait
     run = rg.open_run("memory://runs/a")
-    assert run.history["0:output"].steps.tolist() == list(range(FAN_IN + 2))
+    assert run.history["0:output"].steps.tolist() == list(range(LIMITS.fan_in + 2))
     train("memory://runs/a", steps=1, resume={"step": 5})
     assert rg.open_run("memory://runs/a").history["0:output"].steps.tolist() == list(range(6))
 
@@ -157,7 +156,7 @@ def hang(monkeypatch: pytest.MonkeyPatch, memory: Any) -> threading.Event:
 def test_the_end_waits_for_a_store_that_hangs_but_not_for_ever(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recording, _ = train_open("memory://runs/a")
     answers = hang(monkeypatch, memory)
-    monkeypatch.setattr(writer, "_LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr(LIMITS, "last_words_seconds", 0.2)
     with pytest.warns(RetrogradWarning, match="has not answered(.|\n)*All of it is in .*runs/memory-runs-a-"):
         recording.close()
     assert rg.open_run(recording._sink.folder).history["0:output"].steps.tolist() == [0, 1, 2]
@@ -171,10 +170,10 @@ def test_the_end_waits_for_a_store_that_hangs_but_not_for_ever(memory: Any, monk
 def test_a_flush_does_not_wait_for_ever_and_is_made_up_for(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recording, _ = train_open("memory://runs/a")
     answers = hang(monkeypatch, memory)
-    monkeypatch.setattr(writer, "_LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr(LIMITS, "last_words_seconds", 0.2)
     with pytest.warns(RetrogradWarning, match="has not answered a flush"):
         recording.flush()
-    monkeypatch.setattr(writer, "_LAST_WORDS_SECONDS", 100)
+    monkeypatch.setattr(LIMITS, "last_words_seconds", 100)
     recording.flush()  # returns, though the first one still waits
     answers.set()
     recording.close()

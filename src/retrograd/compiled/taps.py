@@ -38,7 +38,7 @@ from retrograd.compiled.operations import (
 from retrograd.compiled.wrappers import BETWEEN, RETURNED, find_boundary, name_tensors
 from retrograd.core.hooks.engine import is_transformed, uncompiled
 from retrograd.core.hooks.in_graphs import is_left_alone
-from retrograd.core.hooks.listeners import Entry, hooks_on
+from retrograd.core.hooks.listeners import HookEntry, hooks_on
 from retrograd.core.hooks.nested import Keys, flatten
 from retrograd.core.hooks.resting import is_anybody_awake
 
@@ -229,7 +229,7 @@ def _tap(tensors: Sequence[Tensor], handle: Tensor, names: Sequence[str], trains
             if graphs:
                 traced = TracedRun(_RUN_ID_AT(run.run_id, graphs, is_before))
                 save_last_traced(_RUN_ID_AT)
-            Entry(partial(hand_gradient, run=traced, number=number), hooks_on(place))
+            HookEntry(partial(hand_gradient, run=traced, number=number), hooks_on(place))
 
 
 def mark_rewritten(new: Tensor, before: Tensor, graph: Tensor | None) -> None:

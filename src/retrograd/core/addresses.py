@@ -25,16 +25,11 @@ from typing import Any, BinaryIO, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from retrograd.core.errors import NotARunError, RetrogradError, RunUnreachableError, RunWriteError
+from retrograd.core.limits import LIMITS
 
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+):(?P<slashes>/{1,2})(?P<rest>.*)", re.DOTALL)
 _OF_THIS_MACHINE = frozenset({"file", "local"})
 _READ_ONLY = frozenset({"http", "https", "data", "github", "git"})
-_WHOLE_BYTES = 16 << 20
-"""A file up to this size is fetched in one request."""
-
-LONGEST_SILENCE = 60.0
-"""Seconds after which a store that has answered nothing at all is not waited for any longer."""
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -205,7 +200,8 @@ def bounded(read: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Pat
             sign = _ask(partial(_touch, path))
             if not _is_there(answer) and not sign.done():
                 raise RunUnreachableError(
-                    f"{str(path)!r} cannot be reached: its store has not answered for {LONGEST_SILENCE:g} seconds.",
+                    f"{str(path)!r} cannot be reached: its store has not answered for "
+                    f"{LIMITS.silence_seconds:g} seconds.",
                     repair="check the address, the endpoint, the network and its proxies, and try again.",
                     reason="a connection was taken up, or waited for, and then nothing came.",
                 )
@@ -231,7 +227,7 @@ def _settle(call: Callable[[], T], future: Future[T]) -> None:
 
 
 def _is_there(answer: Future[Any]) -> bool:
-    return bool(concurrent.futures.wait([answer], LONGEST_SILENCE / 2).done)
+    return bool(concurrent.futures.wait([answer], LIMITS.silence_seconds / 2).done)
 
 
 def _touch(path: Path) -> None:
@@ -277,7 +273,7 @@ def open_remote(path: Path) -> bytes | BinaryIO:
     Raises:
         FileNotFoundError: it is not there.
     """
-    if path.stat().st_size <= _WHOLE_BYTES:
+    if path.stat().st_size <= LIMITS.whole_bytes:
         return fetch(path)
     store, name = store_of(path)
     return cast(BinaryIO, store.open(name, "rb", cache_type="none"))

@@ -92,10 +92,90 @@ class Limits:
     abandoned_seconds: float = 5.0
     """For how long a stepper which nobody holds any more waits for a node to come to its end."""
 
+    # ---- records that are read ----
+
+    held_rows: int = 1 << 18
+    """Rows of a stored record of which whole columns are held; of a longer one some steps are read at a time."""
+
+    merged_cells: int = 1 << 19
+    """Sites times steps that are held once they are merged; a cell takes some 120 bytes."""
+
+    cells_at_once: int = 1 << 18
+    """Sites times steps that are merged at one time where all of them are more than are held."""
+
+    histograms_at_once: int = 1 << 13
+    """Histograms that are unpacked, or added up, at one time: each takes some 500 bytes then."""
+
+    held_events: int = 1 << 16
+    """Events that are held; of more of them losses and updates are read when they are asked for."""
+
+    open_groups: int = 1024
+    """Row groups of all files that are kept open; the footer of each takes some twenty kilobytes."""
+
+    explained_rows: int = 1_000_000
+    """Rows of a run that is explained while somebody waits, or anew while it grows: about a second of work."""
+
+    stale_seconds: float = 120.0
+    """A run at an address whose process has not told for so long that it runs was killed: there are no locks."""
+
+    # ---- records that are written ----
+
+    flush_seconds: float = 2.0
+    """Seconds between two parts that are written, and between two looks at them."""
+
+    fan_in: int = 32
+    """Neighbouring part files of one size that become one; see ``runs/parts.py``."""
+
+    part_rows: int = 1_000_000
+    """Parts larger than this are let be, so that no merge takes long."""
+
+    group_rows: int = 1 << 15
+    """Rows that are held in memory while parts are merged."""
+
+    compacted_part_rows: int = 1 << 17
+    """Rows of a part file of a compacted run."""
+
+    compacted_group_rows: int = 1 << 14
+    """Rows of one of its row groups: what is read at least."""
+
+    compacted_cells: int = 1 << 16
+    """Rows that are merged at one time by compacting; with its histogram a row takes some 500 bytes."""
+
+    last_words_seconds: float = 60.0
+    """How long the end of a run, or a flush, waits for a store; a disk it waits for as long as that takes."""
+
+    git_seconds: float = 5.0
+    """For how long git is waited for when a run begins."""
+
+    facts_at_once: int = 64
+    """Steps of calls, and tensors looked at, that are noted at one time."""
+
+    facts_seconds: float = 1.0
+    """Or what there is of them after this time."""
+
+    # ---- stores of objects ----
+
+    silence_seconds: float = 60.0
+    """Seconds after which a store that has answered nothing at all is not waited for any longer."""
+
+    whole_bytes: int = 16 << 20
+    """A file up to this size is fetched in one request."""
+
+    # ---- pages of runs that go on ----
+
+    page_columns: int = 1000
+    """Columns in which the steps are drawn at first; when there are twice as many, each holds twice as many steps."""
+
+    page_look_seconds: float = 1.0
+    """Seconds between two looks at the files, however many pages ask."""
+
+    compared_pause: float = 5.0
+    """Seconds after which a page of runs of which one goes on asks whether there is anything new, at least."""
+
     # ---- files and budgets ----
 
     shard_bytes: int = 64 << 20
-    """Bytes after which a file of features is written: what a killed process has to do again."""
+    """Bytes of a file of tensors; the next one begins behind it. Of features, what a killed process has to do again."""
 
     shard_seconds: float = 60.0
     """Or so many seconds after the last one."""

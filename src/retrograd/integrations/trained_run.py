@@ -17,6 +17,7 @@ from retrograd.core.addresses import open_folder
 from retrograd.core.amounts import count_of
 from retrograd.core.launch.live_findings import LiveFindings, say_critical
 from retrograd.core.launch.start import name_folder
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import say
 from retrograd.core.randomness import random_kept
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
@@ -25,7 +26,7 @@ from retrograd.core.recording.schedule import Schedule
 from retrograd.core.recording.settings import Settings, UserStatistic
 from retrograd.core.runs.chosen_ranks import Ranks, read_ranks
 from retrograd.core.runs.ending import find_exception
-from retrograd.core.runs.findings import MOST_ROWS, SEVERITIES, Finding, Findings
+from retrograd.core.runs.findings import SEVERITIES, Finding, Findings
 from retrograd.core.runs.layout import is_run
 from retrograd.core.runs.ranks import ask_rank
 from retrograd.core.runs.reader import open_run
@@ -186,7 +187,7 @@ class TrainedRun:
     def _explain(self, path: Path) -> None:
         run = open_run(path)
         history = run.history
-        self.findings = find_and_store(run) if history.rows.count <= MOST_ROWS else None
+        self.findings = find_and_store(run) if history.rows.count <= LIMITS.explained_rows else None
         if not self._quiet:
             done = f"{count_of(len(history.loss.steps), 'step')} at {count_of(len(history.sites), 'site')}"
             say(f"recorded {done}{tell_verdict(self.findings, os.path.relpath(path))}")

@@ -181,9 +181,6 @@ class RuleClock:
             self.here.depth = 0  # a forward that was left by KeyboardInterrupt has run no hook at its end
 
 
-Remembered = dict[Hashable, list[Mapping[str, Any]]]
-
-
 class RewrittenCall:
     """A call of a module, with its number.
 
@@ -198,7 +195,7 @@ class RewrittenCall:
     def __init__(self, number: int) -> None:
         self.number = number
         self.had_grad = grad_enabled()
-        self.remembered: Remembered = {}
+        self.remembered: dict[Hashable, list[Mapping[str, Any]]] = {}
 
 
 def has_gradient(call: RewrittenCall | None, *, again: bool) -> bool:

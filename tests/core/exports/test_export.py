@@ -14,6 +14,7 @@ from retrograd.core.exports.export import export
 from retrograd.core.exports.tables import export_csv
 from retrograd.core.history import windows
 from retrograd.core.history.sink import Event, Moment
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.reader import Run, open_run
 from retrograd.core.runs.writer import RunWriter
 from retrograd.core.statistics.row import STATISTICS
@@ -54,7 +55,7 @@ def test_csv_with_a_users_statistic_and_of_nothing(tmp_path: Path) -> None:
 
 def test_csv_of_a_long_run_holds_no_column(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     whole = export(run, "csv").read_bytes()
-    monkeypatch.setattr(windows, "MOST_ROWS", 1)
+    monkeypatch.setattr(LIMITS, "held_rows", 1)
 
     def refuse(rows: windows.LongRows, name: str) -> None:
         raise AssertionError(f"all of {name!r} is held")

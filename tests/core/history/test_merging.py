@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from retrograd.core.history import histograms, windows
 from retrograd.core.history.copies import Copies, join_groups
 from retrograd.core.history.events import Events
 from retrograd.core.history.history import History
 from retrograd.core.history.names import SiteNames
 from retrograd.core.history.rows import decode_batches
 from retrograd.core.history.sink import Moment, RowBatch
-from retrograd.core.runs import compaction
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.compaction import compact
 from retrograd.core.runs.reader import open_run
 from retrograd.core.runs.writer import RunWriter
@@ -128,13 +127,13 @@ def read_everywhere(split: Split) -> Iterator[tuple[str, History]]:
         run = write(split, Path(folder) / "run", patch)
         yield "folder", open_run(run).history
         with pytest.MonkeyPatch.context() as small:
-            small.setattr(windows, "MOST_ROWS", 0)
+            small.setattr(LIMITS, "held_rows", 0)
             yield "in one window", open_run(run).history
-            small.setattr(windows, "MOST_CELLS", 4)
-            small.setattr(windows, "CELLS_AT_ONCE", 4)
-            small.setattr(histograms, "_HISTOGRAMS_AT_ONCE", 2)
+            small.setattr(LIMITS, "merged_cells", 4)
+            small.setattr(LIMITS, "cells_at_once", 4)
+            small.setattr(LIMITS, "histograms_at_once", 2)
             yield "in windows", open_run(run).history
-        patch.setattr(compaction, "_MOST_CELLS", 8)
+        patch.setattr(LIMITS, "compacted_cells", 8)
         compact(run, keep_ranks=True)
         yield "compacted, ranks apart", open_run(run).history
         compact(run)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import retrograd as rg
-from retrograd.core.history import windows
 from retrograd.core.history.passes import FirstPasses, choose_first
+from retrograd.core.limits import LIMITS
 
 MOMENT = ("site", "step", "micro", "phase", "rank")
 
@@ -87,7 +87,7 @@ def test_the_gradients_of_a_penalty_are_those_of_the_pass_that_reached_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
 ) -> None:
     recording, added, slopes = _train_critic(tmp_path / "run" if is_long else None)
-    monkeypatch.setattr(windows, "MOST_ROWS", 0)
+    monkeypatch.setattr(LIMITS, "held_rows", 0)
     history = rg.open_run(tmp_path / "run").history if is_long else recording.history
     for name, gradients in added.items():
         series = history[f"{name}.grad"]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.core.recording.nets import Trial, build
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -23,10 +24,10 @@ import retrograd as rg
 from retrograd.core.hooks import in_graphs
 from retrograd.core.hooks.compiled import compiled_call_listeners
 from retrograd.core.hooks.nested import flatten
+from retrograd.core.limits import LIMITS
 from retrograd.core.recording.record import Recording
 from retrograd.core.recording.recorder import Recorder
 from retrograd.core.recording.settings import Settings
-from retrograd.explaining.facts import calls, tensors
 from tests.scenarios import Trial, build
 
 PACKAGE = str(Path(rg.__file__).parent)
@@ -70,8 +71,8 @@ def no_collector() -> Iterator[None]:
 @pytest.fixture
 def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts that are handed over many at a time, or after a while, are handed over one by one."""
-    monkeypatch.setattr(calls, "_STEPS", 1)
-    monkeypatch.setattr(tensors, "_ROWS", 1)
+    monkeypatch.setattr(LIMITS, "facts_at_once", 1)
+    monkeypatch.setattr(LIMITS, "facts_at_once", 1)
 
 
 # ---- growth ---------------------------------------------------------------------------------------------------

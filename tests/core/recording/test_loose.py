@@ -172,25 +172,36 @@ def test_two_optimizers_of_one_class_have_names_of_their_own() -> None:
         assert recording.history[f"{name}.update"].steps.tolist() == list(range(4))
 
 
-def test_an_optimizer_has_one_number_in_sites_and_facts() -> None:
-    """Beside it there is one of the same class that updates a model, and has no site of its own."""
+def test_an_optimizer_has_one_name_in_sites_facts_and_findings() -> None:
+    """Beside it there is one of the same class that updates a model, and has no site of its own.
+
+    The last one is made during training, of a class of the user's whose name is that which another one has.
+    """
     net, (w, b) = nn.Linear(3, 1), make_parameters()
+    late = torch.zeros((), requires_grad=True)
     x = torch.ones(4, 3)
     optimizers = [torch.optim.SGD(held, lr=0.1) for held in (net.parameters(), [w], [b])]
     history = History()
     recorder = Recorder({"net": net}, history, loose=True)
     recorder.attach()
-    for _ in range(2):
-        for optimizer in optimizers:
+    for step in range(4):
+        if step == 1:
+            optimizers.append(type("SGD_2", (torch.optim.SGD,), {})([late], lr=0.1))
+        for optimizer in optimizers[:2]:
             optimizer.zero_grad()
-        (net(x).squeeze(1) + x @ w + b).square().mean().backward()
+        (net(x).squeeze(1) + x @ w + b + late).square().mean().backward()
+        for optimizer in optimizers[2:]:  # a mistake
+            optimizer.zero_grad()
         for optimizer in optimizers:
             optimizer.step()
     recorder.close()
     loose = {fact.name for fact in read_facts(history.events) if isinstance(fact, OptimizerMade) and fact.unknown}
     sites = {site.removesuffix(":0.0.update") for site in history.sites if site.startswith("optimizer/")}
-    assert loose == {"SGD#2", "SGD#3"}
-    assert {site for site in sites if ":" not in site} == {"optimizer/SGD_2", "optimizer/SGD_3"}
+    assert loose == {"SGD_2", "SGD_3", "SGD_2_2"}
+    assert {site for site in sites if ":" not in site} == {f"optimizer/{name}" for name in loose}
+    assert {event.name for event in history.events if event.kind == "update"} == {"SGD", *loose}
+    found = {each.site for each in rg.explain(history) if each.detector == "zero-grad-misplaced"}
+    assert found == {"SGD_3", "SGD_2_2"}
 
 
 def test_parameters_that_an_optimizer_is_given_later() -> None:

@@ -5,11 +5,11 @@ import sys
 import time
 from pathlib import Path
 
-from retrograd.core.runs import parts
+from retrograd.core.limits import LIMITS
 from tests.core.history.made import make_steps
 from tests.core.runs.written import add_step, open_writer
 
-parts.FAN_IN = 3
+LIMITS.fan_in = 3
 writer = open_writer(Path(sys.argv[1]), resume=True, flush_seconds=0.01)
 for step in itertools.count(writer.next_step):
     add_step(writer, make_steps([step])[0])

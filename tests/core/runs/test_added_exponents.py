@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrograd.core.history.sink import Moment
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.reader import open_run
 from tests.core.history.made import SITES, make_batch
 from tests.core.runs.written import open_writer
@@ -61,8 +62,8 @@ def add_by_hand(run: Path, site: str, place: dict[int, int], columns: int) -> np
 def test_histograms_of_columns(
     run: Path, monkeypatch: pytest.MonkeyPatch, most_rows: int, most_cells: int, columns: int
 ) -> None:
-    monkeypatch.setattr("retrograd.core.history.windows.MOST_ROWS", most_rows)
-    monkeypatch.setattr("retrograd.core.history.windows.MOST_CELLS", most_cells)
+    monkeypatch.setattr(LIMITS, "held_rows", most_rows)
+    monkeypatch.setattr(LIMITS, "merged_cells", most_cells)
     place = {3 * step: step * columns // STEPS for step in range(STEPS)}
     history = open_run(run).history
     found = history.add_exponents(

@@ -11,7 +11,8 @@ import pytest
 from retrograd.core.cli import main
 from retrograd.core.errors import RunExistsError, RunWriteError
 from retrograd.core.history.sink import Moment
-from retrograd.core.runs import copying, parts
+from retrograd.core.limits import LIMITS
+from retrograd.core.runs import copying
 from retrograd.core.runs.compaction import compact
 from retrograd.core.runs.listing import read_line
 from retrograd.core.runs.reader import open_run
@@ -99,7 +100,7 @@ def test_a_run_goes_on_beside_its_compacted_copy(
 def test_rows_that_are_merged_and_written_meanwhile_are_there_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "FAN_IN", 2)  # files vanish at each other flush
+    monkeypatch.setattr(LIMITS, "fan_in", 2)  # files vanish at each other flush
     run, steps, failed = tmp_path / "run", 24, []
     writers = open_ranks(run, monkeypatch)
     add(writers, 0)

@@ -19,10 +19,11 @@ import pytest
 from retrograd.core import files
 from retrograd.core.cli import main
 from retrograd.core.errors import DamagedRunError, RetrogradWarning, RunExistsError, RunWriteError
-from retrograd.core.history import histograms, windows
+from retrograd.core.history import windows
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Moment
-from retrograd.core.runs import compaction, stored
+from retrograd.core.limits import LIMITS
+from retrograd.core.runs import compaction
 from retrograd.core.runs.compaction import compact
 from retrograd.core.runs.reader import open_run
 from retrograd.core.runs.stored import StoredRows
@@ -204,9 +205,9 @@ def test_a_run_of_one_rank_goes_on(tmp_path: Path) -> None:
 
 def test_in_several_windows_and_parts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = read_all(open_run(run).history)
-    monkeypatch.setattr(compaction, "_MOST_CELLS", 32)
-    monkeypatch.setattr(compaction, "ROWS_OF_A_PART", 30)
-    monkeypatch.setattr(compaction, "ROWS_OF_A_GROUP", 7)
+    monkeypatch.setattr(LIMITS, "compacted_cells", 32)
+    monkeypatch.setattr(LIMITS, "compacted_part_rows", 30)
+    monkeypatch.setattr(LIMITS, "compacted_group_rows", 7)
     assert compact(run).files_after > 2
     assert_same(read_all(open_run(run).history), expected)
 
@@ -226,8 +227,8 @@ def test_a_long_part_of_one_rank_is_sorted_too(tmp_path: Path, monkeypatch: pyte
         add_step(writer, batch)
     writer.close()
     run, folder = tmp_path / "run", tmp_path / "run" / "rank00000" / "statistics"
-    monkeypatch.setattr(compaction, "ROWS_OF_A_PART", limit)
-    monkeypatch.setattr(compaction, "ROWS_OF_A_GROUP", 16)
+    monkeypatch.setattr(LIMITS, "compacted_part_rows", limit)
+    monkeypatch.setattr(LIMITS, "compacted_group_rows", 16)
     expected = sort_rows(open_run(run).history)
     before = {path: pq.read_table(path).to_pandas() for path in folder.iterdir()}
     held: list[int] = []
@@ -322,11 +323,11 @@ def test_a_long_record_is_read_as_a_short_one(tmp_path: Path, monkeypatch: pytes
     run = write_ranks(tmp_path / "run", monkeypatch, steps=3)
     short = open_run(run).history
     expected, differing = read_all(short), short.disagreements
-    monkeypatch.setattr(windows, "MOST_ROWS", 0)
-    monkeypatch.setattr(windows, "MOST_CELLS", cells)
-    monkeypatch.setattr(histograms, "_HISTOGRAMS_AT_ONCE", 3)
-    monkeypatch.setattr(stored, "_LISTS_AT_ONCE", 4)
-    monkeypatch.setattr(stored, "_MOST_GROUPS", 5)  # files are closed and opened again
+    monkeypatch.setattr(LIMITS, "held_rows", 0)
+    monkeypatch.setattr(LIMITS, "merged_cells", cells)
+    monkeypatch.setattr(LIMITS, "histograms_at_once", 3)
+    monkeypatch.setattr(LIMITS, "histograms_at_once", 4)
+    monkeypatch.setattr(LIMITS, "open_groups", 5)  # files are closed and opened again
     history = open_run(run).history
     assert isinstance(history.rows, windows.LongRows)
     assert_same(read_all(history), expected)
@@ -355,19 +356,19 @@ def test_copies_that_differ_are_told_in_a_long_record(tmp_path: Path, monkeypatc
         writer.close()
     expected = open_run(tmp_path).history.disagreements
     assert [(each.site, each.step, each.shown, each.other) for each in expected] == [("b:weight.update", 3, 0, 1)]
-    monkeypatch.setattr(windows, "MOST_ROWS", 0)
+    monkeypatch.setattr(LIMITS, "held_rows", 0)
     history = open_run(tmp_path).history
     assert history.disagreements == expected
     with pytest.warns(RetrogradWarning, match="Ranks 0 and 1 hold copies of 'b:weight.update' that differ from step 3"):
         history.matrix("rms")
-    monkeypatch.setattr(windows, "MOST_ROWS", 1 << 20)
+    monkeypatch.setattr(LIMITS, "held_rows", 1 << 20)
     compact(tmp_path)
     assert open_run(tmp_path).history.disagreements == expected
 
 
 def test_of_one_site_few_row_groups_are_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "ROWS_OF_A_GROUP", 12)
-    monkeypatch.setattr(windows, "MOST_ROWS", 10)
+    monkeypatch.setattr(LIMITS, "compacted_group_rows", 12)
+    monkeypatch.setattr(LIMITS, "held_rows", 10)
     compact(run)
     history = open_run(run).history
     table = pandas.concat(pandas.read_parquet(path) for path in run.rglob("*.parquet") if "merged" in path.parts)

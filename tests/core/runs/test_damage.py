@@ -21,9 +21,9 @@ from retrograd.core.cli import main
 from retrograd.core.errors import CompareError, DamagedRunError, RetrogradWarning
 from retrograd.core.files import write_json
 from retrograd.core.foreign.text import read_json
-from retrograd.core.history import windows
 from retrograd.core.launch import chosen_run
-from retrograd.core.runs import event_parts, parts
+from retrograd.core.limits import LIMITS
+from retrograd.core.runs import parts
 from retrograd.core.runs.compaction import compact
 from retrograd.core.runs.listing import read_line
 from retrograd.core.runs.reader import Run, open_run
@@ -105,7 +105,7 @@ def test_a_part_is_told_of_once_and_read_once_it_is_whole(run: Path) -> None:
 
 @pytest.mark.parametrize("most_events", [0, 1 << 16])
 def test_a_run_that_goes_on_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch, most_events: int) -> None:
-    monkeypatch.setattr(event_parts, "MOST_EVENTS", most_events)
+    monkeypatch.setattr(LIMITS, "held_events", most_events)
     writer = open_writer(run, resume=True, step=7)
     tear(run, "events", 3)
     opened = open_torn(run)
@@ -249,7 +249,7 @@ GROUPED = range(70)
 @pytest.fixture
 def grouped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Seventy steps: two merged parts of several row groups, and six of a step each."""
-    monkeypatch.setattr(parts, "ROWS_A_GROUP", 30)
+    monkeypatch.setattr(LIMITS, "group_rows", 30)
     return write_run(tmp_path / "run", GROUPED)
 
 
@@ -285,7 +285,7 @@ HARMLESS = {("count", 0.5)}
 def test_a_file_with_a_bad_page_is_left_out(
     grouped: Path, monkeypatch: pytest.MonkeyPatch, column: str, where: float, most: int
 ) -> None:
-    monkeypatch.setattr(windows, "MOST_ROWS", most)
+    monkeypatch.setattr(LIMITS, "held_rows", most)
     whole = ask_of(open_run(grouped))
     path = grouped / "rank00000/statistics" / files(grouped, "statistics")[0]
     assert pq.read_metadata(path).num_row_groups > 2
@@ -311,7 +311,7 @@ def test_a_file_with_a_bad_page_is_left_out(
 def test_a_bad_page_is_told_of_once_and_shown(
     grouped: Path, monkeypatch: pytest.MonkeyPatch, most: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(windows, "MOST_ROWS", most)
+    monkeypatch.setattr(LIMITS, "held_rows", most)
     path = grouped / "rank00000/statistics" / files(grouped, "statistics")[0]
     lost = spoil(path, 1, "sum", 0.5)
     run = open_run(grouped)

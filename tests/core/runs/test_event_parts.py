@@ -11,7 +11,7 @@ from retrograd.core.errors import DamagedRunError
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.history.table import read_events
-from retrograd.core.runs import event_parts, parts
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.event_parts import EventFiles, LastMicroBatches, LongEvents
 from retrograd.core.runs.layout import EVENTS, list_parts, list_rank_folders
 from retrograd.core.runs.reader import Run, open_run
@@ -38,8 +38,8 @@ def happen(step: int, rank: int) -> list[Event]:
 
 @pytest.fixture
 def writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunWriter]:
-    monkeypatch.setattr(parts, "FAN_IN", 3)
-    monkeypatch.setattr(parts, "ROWS_A_GROUP", 8)
+    monkeypatch.setattr(LIMITS, "fan_in", 3)
+    monkeypatch.setattr(LIMITS, "group_rows", 8)
     made = []
     for rank in range(RANKS):
         monkeypatch.setenv("RANK", str(rank))
@@ -87,14 +87,14 @@ def test_they_are_those_of_a_short_run_while_it_grows(
         short.refresh()
         expected = tell(short.history)
         with monkeypatch.context() as patch:
-            patch.setattr(event_parts, "MOST_EVENTS", 20)
+            patch.setattr(LIMITS, "held_events", 20)
             opened.refresh()
             assert isinstance(opened.history.all_events, LongEvents)
             assert tell(opened.history) == expected
             assert tell(open_run(folder).history) == expected
     for writer in writers:
         writer.close()
-    monkeypatch.setattr(event_parts, "MOST_EVENTS", 0)
+    monkeypatch.setattr(LIMITS, "held_events", 0)
     closed = open_run(folder)
     assert tell(closed.history) == expected
     assert repr(closed.events_by_rank) == repr(short.events_by_rank)
@@ -121,7 +121,7 @@ def test_last_micro_batches_of_ranks(writers: list[RunWriter]) -> None:
 
 
 def test_a_file_that_is_gone_is_named(writers: list[RunWriter], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_parts, "MOST_EVENTS", 0)
+    monkeypatch.setattr(LIMITS, "held_events", 0)
     write(writers, 0, 3)
     history = open_run(writers[0].path).history
     loss, few = history.loss, history.few_events

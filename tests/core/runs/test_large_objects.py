@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import retrograd as rg
-from retrograd.core import addresses
 from retrograd.core.addresses import open_folder
-from retrograd.core.runs import event_parts, parts
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.parts import PartFile
 from tests.core.runs.written import sort_rows, write_run
 
@@ -35,7 +34,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of two merged parts of several row groups, and six of a step."""
-    monkeypatch.setattr(parts, "ROWS_A_GROUP", 30)
+    monkeypatch.setattr(LIMITS, "group_rows", 30)
     return write_run(tmp_path / "run", STEPS)
 
 
@@ -44,7 +43,7 @@ def fetched(local: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple
     """Name, start and end of what is fetched of a copy of that run in a store, all of whose files are large."""
     store = fsspec.filesystem("memory")
     store.put(str(local), "/runs/large", recursive=True)
-    monkeypatch.setattr(addresses, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(LIMITS, "whole_bytes", 0)
     noted: list[tuple[str, int, int]] = []
 
     class Noting(io.BytesIO):
@@ -74,7 +73,7 @@ def fetched(local: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple
 def test_what_is_read_is_what_a_disk_holds(
     local: Path, fetched: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch, most_events: int
 ) -> None:
-    monkeypatch.setattr(event_parts, "MOST_EVENTS", most_events)
+    monkeypatch.setattr(LIMITS, "held_events", most_events)
     here, there = rg.open_run(local).history, rg.open_run(RUN).history
     assert sort_rows(here).equals(sort_rows(there))
     assert here.events == there.events

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from retrograd.core.runs import manifest
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.manifest import Manifest, gather_git
 from tests.core.history.made import make_steps
 from tests.core.runs.written import add_step, open_writer
@@ -51,7 +51,7 @@ def test_a_git_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(manifest, "_GIT_SECONDS", 0.2)
+    monkeypatch.setattr(LIMITS, "git_seconds", 0.2)
     assert gather_git() is None
 
 

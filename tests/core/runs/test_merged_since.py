@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from retrograd.core.errors import DamagedRunError
-from retrograd.core.history import windows
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Event, Moment
-from retrograd.core.runs import event_parts, parts, stored
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.layout import list_parts
 from retrograd.core.runs.reader import open_run
 from retrograd.core.runs.writer import RunWriter
@@ -23,7 +22,7 @@ from tests.core.runs.written import open_writer, sort_rows
 @pytest.fixture
 def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunWriter]:
     """A writer that merges four parts."""
-    monkeypatch.setattr(parts, "FAN_IN", 4)
+    monkeypatch.setattr(LIMITS, "fan_in", 4)
     writer = open_writer(tmp_path / "run")
     yield writer
     writer.close()
@@ -47,7 +46,7 @@ def tell(history: History) -> dict[str, Any]:
 
 @pytest.mark.parametrize("most_rows", [1 << 18, 0])
 def test_rows_are_those_of_the_parts(writer: RunWriter, monkeypatch: pytest.MonkeyPatch, most_rows: int) -> None:
-    monkeypatch.setattr(windows, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(LIMITS, "held_rows", most_rows)
     write(writer, range(6))
     whole, opened = open_run(writer.path).history, open_run(writer.path)
     table, told = sort_rows(whole), tell(whole)
@@ -63,8 +62,8 @@ def test_rows_are_those_of_the_parts(writer: RunWriter, monkeypatch: pytest.Monk
 def test_a_file_that_is_gone_is_an_error_and_refreshing_helps(
     writer: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "_MOST_GROUPS", 1)
-    monkeypatch.setattr(event_parts, "MOST_EVENTS", 0)
+    monkeypatch.setattr(LIMITS, "open_groups", 1)
+    monkeypatch.setattr(LIMITS, "held_events", 0)
     write(writer, range(7))
     opened = open_run(writer.path)
     write(writer, range(7, 14))

@@ -17,10 +17,9 @@ import torch
 from torch import nn
 
 import retrograd as rg
-from retrograd.core import addresses
 from retrograd.core.cli import main
 from retrograd.core.errors import RetrogradWarning, RunUnreachableError, RunWriteError
-from retrograd.core.runs import reader
+from retrograd.core.limits import LIMITS
 from tests import warm
 from tests.core.history.made import make_steps
 from tests.core.runs.test_silent_stores import join_askers
@@ -152,7 +151,7 @@ def test_a_process_that_is_killed_while_another_reads_and_a_third_resumes(script
         os.kill(writer.pid, signal.SIGKILL)
         writer.communicate(timeout=60)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "_STALE_SECONDS", 0.0)  # two minutes later
+        patch.setattr(LIMITS, "stale_seconds", 0.0)  # two minutes later
         opened.refresh()
         assert opened.status == "stopped"
     assert finish(start(script, run, "resume", "5")) == 0
@@ -249,7 +248,7 @@ def test_a_store_that_hangs_while_a_run_is_read(server: Server, run: str, monkey
     writer.add_rows(make_steps([0])[0])
     writer.close()
     opened = rg.open_run(run)
-    monkeypatch.setattr(addresses, "LONGEST_SILENCE", 2.0)
+    monkeypatch.setattr(LIMITS, "silence_seconds", 2.0)
     server.halt()
     try:
         with pytest.raises(RunUnreachableError, match="not answered"):

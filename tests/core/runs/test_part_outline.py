@@ -18,7 +18,7 @@ from retrograd.core.errors import DamagedRunError
 from retrograd.core.history.outline import NO_ORDER, count_runs, from_runs, join_runs, list_steps, to_runs
 from retrograd.core.history.rows import encode_phase
 from retrograd.core.history.sink import Moment
-from retrograd.core.runs import parts
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.compaction import compact
 from retrograd.core.runs.part_outline import SITES, STEPS
 from retrograd.core.runs.reader import Run, open_run
@@ -60,7 +60,7 @@ def outline_by_hand(files: list[Path]) -> tuple[dict[str, list[int]], dict[str, 
 
 def check(run: Run, monkeypatch: pytest.MonkeyPatch, files: list[Path]) -> None:
     """The history's outline, as the parts tell it, is that of the rows."""
-    monkeypatch.setattr("retrograd.core.history.windows.MOST_ROWS", 0)
+    monkeypatch.setattr(LIMITS, "held_rows", 0)
     outline, names = open_run(run.path).history.outline, run.history.site_names
     steps, orders = outline_by_hand(files)
     phases = ("train", "forward", "eval", "failed")
@@ -74,13 +74,13 @@ def check(run: Run, monkeypatch: pytest.MonkeyPatch, files: list[Path]) -> None:
 @pytest.mark.parametrize("how", ["written", "merged", "resumed", "compacted", "compacted ranks"])
 def test_it_is_what_the_rows_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     if how == "merged":
-        monkeypatch.setattr(parts, "FAN_IN", 2)
-        monkeypatch.setattr(parts, "ROWS_A_GROUP", 7)
+        monkeypatch.setattr(LIMITS, "fan_in", 2)
+        monkeypatch.setattr(LIMITS, "group_rows", 7)
     path = write(tmp_path / "run", ranks=3 if how == "compacted ranks" else 1)
     if how == "resumed":
         open_writer(path, resume=True, step=20).close()
     if how.startswith("compacted"):
-        monkeypatch.setattr("retrograd.core.runs.compaction.ROWS_OF_A_GROUP", 5)
+        monkeypatch.setattr(LIMITS, "compacted_group_rows", 5)
         compact(path)
     for file in list_files(path):
         told = pq.read_metadata(file).metadata
@@ -123,7 +123,7 @@ def describe(run: Path) -> Any:
 def test_files_that_tell_nothing_are_read_by_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr("retrograd.core.history.windows.MOST_ROWS", most)
+    monkeypatch.setattr(LIMITS, "held_rows", most)
     path = write(tmp_path / "run")
     expected = describe(path)
     for file in list_files(path):
@@ -132,7 +132,7 @@ def test_files_that_tell_nothing_are_read_by_their_rows(
 
 
 def test_rows_that_another_tool_took_out_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrograd.core.history.windows.MOST_ROWS", 0)
+    monkeypatch.setattr(LIMITS, "held_rows", 0)
     path = write(tmp_path / "run")
     for file in list_files(path):
         table = pq.read_table(file, partitioning=None)
@@ -148,7 +148,7 @@ def test_opening_reads_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     read: list[Any] = []
     plain = pq.ParquetFile.read_row_group
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *a, **k: read.append(a) or plain(*a, **k))
-    monkeypatch.setattr("retrograd.core.history.windows.MOST_ROWS", 0)
+    monkeypatch.setattr(LIMITS, "held_rows", 0)
     history = open_run(path).history
     assert history.sites == NAMES[:4]
     assert len(history.outline.all_steps) == 9

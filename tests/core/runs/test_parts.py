@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retrograd.core.history.sink import Moment
-from retrograd.core.runs import parts
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.layout import Span, list_parts
 from retrograd.core.runs.reader import open_run
 from retrograd.core.runs.writer import RunWriter
@@ -14,8 +14,8 @@ from tests.core.runs.written import files, open_writer, sort_rows, write_run
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "FAN_IN", 3)
-    monkeypatch.setattr(parts, "ROWS_A_GROUP", 12)
+    monkeypatch.setattr(LIMITS, "fan_in", 3)
+    monkeypatch.setattr(LIMITS, "group_rows", 12)
 
 
 @pytest.mark.usefixtures("small")
@@ -28,8 +28,8 @@ def test_neighbours_of_like_size_are_merged(tmp_path: Path) -> None:
 
 def test_merging_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     apart = open_run(write_run(tmp_path / "apart", range(20)))
-    monkeypatch.setattr(parts, "FAN_IN", 3)
-    monkeypatch.setattr(parts, "ROWS_A_GROUP", 12)
+    monkeypatch.setattr(LIMITS, "fan_in", 3)
+    monkeypatch.setattr(LIMITS, "group_rows", 12)
     merged = open_run(write_run(tmp_path / "merged", range(20)))
     assert sort_rows(merged.history).equals(sort_rows(apart.history))
     assert repr(merged.history.events) == repr(apart.history.events)
@@ -50,7 +50,7 @@ def test_a_statistic_that_only_some_parts_have(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_large_parts_are_let_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "MAX_ROWS", 20)
+    monkeypatch.setattr(LIMITS, "part_rows", 20)
     write_run(tmp_path, range(12))
     spans = [span for span, _ in list_parts(tmp_path / "rank00000" / "statistics")]
     assert spans == [Span(first, first + 2) for first in (0, 3, 6, 9)]

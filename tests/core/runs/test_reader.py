@@ -8,7 +8,7 @@ import pytest
 from retrograd.core.errors import DamagedRunError, NotARunError, RetrogradWarning
 from retrograd.core.files import write_json
 from retrograd.core.foreign.text import read_json
-from retrograd.core.runs import parts
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.reader import open_run
 from tests.core.history.made import SITES
 from tests.core.runs.written import write_run
@@ -122,7 +122,7 @@ def test_a_run_from_before_the_order_was_recorded_opens(run: Path) -> None:
 
 
 def test_such_a_run_goes_on_and_its_parts_merge(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "FAN_IN", 4)
+    monkeypatch.setattr(LIMITS, "fan_in", 4)
     for path in (run / "rank00000/statistics").iterdir():
         _forget_order(path)
     write_run(run, range(3, 24), resume=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from retrograd.core.errors import RetrogradWarning
 from retrograd.core.history.sink import KeptTensor, Moment
-from retrograd.core.runs import shards
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.reader import open_run
 from retrograd.core.runs.shards import (
     ShardFolder,
@@ -127,7 +127,7 @@ def test_moments_scales_and_twins_come_back(tmp_path: Path) -> None:
 
 
 def test_shards_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "MAX_SHARD_BYTES", 10_000)
+    monkeypatch.setattr(LIMITS, "shard_bytes", 10_000)
     writer = open_writer(tmp_path)
     for step in range(20):
         writer.add_tensor(keep(step, torch.full((500,), float(step))))

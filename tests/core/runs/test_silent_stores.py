@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import retrograd as rg
-from retrograd.core import addresses
 from retrograd.core.cli import main
 from retrograd.core.errors import RunUnreachableError
+from retrograd.core.limits import LIMITS
 from tests.core.runs.written import write_run
 
 fsspec = pytest.importorskip("fsspec")
@@ -61,7 +61,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """The gate of a store that holds a run of three steps at ``memory://runs/a``."""
     store = fsspec.filesystem("memory")
     write_run("memory://runs/a")  # type: ignore[arg-type]
-    monkeypatch.setattr(addresses, "LONGEST_SILENCE", SHORT)
+    monkeypatch.setattr(LIMITS, "silence_seconds", SHORT)
     gate = Gate()
     for method in METHODS:
         plain = getattr(memory.MemoryFileSystem, method)
@@ -167,7 +167,7 @@ def silent(s3: None) -> Iterator[str]:
 
 
 def test_a_server_that_never_answers(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses, "LONGEST_SILENCE", 2.0)
+    monkeypatch.setattr(LIMITS, "silence_seconds", 2.0)
     monkeypatch.setenv("AWS_ENDPOINT_URL", silent)
     with pytest.raises(RunUnreachableError, match=r"'s3://bucket/runs/silent'.*not answered"):
         rg.open_run("s3://bucket/runs/silent")

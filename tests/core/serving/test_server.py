@@ -16,7 +16,7 @@ import pytest
 
 from retrograd.core.errors import LaunchError, NotARunError
 from retrograd.core.history.sink import Phase
-from retrograd.core.runs.parts import FAN_IN
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.reader import open_run
 from retrograd.core.serving import followed_run
 from retrograd.core.serving.followed_run import ChosenSites, ColumnRange, FollowedRun
@@ -152,21 +152,21 @@ def test_a_failure_is_told_once_for_each_place(
 def test_a_part_that_was_merged_meanwhile_is_read_where_it_is_now(tmp_path: Path) -> None:
     writer = open_writer(tmp_path / "run")
     try:
-        for step, row in enumerate(make_steps(range(FAN_IN))):
-            if step == FAN_IN - 1:
+        for step, row in enumerate(make_steps(range(LIMITS.fan_in))):
+            if step == LIMITS.fan_in - 1:
                 run = FollowedRun(tmp_path / "run")
                 run._run._files.keep_only([])  # as where too many files are open
                 for part in run._run._parts.values():
                     part._held = None
             add_step(writer, row)
             writer.flush()
-        columns, sites = ColumnRange(0, FAN_IN - 2, 1), run._scoped.sites
+        columns, sites = ColumnRange(0, LIMITS.fan_in - 2, 1), run._scoped.sites
         answer = np.frombuffer(run.read_loss(columns), "<f4").reshape(3, -1)
-        np.testing.assert_array_equal(answer[1], np.arange(FAN_IN - 1))
+        np.testing.assert_array_equal(answer[1], np.arange(LIMITS.fan_in - 1))
         chosen = ChosenSites(range(len(sites)), digest_of(sites))
         rms = np.frombuffer(run.read_numbers(["rms"], chosen, columns), "<f4")
         matrix = open_run(tmp_path / "run").history.matrix("rms")
-        np.testing.assert_array_equal(rms.reshape(-1, FAN_IN - 1), matrix.values[:, :-1].astype(np.float32))
+        np.testing.assert_array_equal(rms.reshape(-1, LIMITS.fan_in - 1), matrix.values[:, :-1].astype(np.float32))
     finally:
         writer.close()
 
@@ -238,7 +238,7 @@ def test_a_long_run_is_opened_by_its_last_steps(
         writer.flush()
     writer.close()
     short = FollowedRun(tmp_path / "run")._scoped
-    monkeypatch.setattr(followed_run, "MOST_ROWS", 1)
+    monkeypatch.setattr(LIMITS, "explained_rows", 1)
     long = FollowedRun(tmp_path / "run")._scoped
     assert long.sites == short.sites
     assert long.elements == short.elements

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from retrograd.core.history.sink import Event, Moment
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.findings import Finding
 from retrograd.core.runs.reader import open_run
 from retrograd.core.views import followed
@@ -72,6 +73,6 @@ def test_a_record_too_long_to_explain_shows_what_was_said(tmp_path: Path, monkey
         add_step(writer, batch)
     writer.add_event(Event(Moment(2), "finding", text=finding.as_json(), time=2.0))
     writer.close()
-    monkeypatch.setattr(followed, "MOST_ROWS", 0)
+    monkeypatch.setattr(LIMITS, "explained_rows", 0)
     (said,) = followed.glance_at(open_run(tmp_path / "run")).findings
     assert said == "critical  all units of a are dead"

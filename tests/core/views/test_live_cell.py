@@ -191,7 +191,7 @@ def test_one_that_fails_at_once_leaves_the_text(screen: Screen, monkeypatch: pyt
 
 
 def test_of_a_long_record_what_was_said_is_shown(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrograd.core.views.followed.MOST_ROWS", -1)
+    monkeypatch.setattr(LIMITS, "explained_rows", -1)
     finding = Finding(detector="d", severity="critical", message="it burns", site="0:weight")
     with rg.record(make_net()) as recording:
         recording.history.add_event(Event(Moment(0), "finding", text=json.dumps(finding.as_dict())))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from retrograd.core.serving import followed_run
+from retrograd.core.limits import LIMITS
 from tests.core.serving.served import Training, serving, write_runs
 
 pytestmark = pytest.mark.browser
@@ -48,9 +48,9 @@ def test_it_follows_a_run_that_is_killed_and_resumed(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = write_runs(tmp_path / "runs")
-    monkeypatch.setattr(followed_run, "PAUSE", 0.2)
-    monkeypatch.setattr(followed_run, "_LOOK", 0.1)
-    monkeypatch.setattr(followed_run, "MOST_COLUMNS", 40)  # so that steps come to share columns soon
+    monkeypatch.setattr(LIMITS, "flush_seconds", 0.2)
+    monkeypatch.setattr(LIMITS, "page_look_seconds", 0.1)
+    monkeypatch.setattr(LIMITS, "page_columns", 40)  # so that steps come to share columns soon
     training = Training(parent / "going")  # before there are threads
     page = browser.new_page()
     said: list[str] = []

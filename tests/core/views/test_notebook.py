@@ -24,6 +24,7 @@ import retrograd as rg
 from retrograd.core.cells import show_line
 from retrograd.core.errors import LibraryError
 from retrograd.core.history.matrix import Matrix
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.findings import Finding, Findings
 from retrograd.core.views.notebook.page import MOST_ROWS, NotebookPage
 from retrograd.core.views.notebook.records import colour_map
@@ -242,7 +243,7 @@ def test_rows_go_to_other_libraries(run: rg.Run) -> None:
 
 
 def test_a_long_record_streams_the_same_rows(run: rg.Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("retrograd.core.history.windows.MOST_ROWS", 10)
+    monkeypatch.setattr(LIMITS, "held_rows", 10)
     long = rg.open_run(run.path).history
     assert type(long.rows).__name__ == "LongRows"
     streamed, whole = long.to_batches().read_all(), run.history.to_arrow()

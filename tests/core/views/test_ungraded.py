@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.core.history.ungraded import list_ungraded
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.reader import open_run
-from retrograd.core.serving import followed_run
 from retrograd.core.serving.followed_run import FollowedRun
 from retrograd.explaining.views.comparing.comparison_page import write_comparison
 from tests.browser import Visit
@@ -137,7 +137,7 @@ def test_a_comparison_says_in_which_runs(tmp_path: Path) -> None:
 
 
 def test_a_followed_run_tells_it_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed_run, "_LOOK", 0.0)
+    monkeypatch.setattr(LIMITS, "page_look_seconds", 0.0)
     net = Net()
     with rg.record(net, tmp_path / "run") as recording:
         train(net, 3)
@@ -222,8 +222,8 @@ def test_a_folded_module_counts_them_and_a_finding_leads_to_one(
 def test_a_served_page_hatches_them_until_a_gradient_comes(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed_run, "PAUSE", 0.2)
-    monkeypatch.setattr(followed_run, "_LOOK", 0.1)
+    monkeypatch.setattr(LIMITS, "flush_seconds", 0.2)
+    monkeypatch.setattr(LIMITS, "page_look_seconds", 0.1)
     net = Net()
     page = browser.new_page()
     said: list[str] = []

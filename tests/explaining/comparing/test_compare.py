@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import retrograd as rg
 from retrograd.core.cli import main
 from retrograd.core.errors import CompareError
-from retrograd.core.history import windows
 from retrograd.core.history.fact import Fact
 from retrograd.core.history.facts import Buffer, Call, Input, Modes, OptimizerMade, Parameter
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Event, EventKind, Moment
+from retrograd.core.limits import LIMITS
 from retrograd.explaining.comparing.differences import find_differences, knows_inputs
 from retrograd.explaining.findings.record import Record
 
@@ -352,7 +352,7 @@ def test_what_ranks_have_of_their_own_is_compared_with_the_same_rank() -> None:
     """Each rank has parameters, buffers, an optimizer, modes and calls of its own; one run lacks those of rank 0."""
 
     def make(rank: int) -> list[Event]:
-        made = OptimizerMade(name="SGD#1", groups=({"lr": 0.1 * (rank + 1), "parameters": ["w"]},))
+        made = OptimizerMade(name="SGD", groups=({"lr": 0.1 * (rank + 1), "parameters": ["w"]},))
         return [
             make_event("parameter", Parameter(name="0:weight", digest=f"w{rank}"), 0),
             make_event("buffer", Buffer(name="0:mean", digest=f"m{rank}"), 0),
@@ -490,7 +490,7 @@ def test_records_longer_than_memory_are_compared_as_short_ones(
     Script().run(tmp_path / "a")
     other.run(tmp_path / "b")
     expected = rg.compare(tmp_path / "a", tmp_path / "b")
-    monkeypatch.setattr(windows, "MOST_ROWS", 0)
+    monkeypatch.setattr(LIMITS, "held_rows", 0)
     a, b = rg.open_run(tmp_path / "a"), rg.open_run(tmp_path / "b")
     found = rg.compare(a, b)
     assert (str(found), found.as_json_lines()) == (str(expected), expected.as_json_lines())

@@ -62,7 +62,7 @@ def make_record(
         if value is not None:
             history.add_event(Event(moment, "loss", value=float(value)))
         if any(name.endswith(".update") for name in elements):
-            history.add_event(Event(moment, "update", f"{optimizer}#1", float(k + 1)))
+            history.add_event(Event(moment, "update", optimizer, float(k + 1)))
     for fact in facts:
         moment = fact.moment if fact.moment.step >= 0 else replace(fact.moment, step=0)
         history.add_event(Event(moment, fact.kind, fact.name, fact.value, fact.text))

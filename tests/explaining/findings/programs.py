@@ -26,7 +26,9 @@ def make_calls(steps: Iterable[Sequence[str]], **details: Mapping[str, Any]) -> 
 
 def make_call(step: int, name: str, details: Mapping[str, Any]) -> Call:
     """A call, from a line of its own."""
+    is_of_optimizer = name == "zero_grad" and details.get("about", "SGD").startswith(("SGD", "Adam"))
     usual: dict[str, dict[str, Any]] = {
+        "zero_grad": {"optimizer": "SGD"} if is_of_optimizer else {},
         "forward": {"training": True, "grad": True},
         "evaluate": {"training": True, "grad": False},
         "backward": {"retain_graph": False, "create_graph": False, "held": "none"},
@@ -35,7 +37,7 @@ def make_call(step: int, name: str, details: Mapping[str, Any]) -> Call:
     }
     own = {key: each for key, each in details.items() if key not in ("value", "about")}
     plain = {"evaluate": "forward", "model.zero_grad": "zero_grad", "second backward": "backward"}.get(name, name)
-    about = {"zero_grad": "SGD#1", "step": "SGD#1", "scheduler.step": "StepLR"}
+    about = {"zero_grad": "SGD", "step": "SGD", "scheduler.step": "StepLR"}
     return Call(
         name=plain,
         line=f"train.py:{LINES[name]}",
@@ -46,10 +48,11 @@ def make_call(step: int, name: str, details: Mapping[str, Any]) -> Call:
     )
 
 
-def make_optimizer(name: str = "SGD#1", names: Sequence[str] = ("0:weight",), unknown: int = 0, **group: Any) -> Fact:
+def make_optimizer(name: str = "SGD", names: Sequence[str] = ("0:weight",), unknown: int = 0, **group: Any) -> Fact:
     """An optimizer of one group."""
     return OptimizerMade(
-        name=name, line="train.py:5", groups=({"lr": 0.1, **group, "parameters": list(names), "unknown": unknown},),
+        name=name, type=name.partition("_")[0], line="train.py:5",
+        groups=({"lr": 0.1, **group, "parameters": list(names), "unknown": unknown},),
         moment=Moment(0),
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ def _ahead(line: str) -> Record:
 
 
 def _two_optimizers() -> Record:
-    made = make_calls([PLAIN] * 6) + make_calls([("zero_grad", "backward")] * 6, zero_grad={"about": "Adam#2"})
+    made = make_calls([PLAIN] * 6) + make_calls([("zero_grad", "backward")] * 6, zero_grad={"about": "Adam_2"})
     return make_program(sorted(made, key=lambda call: call.step))
 
 
@@ -49,15 +49,15 @@ CLEARED_WITHIN = [(*("zero_grad", "forward", "backward") * 4, "step")] * 3
 UPDATES = gather(
     faulty(
         "optimizer-never-steps", calls([("zero_grad", "forward", "backward") * 6]), "critical", "backward ran 6 times",
-        site="SGD#1", line="train.py:12",
+        site="SGD", line="train.py:12",
     ),
-    faulty("optimizer-never-steps", _two_optimizers, "critical", site="Adam#2", line="train.py:12"),
+    faulty("optimizer-never-steps", _two_optimizers, "critical", site="Adam_2", line="train.py:12"),
     alike(
         "optimizer-never-steps",
         calls([("forward", "backward") * 6]),  # gradients may be all that is wanted
         calls([("forward", "backward") * 40], forward={"training": False}),
         calls([PLAIN] * 6),
-        calls([SKIPPED] * 30, make_optimizer(), scaler__step={"about": "SGD#1"}, scaler__update={"value": 2.0}),
+        calls([SKIPPED] * 30, make_optimizer(), scaler__step={"about": "SGD"}, scaler__update={"value": 2.0}),
     ),
     unknown("optimizer-never-steps", lambda: make_program([]), "no calls"),
     faulty(
@@ -96,9 +96,9 @@ UPDATES = gather(
 
 def _gan(*, clears_both: bool) -> Record:
     """A critic whose gradients are cleared, and a generator whose own are, or not."""
-    made: list[Fact] = [make_optimizer("Adam#1", names=["D.0:weight"]), make_optimizer("Adam#2", names=["G.0:weight"])]
+    made: list[Fact] = [make_optimizer("Adam", names=["D.0:weight"]), make_optimizer("Adam_2", names=["G.0:weight"])]
     for step in range(6):
-        for name, names, held in (("Adam#1", PLAIN, "none"), ("Adam#2", PLAIN if clears_both else PLAIN[1:], "some")):
+        for name, names, held in (("Adam", PLAIN, "none"), ("Adam_2", PLAIN if clears_both else PLAIN[1:], "some")):
             about = {"about": name}
             made += make_calls([()] * step + [names], zero_grad=about, step=about, backward={"held": held})
     return make_program(made)
@@ -135,7 +135,7 @@ MEAN = make_chain(*LINEAR_LOSS, outputs=[0])
 DIVIDED = make_chain(*LINEAR_LOSS, ("div", (1,), ((),), (), "4"), outputs=[0])
 FOUR = [(*("forward", "backward") * 4, "step", "zero_grad")] * 5
 FOUR_CLIPPED = [(*("forward", "backward") * 4, "clip_grad_norm_", "step", "zero_grad")] * 5
-ADAM = {"about": "Adam#1"}
+ADAM = {"about": "Adam"}
 SUM_OF_TWO = make_chain(TERM, TERM, ("add", (0, 1), ((), ()), ()), outputs=[])
 SOME = {"held": "some"}
 NEVER = [("forward", "backward", "step")]
@@ -143,13 +143,13 @@ NEVER = [("forward", "backward", "step")]
 GRADIENTS = gather(
     faulty(  # of the whole run: what the first pass leaves is never cleared
         "missing-zero-grad", calls(NEVER * 10, make_optimizer(), backward=SOME), "critical",
-        "never cleared: 9 of 9 updates of SGD#1", step=0, last_step=9, line="train.py:12",
+        "never cleared: 9 of 9 updates of SGD", step=0, last_step=9, line="train.py:12",
     ),
     faulty(
         "missing-zero-grad", calls([PLAIN if step % 5 == 0 else NEVER[0] for step in range(20)], backward=SOME),
         "critical", "mostly not cleared: 16 of 19",
     ),
-    faulty("missing-zero-grad", lambda: _gan(clears_both=False), "critical", site="Adam#2"),
+    faulty("missing-zero-grad", lambda: _gan(clears_both=False), "critical", site="Adam_2"),
     alike(
         "missing-zero-grad",
         lambda: _gan(clears_both=True),
@@ -161,7 +161,7 @@ GRADIENTS = gather(
         calls([(*("forward", "backward") * 2, "step", "zero_grad")] * 6, backward=SOME),
         calls(NEVER * 3, backward=SOME),  # two updates
     ),
-    unknown("missing-zero-grad", calls(NEVER * 9, step={"about": "LBFGS#1"}), "no update"),
+    unknown("missing-zero-grad", calls(NEVER * 9, step={"about": "LBFGS"}), "no update"),
     faulty(
         "zero-grad-misplaced", calls([("forward", "backward", "zero_grad", "step")] * 4, make_optimizer()), "critical",
         "before 4 of 4 updates", step=0, line="train.py:10",
@@ -174,13 +174,13 @@ GRADIENTS = gather(
         "zero-grad-misplaced",
         calls(CLEARED_WITHIN, make_chain(MEAN_OF_8, outputs=[])),
         calls([("zero_grad", "forward", "backward", "zero_grad", "step")] * 4, make_optimizer(),
-              zero_grad={"about": "Adam#2"}),
+              zero_grad={"about": "Adam_2"}),
         calls([("forward", "backward", "model.zero_grad", "step")] * 4, make_optimizer(names=["0:weight", "1:weight"]),
               **{"model.zero_grad": {"about": "1"}}),
         calls([PLAIN] * 4),
     ),
     unknown(
-        "zero-grad-misplaced", calls([("forward", "backward", "zero_grad", "step")] * 4, step={"about": "LBFGS#1"}),
+        "zero-grad-misplaced", calls([("forward", "backward", "zero_grad", "step")] * 4, step={"about": "LBFGS"}),
         "no update",
     ),
     faulty(
@@ -217,7 +217,7 @@ GRADIENTS = gather(
     ),
     faulty(
         "accumulation-not-divided",
-        calls([*FOUR, ("forward", "backward", "step")], make_optimizer(), make_optimizer("Adam#2"), MEAN), "warning",
+        calls([*FOUR, ("forward", "backward", "step")], make_optimizer(), make_optimizer("Adam_2"), MEAN), "warning",
     ),
     alike(
         "accumulation-not-divided",
@@ -240,7 +240,7 @@ FLAT, FALLING = [0.7] * 40, [0.7 * 0.9**step for step in range(40)]
 
 
 def _two_take_turns() -> Record:
-    second = make_calls([("forward", "backward", "step")], step={"about": "Adam#2"})
+    second = make_calls([("forward", "backward", "step")], step={"about": "Adam_2"})
     return make_program([*make_calls([CLIPPED] * 5), *second])
 
 
@@ -279,7 +279,7 @@ CLIPPING = gather(
     unknown("clip-before-unscale", calls([CLIPPED] * 5), "no loss is scaled"),
     faulty(
         "clip-other-parameters", _updated(parameters=0, value=0.0), "warning",
-        "is given no parameters, and SGD#1 updates others", line="train.py:13",
+        "is given no parameters, and SGD updates others", line="train.py:13",
     ),
     alike("clip-other-parameters", _updated(value=3.0)),
     unknown("clip-other-parameters", _updated(gradient=0.0, value=0.0), "all gradients are zero"),  # decay changes them
@@ -312,7 +312,7 @@ def _scheduled(rates: Sequence[float], kind: str = "StepLR", losses: Sequence[fl
 
 def _groups(*first: float) -> Make:
     groups = ({"lr": 0.0, "parameters": ["0:weight", "0:bias"]}, {"lr": 0.1, "parameters": ["1:weight"]})
-    made = OptimizerMade(name="SGD#1", line="train.py:5", groups=groups, moment=Moment(0))
+    made = OptimizerMade(name="SGD", line="train.py:5", groups=groups, moment=Moment(0))
     return lambda: make_program([made, *(make_call(k, "step", {"lr": [rate, 0.1]}) for k, rate in enumerate(first))])
 
 
@@ -495,7 +495,7 @@ def _created(*made: Fact, steps: bool = False) -> Make:
     updates = [
         call
         for k in range(1, 1 + len(made) * steps)
-        for call in make_calls([()] * k + [("backward", "step")], step={"about": f"Adam#{k}"})
+        for call in make_calls([()] * k + [("backward", "step")], step={"about": f"Adam_{k}"})
     ]
     return lambda: make_program([*made, *updates])
 
@@ -504,15 +504,15 @@ NUMBERS = range(1, 6)
 
 OPTIMIZERS = gather(
     faulty(
-        "optimizer-made-anew", _created(*[make_optimizer(f"Adam#{k}") for k in NUMBERS], steps=True), "warning",
+        "optimizer-made-anew", _created(*[make_optimizer(f"Adam_{k}") for k in NUMBERS], steps=True), "warning",
         "Adam is created again 5 times for the same parameters, at every update", line="train.py:5",
     ),
-    faulty("optimizer-made-anew", _created(*[make_optimizer(f"SGD#{k}", momentum=0.0) for k in NUMBERS]), "note"),
-    faulty("optimizer-made-anew", _created(*[make_optimizer(f"SGD#{k}", momentum=0.9) for k in NUMBERS]), "warning"),
+    faulty("optimizer-made-anew", _created(*[make_optimizer(f"SGD_{k}", momentum=0.0) for k in NUMBERS]), "note"),
+    faulty("optimizer-made-anew", _created(*[make_optimizer(f"SGD_{k}", momentum=0.9) for k in NUMBERS]), "warning"),
     alike(
         "optimizer-made-anew",
-        _created(*[make_optimizer(f"Adam#{k}", names=[f"model{k}.0:weight"]) for k in NUMBERS]),
-        _created(make_optimizer("Adam#1"), make_optimizer("Adam#2")),
+        _created(*[make_optimizer(f"Adam_{k}", names=[f"model{k}.0:weight"]) for k in NUMBERS]),
+        _created(make_optimizer("Adam"), make_optimizer("Adam_2")),
     ),
     unknown("optimizer-made-anew", lambda: make_program([]), "no optimizer"),
     faulty(

@@ -134,14 +134,14 @@ def lost(reason: str, sizes: Sequence[float]) -> Make:
     )  # fmt: skip
 
 
-def summed(losses: Sequence[float], name: str = "SGD#1", loss: Listed = SUM_LOSS) -> Make:
+def summed(losses: Sequence[float], name: str = "SGD", loss: Listed = SUM_LOSS) -> Make:
     """A linear model with this loss."""
     return chain(LINEAR, loss, losses=losses, also=[make_optimizer(name)])
 
 
 BETWEEN = {"relu": (0, 4), "sigmoid": (0, 1), "tanh": (-1, 1), "linear": (-5, 5)}
 BELOW_0 = RANDOM.normal(size=64) * 3
-ONE, TWO = [make_optimizer()], [make_optimizer(), make_optimizer("Adam#2")]
+ONE, TWO = [make_optimizer()], [make_optimizer(), make_optimizer("Adam_2")]
 UP = [make_optimizer(maximize=True)]
 ADD, SUB = "add", "sub"
 
@@ -206,7 +206,7 @@ SENSE = gather(
         "loss-reduction-sum", lost("overflow of float32", [10.0**step for step in range(20)]), "warning", step=0,
     ),
     alike(
-        "loss-reduction-sum", summed(SUM_FALLING), summed(SUM_RISING, "Adam#1"), summed(SUM_RISING, loss=MSE),
+        "loss-reduction-sum", summed(SUM_FALLING), summed(SUM_RISING, "Adam"), summed(SUM_RISING, loss=MSE),
         lost("log of 0", [1.0] * 20),
     ),
     unknown("loss-reduction-sum", nothing, "no operations"),

@@ -109,7 +109,7 @@ def run(
     losses: Callable[[int], float], ratio: Callable[[int], float], rate: float | None = None, optimizer: str = "SGD"
 ) -> Make:
     """A weight of norm 10 that is changed by a ratio of it."""
-    made = OptimizerMade(name=f"{optimizer}#1", value=1, line="train.py:7", groups=({"lr": rate},))
+    made = OptimizerMade(name=optimizer, value=1, line="train.py:7", groups=({"lr": rate},))
     return lambda: make_record(
         range(60),
         lambda step: {"0:weight.grad": spread(1.0), "0:weight.update": spread(10 * ratio(step))},
@@ -151,13 +151,13 @@ def _adversaries() -> Record:
 
 
 def _warm_up() -> Record:
-    steps = [Call(name="step", about="SGD#1", details={"lr": [1e-8 * (k + 1)]}, moment=Moment(k)) for k in range(60)]
+    steps = [Call(name="step", about="SGD", details={"lr": [1e-8 * (k + 1)]}, moment=Moment(k)) for k in range(60)]
     return make_record(
         range(60),
         lambda step: {"0:weight.update": spread(1e-7)},
         lambda step: 0.69,
         weights=lambda step: {"0:weight": 1.0},
-        facts=[OptimizerMade(name="SGD#1", groups=({"lr": 1e-8},)), *steps],
+        facts=[OptimizerMade(name="SGD", groups=({"lr": 1e-8},)), *steps],
     )
 
 
@@ -192,13 +192,13 @@ def digests(listed: Mapping[int, str], thaws: int = 0, *, staged: bool = False, 
         )
         if staged:
             record.manifest["split"] = {"ranks": [], "stages": {"": 0}}
-        record.facts.extend([OptimizerMade(name="SGD#1", groups=({"parameters": ["0:weight"]},))] * own)
+        record.facts.extend([OptimizerMade(name="SGD", groups=({"parameters": ["0:weight"]},))] * own)
         return record
 
     return make
 
 
-NO_RATE = OptimizerMade(name="SGD#1", groups=({"lr": 0.0, "parameters": ("0:weight",)}, {"lr": 0.1}))
+NO_RATE = OptimizerMade(name="SGD", groups=({"lr": 0.0, "parameters": ("0:weight",)}, {"lr": 0.1}))
 SAME = dict.fromkeys(range(4), "a")
 
 STEPS = gather(
@@ -271,20 +271,20 @@ def decay(
         lambda step: {"0:weight.grad": spread(gradient), "0:weight.update": spread(10 * factor**step * (1 - factor))},
         losses,
         weights=lambda step: {"0:weight": 10 * factor**step},
-        facts=[OptimizerMade(name="SGD#1", line="train.py:5", groups=(made,))],
+        facts=[OptimizerMade(name="SGD", line="train.py:5", groups=(made,))],
     )
 
 
 def epsilon(value: float, gradient: float, update: float, losses: list[float] = FLAT) -> Make:
     """An Adam with this ε, and the root mean squares of a gradient and its update."""
-    made = OptimizerMade(name="Adam#1", groups=({"lr": 1e-3, "eps": value},))
+    made = OptimizerMade(name="Adam", groups=({"lr": 1e-3, "eps": value},))
     sites = {"0:weight.grad": spread(4 * gradient), "0:weight.update": spread(4 * update)}
     return lambda: make_record(range(40), lambda step: sites, losses, facts=[made], optimizer="Adam")
 
 
 def momentum(losses: list[float], **group: Any) -> Make:
     """An optimizer with these hyper-parameters."""
-    made = OptimizerMade(name="SGD#1", line="train.py:5", groups=({"lr": 0.1} | group,))
+    made = OptimizerMade(name="SGD", line="train.py:5", groups=({"lr": 0.1} | group,))
     return lambda: make_record(range(40), lambda step: {"0:weight.update": spread(0.1)}, losses, facts=[made])
 
 
@@ -295,7 +295,7 @@ def no_optimizer() -> Record:
 
 HYPER_PARAMETERS = gather(
     faulty(
-        "weight-decay-dominates", decay(1.0, 0.1), "warning", "from 10 to 0.164 at step 39", site="SGD#1",
+        "weight-decay-dominates", decay(1.0, 0.1), "warning", "from 10 to 0.164 at step 39", site="SGD",
         line="train.py:5",
     ),
     faulty("weight-decay-dominates", decay(1.0, 9e9, decoupled_weight_decay=True), "warning"),
@@ -304,7 +304,7 @@ HYPER_PARAMETERS = gather(
         decay(1.0, 0.1, FALLING), decay(1.0, 0.1, factor=1.0), decay(0.0, 0.1),
     ),
     unknown("weight-decay-dominates", no_optimizer, "no optimizer"),
-    faulty("adam-epsilon", epsilon(10.0, 1e-3, 1e-7), "warning", "ε of Adam#1 is 10, and its gradients are 0.001"),
+    faulty("adam-epsilon", epsilon(10.0, 1e-3, 1e-7), "warning", "ε of Adam is 10, and its gradients are 0.001"),
     faulty("adam-epsilon", epsilon(10.0, 1e-3, 1e-7, FALLING), "warning"),  # no recipe has such a one
     alike(
         "adam-epsilon", epsilon(1e-8, 1e-3, 1e-3), epsilon(1e-4, 1e-3, 1e-3), epsilon(0.05, 1e-3, 1e-7, FALLING),

@@ -66,11 +66,11 @@ def test_a_gradient_penalty_multiplies_nothing(with_backward: bool) -> None:
 
 
 def test_an_optimizer_of_each_stage_holds_its_own_parameters() -> None:
-    made = OptimizerMade(name="SGD#1", groups=({"parameters": ["0:weight"], "unknown": 0},), moment=Moment(0))
+    made = OptimizerMade(name="SGD", groups=({"parameters": ["0:weight"], "unknown": 0},), moment=Moment(0))
     sites = {f"{name}:weight.grad": spread(1.0) for name in "01"}
     record = make_record(range(6), lambda step: sites, FLAT[:6], facts=[made])
     assert ask("not-optimized", record)
     staged = make_record(range(6), lambda step: sites, FLAT[:6], facts=[made])
     staged.facts.append(replace(made, groups=({"parameters": ["1:weight"], "unknown": 0},), rank=1))
     assert not ask("not-optimized", staged)
-    assert staged.optimizers["SGD#1"].parameters == ["0:weight", "1:weight"]
+    assert staged.optimizers["SGD"].parameters == ["0:weight", "1:weight"]

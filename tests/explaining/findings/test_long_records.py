@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import retrograd as rg
-from retrograd.core.history import history, windows
-from retrograd.core.runs import event_parts, stored
+from retrograd.core.limits import LIMITS
+from retrograd.core.runs import stored
 from retrograd.core.runs.findings import Findings
 
 
@@ -108,10 +108,10 @@ def test_findings_are_those_of_a_short_one(
     record(tmp_path / "run", make(), micro)
     expected = tell(rg.explain(tmp_path / "run"))
     assert slug in "".join(expected[0])
-    monkeypatch.setattr(windows, "MOST_ROWS", 0)
-    monkeypatch.setattr(windows, "MOST_CELLS", most)
-    monkeypatch.setattr(history, "CELLS_AT_ONCE", at_once)
-    monkeypatch.setattr(event_parts, "MOST_EVENTS", 0)
+    monkeypatch.setattr(LIMITS, "held_rows", 0)
+    monkeypatch.setattr(LIMITS, "merged_cells", most)
+    monkeypatch.setattr(LIMITS, "cells_at_once", at_once)
+    monkeypatch.setattr(LIMITS, "held_events", 0)
     assert tell(rg.explain(tmp_path / "run")) == expected
 
 
@@ -126,8 +126,8 @@ def test_windows_end_where_files_do(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run = rg.open_run(tmp_path / "run")
     whole = run.history.matrix("rms")
     files = len(list(tmp_path.glob("run/*/statistics/*.parquet")))
-    monkeypatch.setattr(windows, "MOST_ROWS", 0)
-    monkeypatch.setattr(windows, "MOST_CELLS", 8 * len(whole.sites))
+    monkeypatch.setattr(LIMITS, "held_rows", 0)
+    monkeypatch.setattr(LIMITS, "merged_cells", 8 * len(whole.sites))
     read, original = list[int](), stored.StoredRows._read_group
 
     def read_group(part: stored.StoredRows, number: int, *names: object) -> object:
@@ -150,8 +150,8 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[part.path.parents[2].name] += 1
         return original(part, number, *names)
 
-    monkeypatch.setattr(windows, "MOST_ROWS", 0)
-    monkeypatch.setattr(windows, "MOST_CELLS", 1)  # one step after the other
+    monkeypatch.setattr(LIMITS, "held_rows", 0)
+    monkeypatch.setattr(LIMITS, "merged_cells", 1)  # one step after the other
     monkeypatch.setattr(stored.StoredRows, "_read_group", read_group)
     return counts
 
@@ -178,8 +178,8 @@ def test_sites_that_are_read_together_are_as_each_alone(tmp_path: Path, monkeypa
     torch.manual_seed(0)
     record(tmp_path / "run", Recurrent(), 2)
     whole = rg.open_run(tmp_path / "run").history
-    monkeypatch.setattr(windows, "MOST_ROWS", 0)
-    monkeypatch.setattr(windows, "MOST_CELLS", 1)
+    monkeypatch.setattr(LIMITS, "held_rows", 0)
+    monkeypatch.setattr(LIMITS, "merged_cells", 1)
     some = rg.open_run(tmp_path / "run").history.only(whole.sites[:9], histograms=True)
     for site in whole.sites[:9]:
         assert some[site].steps.tolist() == whole[site].steps.tolist()

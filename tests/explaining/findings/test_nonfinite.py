@@ -306,7 +306,7 @@ def test_a_gradient_that_a_hand_spoils_behind_backward_is_one_fault_at_one_step(
         recorder.close()
     [found] = explain_record(Record(history))
     assert [(each.detector, each.site, each.step) for each in (*told, found)] == [("nan-update", "self:weight", 2)] * 2
-    assert "by `SGD#1.step`, or by what is written by hand" in found.message
+    assert "by `SGD.step`, or by what is written by hand" in found.message
     assert ".grad behind backward" in found.repair
 
 

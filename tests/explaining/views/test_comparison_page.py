@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 import retrograd as rg
 from retrograd.core.errors import CompareError
 from retrograd.core.history.history import History
-from retrograd.core.serving import compared_runs
+from retrograd.core.limits import LIMITS
 from retrograd.explaining.views.comparing.alignment import align, merge_orders
 from retrograd.explaining.views.comparing.comparison_page import name_apart, write_comparison
 from retrograd.explaining.views.comparing.numbers import find_ratios
@@ -218,8 +218,8 @@ def test_1880_sites_of_three_runs_open(visit: Visit, tmp_path: Path) -> None:
 def test_runs_are_chosen_in_the_list_and_one_that_goes_on_is_followed(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compared_runs, "PAUSE", 0.5)
-    monkeypatch.setattr(compared_runs, "_SHARE", 1.0)  # a busy machine takes seconds for a page
+    monkeypatch.setattr(LIMITS, "compared_pause", 0.5)
+    monkeypatch.setattr(LIMITS, "look_share", 1.0)  # a busy machine takes seconds for a page
     parent = write_runs(tmp_path / "runs")
     training = Training(parent / "going")  # before there are threads
     page = browser.new_page()

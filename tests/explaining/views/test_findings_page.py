@@ -29,9 +29,9 @@ from tests.explaining.findings.programs import make_optimizer
         ("blocks.1.conv1:weight", (None, None), ("blocks.1.conv1:weight.grad", 0, 19)),
         ("blocks.1", (7, None), ("blocks.1:output", 7, 7)),
         ("blocks.1.conv1:input.x", (7, None), ("blocks.1.conv1:output", 7, 7)),
-        ("SGD#1", (3, 9), ("blocks.1.conv1:weight.update", 3, 9)),
-        ("SGD#1", (None, None), ("blocks.1.conv1:weight.update", 0, 19)),
-        ("SGD#2", (3, 9), (None, 3, 9)),
+        ("SGD", (3, 9), ("blocks.1.conv1:weight.update", 3, 9)),
+        ("SGD", (None, None), ("blocks.1.conv1:weight.update", 0, 19)),
+        ("SGD_2", (3, 9), (None, 3, 9)),
         ("nowhere", (3, None), (None, 3, 3)),
         ("nowhere", (None, None), None),
         ("", (3, 9), (None, 3, 9)),
@@ -52,7 +52,7 @@ def test_a_finding_leads_to_the_curves_of_its_site_or_to_the_loss(
 
 def test_without_a_loss_only_sites_are_shown() -> None:
     history = make_history(replace(invent_training(name_resnet(), 5), loss=None))
-    found = [Finding(detector="a", severity="note", message="b", site=site, step=3) for site in ("", "SGD#1", "stem")]
+    found = [Finding(detector="a", severity="note", message="b", site=site, step=3) for site in ("", "SGD", "stem")]
     listed = describe_findings(Findings(found), choose_scope(history, None, 1000, 8.0))["listed"]
     assert [each["visit"] and each["visit"]["site"] for each in listed] == [None, None, "stem.conv:output"]
 

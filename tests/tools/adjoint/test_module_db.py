@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from retrograd.core.errors import AdjointError
-from retrograd.tools.adjoint.adjoint_check import FAILURES, Row, Verdict
+from retrograd.tools.adjoint.adjoint_check import FAILURES, AdjointRow, Verdict
 from retrograd.tools.adjoint.check import check_adjoint
 
 with warnings.catch_warnings():
@@ -62,5 +62,5 @@ def test_a_module_of_torch(info: ModuleInfo) -> None:
         assert {row.verdict for row in rows} <= {Verdict.OK, Verdict.KINK} or info.name in DIFFER, check
 
 
-def is_known(name: str, row: Row) -> bool:
+def is_known(name: str, row: AdjointRow) -> bool:
     return NAN_GRADIENTS.get(name) == str(row.site) and "numbers are NaN" in row.reason

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.core.hooks.discovery import ModelDiscovery
-from retrograd.explaining.facts import calls, tensors
+from retrograd.core.limits import LIMITS
 from retrograd.tools.adjoint.check import check_adjoint
 
 
@@ -134,8 +134,8 @@ def test_the_numbers_of_a_site_do_not_depend_on_what_else_is_selected() -> None:
 
 
 def test_inside_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_STEPS", 1)  # else how many facts are written at once depends on the time
-    monkeypatch.setattr(tensors, "_ROWS", 1)
+    monkeypatch.setattr(LIMITS, "facts_at_once", 1)  # else how many facts are written at once depends on the time
+    monkeypatch.setattr(LIMITS, "facts_at_once", 1)
 
     def record(checks: bool) -> dict[str, Any]:
         model, batch = trained()

@@ -18,8 +18,9 @@ from retrograd.core.history.history import History
 from retrograd.core.history.matrix import check_name
 from retrograd.core.history.rows import StoredPart
 from retrograd.core.history.sink import Phase
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import warn
-from retrograd.core.runs.findings import MOST_ROWS, Finding, explain_run
+from retrograd.core.runs.findings import Finding, explain_run
 from retrograd.core.runs.lookout import Lookout
 from retrograd.core.runs.ranks import ask_rank
 from retrograd.core.runs.reader import Given, Run, open_run, read_run
@@ -272,7 +273,7 @@ class Mirror:
     def _find(self) -> Iterable[Finding]:
         record = self._record
         history = record.history if isinstance(record, Run) else record
-        return explain_run(record) if 0 < history.rows.count <= MOST_ROWS else ()
+        return explain_run(record) if 0 < history.rows.count <= LIMITS.explained_rows else ()
 
 
 def _is_weight_gradient(name: str) -> bool:

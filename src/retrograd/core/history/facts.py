@@ -28,11 +28,12 @@ class Call(Fact):
 
     Attributes:
         line: where it was called.
-        about: the optimizer as ``SGD#1``, the scheduler's class, or the path of a module (``self`` for a model without
-            a name).
+        about: the optimizer as ``SGD`` or ``SGD_2``, the scheduler's class, or the path of a module (``self`` for a
+            model without a name).
         details: what else is known, by name: ``lr`` (one for each group) of ``step`` and ``scheduler.step``;
             ``max_norm``, ``norm_type`` and ``parameters`` (how many) of ``clip_grad_norm_``; ``clip_value``;
             ``set_to_none``; ``retain_graph``, ``create_graph``, ``inputs`` (how many) of ``backward`` and ``grad``;
+            ``optimizer`` of ``zero_grad`` and of calls of a scaler: the class of the optimizer that they are of;
             ``held`` of ``backward``: what ``.grad`` of some parameters held before it, ``none``, ``zero``, ``some``, or
             ``unknown`` where that would have been waited for; ``training`` and ``grad`` (grad mode) of ``forward``.
     """
@@ -64,9 +65,11 @@ MOST_OPTIMIZERS = 50
 class OptimizerMade(Fact):
     """An optimizer at its first update, and when its groups have changed; of each class the first 50.
 
-    ``name`` is ``SGD#1``; ``value`` the number of its parameters.
+    ``name`` is that of its sites: ``SGD``, ``SGD_2``; ``value`` the number of its parameters.
 
     Attributes:
+        type: its class: ``SGD``.
+        number: its number among the optimizers of its class, from 1.
         line: where it was constructed.
         groups: of each group its hyper-parameters by name, with ``parameters``: their names, and ``unknown``: how many
             of them belong to no recorded model.
@@ -74,6 +77,8 @@ class OptimizerMade(Fact):
     """
 
     kind = "optimizer"
+    type: str = ""
+    number: int = 0
     line: str = ""
     groups: tuple[JsonObject, ...] = ()
     has_updated: bool = True

@@ -6,12 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.history.rows import Part, count_up
+from retrograd.core.limits import LIMITS
 from retrograd.core.statistics.row import BINS
 
 IntArray = npt.NDArray[np.int64]
-
-_HISTOGRAMS_AT_ONCE = 1 << 13
-"""While they are added, each takes some 500 bytes."""
 
 
 class Histograms:
@@ -31,8 +29,8 @@ class Histograms:
         start = cells * self._counts.shape[2] + first - self._first
         ends = np.cumsum(lengths)
         counts, bins = self._counts.reshape(-1), rows["bins"]
-        for low in range(0, len(cells), _HISTOGRAMS_AT_ONCE):
-            some = slice(low, low + _HISTOGRAMS_AT_ONCE)
+        for low in range(0, len(cells), LIMITS.histograms_at_once):
+            some = slice(low, low + LIMITS.histograms_at_once)
             skipped = int(ends[low] - lengths[low])
             place = count_up(start[some], lengths[some])
             np.add.at(counts, place, bins[skipped : skipped + len(place)].astype(np.int64))

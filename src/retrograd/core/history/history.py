@@ -34,8 +34,9 @@ from retrograd.core.history.series import Relatives, Series
 from retrograd.core.history.sink import UPDATES, Event, KeptTensor, RowBatch
 from retrograd.core.history.steps import number_steps
 from retrograd.core.history.table import build_event_table, build_ranked_table, find_made, read_events
-from retrograd.core.history.windows import CELLS_AT_ONCE, LongRows, choose_rows, compare_copies, find_outline
+from retrograd.core.history.windows import LongRows, choose_rows, compare_copies, find_outline
 from retrograd.core.libraries import load_library
+from retrograd.core.limits import LIMITS
 from retrograd.core.sites.pattern import Pattern
 
 
@@ -273,7 +274,7 @@ class History:
         """
         codes = [self._find(site) for site in sites]
         for rows in self.rows.merged(phase, {code for several in codes for code in several}, columns):
-            for some in rows.by_steps(CELLS_AT_ONCE):
+            for some in rows.by_steps(LIMITS.cells_at_once):
                 yield some, codes
                 del some
             del rows  # they go before the next are merged

@@ -32,19 +32,11 @@ from retrograd.core.history.rows import (
     encode_phase,
     pick_columns,
 )
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import tell_far
 from retrograd.core.statistics.row import BINS
 
 IntArray = npt.NDArray[np.int64]
-
-MOST_CELLS = 1 << 19
-"""Sites times steps that are held once they are merged; a cell takes some 120 bytes."""
-
-CELLS_AT_ONCE = 1 << 18
-"""Sites times steps that are merged at one time where all of them are more than are held."""
-
-MOST_ROWS = 1 << 18
-"""Rows of a stored record of which whole columns are held; of a longer one some steps are read at a time."""
 
 
 def find_outline(rows: Rows) -> RecordOutline:
@@ -115,7 +107,7 @@ class LongRows(Rows):
 
     def fits(self, phase: str | None) -> bool:
         """Return whether the rows of a phase are held once they are merged; else they are read whenever asked for."""
-        return len(self.steps_of(phase)) * len(self.codes) <= MOST_CELLS
+        return len(self.steps_of(phase)) * len(self.codes) <= LIMITS.merged_cells
 
     def add_exponents(
         self, codes: Sequence[Iterable[int]], phase: str, place: Callable[[IntArray], IntArray], columns: int
@@ -123,7 +115,7 @@ class LongRows(Rows):
         """Exponent histograms of some sites, each with the codes of its calls: for each shape ``[columns, 255]``."""
         wanted = np.intersect1d(self.codes, np.array([code for several in codes for code in several], np.int64))
         steps = self.steps_of(phase)
-        width = max(MOST_CELLS // max(len(wanted), 1), 1)
+        width = max(LIMITS.merged_cells // max(len(wanted), 1), 1)
         left_out = -1
         while left_out != self.left_out:  # of a part that turned out to be damaged nothing is added
             left_out, found = self.left_out, Histograms(len(wanted), columns)
@@ -225,7 +217,7 @@ class MergedRows(Rows):
 def choose_rows(parts: Sequence[Part], earlier: Rows, merges: Mapping[str, str], copies: Copies | None) -> Rows:
     """All rows of a record that is stored in parts."""
     count = sum(part.count if isinstance(part, StoredPart) else 0 for part in parts)
-    return (LongRows if count > MOST_ROWS else Rows)(parts, earlier, merges, copies)
+    return (LongRows if count > LIMITS.held_rows else Rows)(parts, earlier, merges, copies)
 
 
 _NO_STEPS = np.empty(0, np.int64)
@@ -317,8 +309,8 @@ def list_different(watch: CopyWatch, copies: Copies, cells: Cells) -> list[Disag
 def merge_windows(rows: LongRows, cells: Cells, names: Iterable[str] | None = None) -> Iterator[Rows]:
     """As :func:`merge_window`, of some steps after the other."""
     sites = max(len(cells.codes), 1)
-    width = max(min(CELLS_AT_ONCE, MOST_CELLS) // sites, 1)
-    for some in _cut(cells.steps, width, rows.ends, MOST_CELLS // sites):
+    width = max(min(LIMITS.cells_at_once, LIMITS.merged_cells) // sites, 1)
+    for some in _cut(cells.steps, width, rows.ends, LIMITS.merged_cells // sites):
         yield merge_window(rows, cells._replace(steps=some), names)
 
 
@@ -357,7 +349,7 @@ def compare_copies(rows: LongRows) -> list[Disagreement]:
     if rows.compared is not None:
         return rows.compared
     found: dict[str, Disagreement] = {}
-    width = max(MOST_CELLS // max(len(rows.codes), 1), 1)
+    width = max(LIMITS.merged_cells // max(len(rows.codes), 1), 1)
     steps = rows.outline.all_steps
     copies = rows.copies
     if copies is None:

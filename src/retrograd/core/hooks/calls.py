@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from retrograd.core.hooks.compiled import call_around, is_called_around
-from retrograd.core.hooks.engine import OUTSIDE, current_graph_task, current_node, next_sequence_number
+from retrograd.core.hooks.engine import current_node, is_in_backward, next_sequence_number
 
 MODULE_CALLS = (nn.Module._call_impl.__code__, call_around.__code__)
 """The code that calls a module, which is its first argument."""
@@ -171,7 +171,7 @@ class ModuleCall:
         self.module = id(module)
         self.frame = frame
         self.tree = tree
-        self.is_recomputed = current_graph_task() != OUTSIDE
+        self.is_recomputed = is_in_backward()
         self.is_wrapped = around is not None and around.path == path and around.module != self.module
         """The call is that of the wrapper (DDP, a compiled module) around it."""
         self.seen: dict[str, int] = around.seen if around is not None else {}
@@ -212,7 +212,7 @@ class CallLog(CallStack[ModuleCall]):
         """A module is called in this frame; None if it has no name."""
         self.settle(frame)
         around = self.top
-        is_recomputed = current_graph_task() != OUTSIDE
+        is_recomputed = is_in_backward()
         tree = around.tree if around is not None else names.tree_of(module, is_recomputed=is_recomputed)
         path = tree.path_of(module) if tree is not None else None
         if path is None:
@@ -326,7 +326,7 @@ class ThreadLog(CallLog):
         """To whom an operation that runs now belongs."""
         if self.top is not None:
             return self.top
-        node = current_node() if current_graph_task() != OUTSIDE else None
+        node = current_node() if is_in_backward() else None
         return node._sequence_nr() if node is not None else None
 
     def insert(self, first: int, last: int, *rest: Any) -> None:

@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 from retrograd.core.frames import read_locals
 from retrograd.core.hooks.compiled import compiled_call_listeners, is_exporting
 from retrograd.core.hooks.engine import grad_enabled, is_compiling, is_tracing, uncompiled, uncompiled_itself
-from retrograd.core.hooks.listeners import Entry, Patch, Undo, wrap_method
+from retrograd.core.hooks.listeners import HookEntry, Patch, Undo, wrap_method
 from retrograd.core.hooks.module import ModuleHooks
 from retrograd.core.hooks.optimizer import update_scouts
 from retrograd.core.hooks.torch_calls import describe_frame, program_frame
@@ -66,8 +66,8 @@ class ModelDiscovery:
         self._calls: ModuleHooks | None = None
         self._functions: WeakSet[FunctionType] = WeakSet()
         self._standing = [
-            Entry(self._join, modules._global_module_registration_hooks),
-            Entry(self._give, modules._global_parameter_registration_hooks),
+            HookEntry(self._join, modules._global_module_registration_hooks),
+            HookEntry(self._give, modules._global_parameter_registration_hooks),
         ]
         self._take_back = wrap_method(Optimizer, "add_param_group", self._add_group)
         update_scouts.add(self)
@@ -219,8 +219,8 @@ def _patched(original: Callable[..., Any], optimizer: Optimizer) -> Any:
 
 def _install() -> list[Undo]:
     return [
-        Entry(_joins, modules._global_module_registration_hooks).remove,
-        Entry(_given, modules._global_parameter_registration_hooks).remove,
+        HookEntry(_joins, modules._global_module_registration_hooks).remove,
+        HookEntry(_given, modules._global_parameter_registration_hooks).remove,
         wrap_method(Optimizer, "_patch_step_function", _patched),
     ]
 

@@ -18,10 +18,9 @@ from torch._ops import OpOverload, OpOverloadPacket, _len_torch_dispatch_stack_p
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from retrograd.core.hooks.engine import (
-    OUTSIDE,
-    current_graph_task,
     current_node,
     dispatch_modes,
+    is_in_backward,
     is_tracing,
     is_transformed,
     uncompiled,
@@ -235,7 +234,7 @@ def written_arguments(operation: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
 def leaf_being_added_to() -> Any:
     """The node of a leaf that an engine adds a gradient to at this moment, in this thread; None otherwise."""
-    node = current_node() if current_graph_task() != OUTSIDE else None
+    node = current_node() if is_in_backward() else None
     return node if node is not None and is_leaf(node) else None
 
 

@@ -33,10 +33,9 @@ from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.calls import FIELDS, Logs, ModuleCall, Names, ThreadLog, frame_of_call, span_at
 from retrograd.core.hooks.compiled import compiled_call_listeners
 from retrograd.core.hooks.engine import (
-    OUTSIDE,
-    current_graph_task,
     grad_enabled,
     is_compiling,
+    is_in_backward,
     next_sequence_number,
     uncompiled,
     uncompiled_itself,
@@ -142,7 +141,7 @@ class ForwardLog:
         if call is not None and mode is not None:
             if is_fused(module, args):
                 call.undo = mode.take_off()
-            elif call.around is None and (not mode.is_entered() or current_graph_task() != OUTSIDE):
+            elif call.around is None and (not mode.is_entered() or is_in_backward()):
                 call.undo = mode.put_on()
 
     @uncompiled
@@ -413,7 +412,7 @@ class OperationClock(FunctionListener):
     @uncompiled
     def before(self, call: TorchCall) -> _Begun | None:
         """Read the clock."""
-        if threading.get_ident() != self._thread or current_graph_task() != OUTSIDE:
+        if threading.get_ident() != self._thread or is_in_backward():
             return None
         return self._begin()
 

@@ -24,7 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.core.hooks.engine import is_compiling, next_sequence_number, uncompiled
-from retrograd.core.hooks.listeners import Entry, SeeGradient, enter_node, hooks_on
+from retrograd.core.hooks.listeners import HookEntry, SeeGradient, enter_node, hooks_on
 from retrograd.core.hooks.nodes import LEAF_NUMBER, number_of
 from retrograd.core.hooks.reach import FREE_DEPTH, DeepGraphGuard
 from retrograd.core.hooks.storages import is_held_elsewhere
@@ -32,12 +32,12 @@ from retrograd.core.hooks.storages import is_held_elsewhere
 ChangeGradient = Callable[[Tensor | None], Tensor | None]
 
 
-def watch_gradient(tensor: Tensor, see: SeeGradient) -> Entry:
+def watch_gradient(tensor: Tensor, see: SeeGradient) -> HookEntry:
     """Call ``see(gradient)`` with what each pass finds for a tensor; for a leaf, before it is added to ``.grad``.
 
     Where tensors are pickled whole, torch says so of each hook that is not marked with ``__torch_unserializable__``.
     """
-    return Entry(see, hooks_on(tensor))
+    return HookEntry(see, hooks_on(tensor))
 
 
 def change_gradient(tensor: Tensor, change: ChangeGradient) -> None:
@@ -69,7 +69,7 @@ def after_accumulation(leaf: Tensor, see: SeeGradient) -> Callable[[], None]:
     table: Any = leaf._post_accumulate_grad_hooks
     if table is None:
         leaf._post_accumulate_grad_hooks = table = OrderedDict()
-    return Entry(see, table).remove
+    return HookEntry(see, table).remove
 
 
 def shares_memory(tensor: Tensor) -> bool:
@@ -103,7 +103,7 @@ class GradientWatch:
         self,
         see: SeeGradient,
         guard: DeepGraphGuard,
-        leaf_handles: list[Entry],
+        leaf_handles: list[HookEntry],
         leaf_found: Callable[[], None] = lambda: None,
     ) -> None:
         self.see = see
@@ -177,9 +177,9 @@ class InputGradient:
         self._parts = 0
         self._missing = 0
         self._total: Tensor | None = None
-        self._handles: list[Entry] = []
+        self._handles: list[HookEntry] = []
 
-    def expect(self, handle: Entry) -> None:
+    def expect(self, handle: HookEntry) -> None:
         """Expect another part, through this hook."""
         self._parts += 1
         self._missing += 1
@@ -235,7 +235,7 @@ def hook_input_gradients(
     outputs: Iterable[Tensor],
     first_number: int,
     guard: DeepGraphGuard,
-    leaf_handles: list[Entry],
+    leaf_handles: list[HookEntry],
 ) -> None:
     """Set hooks on all nodes of one module call that feed the edges of its inputs.
 
@@ -304,7 +304,7 @@ def change_input_gradient(
     return True
 
 
-def _hand_on(gradient: InputGradient, output: Tensor, leaf_handles: list[Entry]) -> None:
+def _hand_on(gradient: InputGradient, output: Tensor, leaf_handles: list[HookEntry]) -> None:
     handle = watch_gradient(output, gradient.add)
     gradient.expect(handle)
     if output.is_leaf:

@@ -236,7 +236,7 @@ def is_ours(hook: object) -> bool:
     return isinstance(hook, Hook)
 
 
-class Entry:
+class HookEntry:
     """A hook in a table of torch's, which it does not hold, from now until ``remove()``.
 
     Args:
@@ -332,7 +332,7 @@ def hooks_on(tensor: Tensor) -> Any:
     return table
 
 
-def enter_node(register: Callable[[Any], Any], hook: Callable[..., Any]) -> Entry:
+def enter_node(register: Callable[[Any], Any], hook: Callable[..., Any]) -> HookEntry:
     """Set a hook on a node of a graph, whose tables nobody but torch finds.
 
     Args:
@@ -342,7 +342,7 @@ def enter_node(register: Callable[[Any], Any], hook: Callable[..., Any]) -> Entr
     handle: RemovableHandle = register(hook)
     table = handle.hooks_dict_ref()
     assert table is not None
-    entry = Entry(hook, table)
+    entry = HookEntry(hook, table)
     del table[handle.id]
     if RemovableHandle.next_id == handle.id + 1:  # give the number back, unless another thread has counted on
         RemovableHandle.next_id = handle.id

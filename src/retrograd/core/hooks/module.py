@@ -19,22 +19,22 @@ from retrograd.core.hooks import in_graphs
 from retrograd.core.hooks.compiled import keep_compiled_modules_quiet, tables_of
 from retrograd.core.hooks.engine import is_compiling, uncompiled
 from retrograd.core.hooks.in_graphs import TracedEntry, TracedHook, TracedTap, UntracedHook
-from retrograd.core.hooks.listeners import TAP, Entry, Hook, SeeGradient, hidden_hooks, move_last
+from retrograd.core.hooks.listeners import TAP, Hook, HookEntry, SeeGradient, hidden_hooks, move_last
 from retrograd.core.hooks.nested import Keys
 from retrograd.core.hooks.parts import is_compiled
 from retrograd.core.hooks.resting import TapSwitch, add_tap, change_taps, forget_switches
 from retrograd.core.identities import IdentityDict
 
 
-def set_before(module: nn.Module, hook: Hook, *, is_first: bool = False) -> Entry:
+def set_before(module: nn.Module, hook: Hook, *, is_first: bool = False) -> HookEntry:
     """Call ``hook(module, args, kwargs)`` before each forward of a module."""
     tables = tables_of(module)  # of a scripted one, too, which refuses to be asked for hooks
-    return Entry(hook, tables._forward_pre_hooks, marks=(tables._forward_pre_hooks_with_kwargs,), is_first=is_first)
+    return HookEntry(hook, tables._forward_pre_hooks, marks=(tables._forward_pre_hooks_with_kwargs,), is_first=is_first)
 
 
 def set_after(
     module: nn.Module, hook: Hook, *, with_kwargs: bool = False, always: bool = False, number: int | None = None
-) -> Entry:
+) -> HookEntry:
     """Call ``hook(module, args, [kwargs,] output)`` after each forward of a module.
 
     Args:
@@ -50,7 +50,7 @@ def set_after(
         marks.append(tables._forward_hooks_with_kwargs)
     if always:
         marks.append(tables._forward_hooks_always_called)
-    return Entry(hook, tables._forward_hooks, marks=tuple(marks), number=number)
+    return HookEntry(hook, tables._forward_hooks, marks=tuple(marks), number=number)
 
 
 class CompiledWatcher(Protocol):
@@ -113,7 +113,7 @@ class Tap(TracedHook, Generic[Watcher]):
 
     def __init__(self) -> None:
         self.watchers: tuple[Watcher, ...] = ()
-        self.entries: tuple[Entry, ...] = ()
+        self.entries: tuple[HookEntry, ...] = ()
         self.is_compiled = False
         self.handle = None
         in_graphs.expect_handle(self)
@@ -316,10 +316,12 @@ class ModuleHooks:
 
     def __init__(self, before: Callable[..., None], after: Callable[..., None] | None = None) -> None:
         before_each, after_each = modules._global_forward_pre_hooks, modules._global_forward_hooks
-        self._places: list[tuple[dict[int, Any], int, Any]] = [(before_each, Entry(before, before_each).number, before)]
+        self._places: list[tuple[dict[int, Any], int, Any]] = [
+            (before_each, HookEntry(before, before_each).number, before)
+        ]
         if after is not None:
             always = modules._global_forward_hooks_always_called
-            number = Entry(after, after_each, marks=(always,)).number
+            number = HookEntry(after, after_each, marks=(always,)).number
             self._places += [(always, number, after), (after_each, number, after)]
         self._undo_quiet = keep_compiled_modules_quiet(*{number for _, number, _ in self._places})
         self._pauses = 0

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from retrograd.core.hooks.engine import current_graph_task, current_node, uncompiled
-from retrograd.core.hooks.listeners import Entry, enter_node
+from retrograd.core.hooks.listeners import HookEntry, enter_node
 from retrograd.core.hooks.nodes import IDENTITIES_LAST, LEAF_KIND, number_of
 from retrograd.core.hooks.reach import PassNodes
 
@@ -61,7 +61,7 @@ class NodeTap:
         self._see_all = see_all
         self._see_leaf = see_leaf
         self._is_paused = False
-        self._handles: list[Entry] = []
+        self._handles: list[HookEntry] = []
 
     def watch(self, nodes: Sequence[Any], several: Container[Any] = (), *, is_kept: bool = False) -> None:
         """Set the hooks on these nodes.
@@ -228,7 +228,7 @@ class NodeHooks:
     """
 
     def __init__(self, nodes: Sequence[Any], listener: NodeListener, *, alone: bool = False) -> None:
-        self._handles: list[Entry] = []
+        self._handles: list[HookEntry] = []
         before, after = _make_hooks(_FirstPassListener(listener) if alone else listener)
         for index, node in enumerate(nodes):
             self._handles.append(enter_node(node.register_prehook, partial(before, index)))

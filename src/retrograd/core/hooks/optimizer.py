@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.core.hooks.calls import count_steps
 from retrograd.core.hooks.engine import is_compiling, is_tracing, uncompiled, uncompiled_itself
-from retrograd.core.hooks.listeners import Entry, Hook, Listeners, Patch, Undo, replace, wrap_method
+from retrograd.core.hooks.listeners import Hook, HookEntry, Listeners, Patch, Undo, replace, wrap_method
 from retrograd.core.hooks.live_objects import list_instances
 from retrograd.core.identities import IdentityDict
 
@@ -74,27 +74,32 @@ def held_by(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 class OptimizerNames:
-    """Names the optimizers of a recording by their class, and numbers those of one class as they are met."""
+    """Names the optimizers of a recording by their class, in the order in which they are met: ``SGD``, ``SGD_2``.
+
+    No two share a name, also where a class is itself called ``SGD_2``; so a name does not say the class.
+    """
 
     def __init__(self) -> None:
         self._numbers: IdentityDict[Optimizer, int] = IdentityDict()
-        self._counts: Counter[str] = Counter()
+        self._names: dict[str, list[str]] = {}
+        self._taken: set[str] = set()
 
-    def in_facts(self, optimizer: Optimizer, most: int) -> str:
-        """Its name in facts and findings: ``SGD#1``, ``SGD#2``; those of a class after so many share the last one."""
-        return f"{type(optimizer).__name__}#{min(self.number(optimizer), most)}"
-
-    def in_sites(self, optimizer: Optimizer) -> str:
-        """Its name in sites, where ``#`` numbers calls: ``SGD``, ``SGD_2``."""
+    def find(self, optimizer: Optimizer, most: int | None = None) -> str:
+        """The name of an optimizer; with ``most``, all of a class from that one on share its name."""
         number = self.number(optimizer)
-        return type(optimizer).__name__ if number == 1 else f"{type(optimizer).__name__}_{number}"
+        return self._names[type(optimizer).__name__][min(number, most or number) - 1]
 
     def number(self, optimizer: Optimizer) -> int:
-        """Its number, the next one of its class if it has none."""
+        """The number of an optimizer among those of its class, from 1."""
         number = self._numbers.get(optimizer)
         if number is None:
-            self._counts[type(optimizer).__name__] += 1
-            number = self._numbers[optimizer] = self._counts[type(optimizer).__name__]
+            kind = type(optimizer).__name__
+            names = self._names.setdefault(kind, [])
+            number = self._numbers[optimizer] = len(names) + 1
+            several = (f"{kind}_{suffix}" for suffix in itertools.count(max(number, 2)))
+            name = next(each for each in itertools.chain([kind][: not names], several) if each not in self._taken)
+            names.append(name)
+            self._taken.add(name)
         return number
 
 
@@ -110,8 +115,8 @@ class UpdateTap:
 
     def __init__(self, optimizer: Optimizer, before: Callable[[int], None], after: Callable[[], None]) -> None:
         self._entries = (
-            Entry(_BeforeStep(before), optimizer._optimizer_step_pre_hooks),
-            Entry(_AfterStep(after), optimizer._optimizer_step_post_hooks),
+            HookEntry(_BeforeStep(before), optimizer._optimizer_step_pre_hooks),
+            HookEntry(_AfterStep(after), optimizer._optimizer_step_post_hooks),
         )
 
     def remove(self) -> None:
@@ -226,8 +231,8 @@ def _tell_skipped(optimizer: Optimizer) -> None:
 
 def _watch_updates() -> list[Undo]:
     return [
-        Entry(_before_step, optimizers._global_optimizer_pre_hooks).remove,
-        Entry(_after_step, optimizers._global_optimizer_post_hooks).remove,
+        HookEntry(_before_step, optimizers._global_optimizer_pre_hooks).remove,
+        HookEntry(_after_step, optimizers._global_optimizer_post_hooks).remove,
         wrap_method(GradScaler, "scale", _scale),
         wrap_method(GradScaler, "step", _scaler_step),
     ]

@@ -17,16 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.core.hooks.calls import ThreadLog, frame_of_call
-from retrograd.core.hooks.engine import (
-    OUTSIDE,
-    current_graph_task,
-    is_tracing,
-    next_sequence_number,
-    uncompiled,
-    without_functions,
-)
+from retrograd.core.hooks.engine import is_in_backward, is_tracing, next_sequence_number, uncompiled, without_functions
 from retrograd.core.hooks.function_mode import ForwardListener
-from retrograd.core.hooks.torch_calls import Remembered, TorchCall, name_function, user_frame
+from retrograd.core.hooks.torch_calls import AnswerCache, TorchCall, name_function, user_frame
 from retrograd.core.hooks.writes import WriteNotes
 
 _Seen = tuple[int, list[tuple[Tensor, int]] | None]
@@ -110,7 +103,7 @@ class ProgramWatch(ForwardListener):
     def before(self, call: TorchCall) -> _Seen | None:
         """Record the versions of what may be written to; None of what makes nothing."""
         kind = kind_of(call.function)
-        if kind == IDLE or current_graph_task() != OUTSIDE or is_tracing():
+        if kind == IDLE or is_in_backward() or is_tracing():
             return None
         return kind, self.writes.before(call) if kind & WRITES or "out" in call.kwargs else None
 
@@ -164,7 +157,7 @@ class ProgramWatch(ForwardListener):
     def module_begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """A module is called."""
         super().module_begins(module, args)
-        if self.log is not None and current_graph_task() == OUTSIDE and self.is_here:
+        if self.log is not None and not is_in_backward() and self.is_here:
             self.log.open(module, frame_of_call(), self._names, ())
 
     @uncompiled
@@ -174,7 +167,7 @@ class ProgramWatch(ForwardListener):
         super().module_ends(module, args, output)
         if is_fused and self._fused is None:  # its nodes were not seen, and are smooth
             self._last = next_sequence_number()
-        if self.log is not None and current_graph_task() == OUTSIDE and self.is_here:
+        if self.log is not None and not is_in_backward() and self.is_here:
             self.log.close(id(frame_of_call()))
 
 
@@ -252,7 +245,7 @@ def _find_kind(function: Any) -> int:
     return kind | SMOOTH if name in _CARRYING or name in _SMOOTH else kind
 
 
-_kinds = Remembered[Any, int](_find_kind)
+_kinds = AnswerCache[Any, int](_find_kind)
 
 
 def _may_write(function: Any, name: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from retrograd.core.hooks.compiled import has_compiled_code
-from retrograd.core.hooks.listeners import Entry, move_first
+from retrograd.core.hooks.listeners import HookEntry, move_first
 
 
 class TapSwitch(Protocol):
@@ -36,7 +36,7 @@ class RestableTap(Protocol):
         """Who watches."""
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[HookEntry, ...]:
         """Its hooks."""
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from retrograd.core.hooks import in_graphs
 from retrograd.core.hooks.engine import break_graph, breaks_graph, is_compiling, uncompiled
 from retrograd.core.hooks.in_graphs import is_left_alone, tell_of_break
-from retrograd.core.hooks.listeners import Entry, Hook, hidden_hooks
+from retrograd.core.hooks.listeners import Hook, HookEntry, hidden_hooks
 from retrograd.core.hooks.module import EndHook, InputWatcher, put_readers_last, set_after, set_before
 from retrograd.core.hooks.names import ArgumentNames
 from retrograd.core.hooks.nested import Keys, flatten, is_among, replace_tensors
@@ -319,12 +319,12 @@ class RuleTap:
             entry.put_last()
         put_readers_last(module)
 
-    def _find_resting(self, module: nn.Module) -> list[tuple[_Rewrites, Entry]] | None:
+    def _find_resting(self, module: nn.Module) -> list[tuple[_Rewrites, HookEntry]] | None:
         with _lock:
             resting = _resting.get(module, {}).get(type(self))
             return resting.pop(0) if resting else None
 
-    def _set(self, module: nn.Module) -> list[tuple[_Rewrites, Entry]]:
+    def _set(self, module: nn.Module) -> list[tuple[_Rewrites, HookEntry]]:
         """Set the hooks."""
         raise NotImplementedError
 
@@ -345,7 +345,7 @@ class RuleTap:
 
 
 _lock = threading.Lock()
-_resting: IdentityDict[nn.Module, dict[type[RuleTap], list[list[tuple[_Rewrites, Entry]]]]] = IdentityDict()
+_resting: IdentityDict[nn.Module, dict[type[RuleTap], list[list[tuple[_Rewrites, HookEntry]]]]] = IdentityDict()
 
 
 def rests_on(module: nn.Module) -> bool:
@@ -362,7 +362,7 @@ class OutputTap(RuleTap):
         reach: what its rules may reach.
     """
 
-    def _set(self, module: nn.Module) -> list[tuple[_Rewrites, Entry]]:
+    def _set(self, module: nn.Module) -> list[tuple[_Rewrites, HookEntry]]:
         hook = _RewriteOutput(module)
         return [(hook, set_after(module, hook, with_kwargs=True))]
 
@@ -376,7 +376,7 @@ class InputTap(RuleTap):
         reach: what its rules may reach.
     """
 
-    def _set(self, module: nn.Module) -> list[tuple[_Rewrites, Entry]]:
+    def _set(self, module: nn.Module) -> list[tuple[_Rewrites, HookEntry]]:
         before, after = _RewriteInput(module), _EndCall(module)
         return [(before, set_before(module, before)), (after, set_after(module, after, always=True))]
 
@@ -390,7 +390,7 @@ class ParameterTap(RuleTap):
         reach: the parameters that rules may reach.
     """
 
-    def _set(self, module: nn.Module) -> list[tuple[_Rewrites, Entry]]:
+    def _set(self, module: nn.Module) -> list[tuple[_Rewrites, HookEntry]]:
         before, after = _RewriteParameters(module), _EndParameters(module)
         return [(before, set_before(module, before)), (after, set_after(module, after, always=True))]
 
@@ -408,6 +408,6 @@ class ModelTap(RuleTap):
         super().__init__(module, watcher, ReachedSites(everywhere=everywhere))
         self._hooks[0][1].put_first()
 
-    def _set(self, module: nn.Module) -> list[tuple[_Rewrites, Entry]]:
+    def _set(self, module: nn.Module) -> list[tuple[_Rewrites, HookEntry]]:
         before, after = _BeginForward(module), _EndForward(module)
         return [(before, set_before(module, before)), (after, set_after(module, after, always=True))]

@@ -18,7 +18,7 @@ from torch.utils.hooks import BackwardHook
 
 from retrograd.core.hooks.dispatch import plain_torch
 from retrograd.core.hooks.engine import current_node, uncompiled, without_functions
-from retrograd.core.hooks.listeners import Entry, enter_node
+from retrograd.core.hooks.listeners import HookEntry, enter_node
 from retrograd.core.hooks.nodes import edges_of, is_leaf, is_python, name_of, root_edges, variable_of
 from retrograd.core.hooks.reach import PassNodes
 from retrograd.core.hooks.saved import is_plain
@@ -93,7 +93,7 @@ class SharedGradients:
         self._before: dict[int, _Before] = {}
         self._of_modules: dict[int, BackwardHook] = {}
         self._is_over = False
-        self._entries: list[Entry] = []
+        self._entries: list[HookEntry] = []
         try:
             self._enter(tables)
         except BaseException:
@@ -125,10 +125,10 @@ class SharedGradients:
             for number, hook in list(table.items()):
                 is_theirs = is_of_program(hook)
                 if is_theirs:
-                    self._entries.append(Entry(partial(self._see, self._begin_hook, hook), table))
+                    self._entries.append(HookEntry(partial(self._see, self._begin_hook, hook), table))
                 table[number] = table.pop(number)  # torch goes by the order of insertion
                 if is_theirs:
-                    self._entries.append(Entry(partial(self._see, self._end_hook, hook), table))
+                    self._entries.append(HookEntry(partial(self._see, self._end_hook, hook), table))
 
     @uncompiled
     def _see(self, what: Callable[..., None], *about: Any) -> None:

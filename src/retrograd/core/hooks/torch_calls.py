@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 _MANY = 4096
 
 
-class Remembered(dict[Key, Answer]):
+class AnswerCache(dict[Key, Answer]):
     """What a function returns for a key, computed when that is first asked for.
 
     Args:
@@ -52,13 +52,13 @@ _OUTSIDE = (f"{Path(torch.__file__).parent}/", _OURS, "<eval_with_key>", "<froze
 _PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
-is_inner = Remembered[str, bool](lambda file: file.startswith(_OUTSIDE))
+is_inner = AnswerCache[str, bool](lambda file: file.startswith(_OUTSIDE))
 """Source file → whether its lines are none of the user's: torch's, ours, or generated."""
 
-is_ours = Remembered[str, bool](lambda file: file.startswith(_OURS))
+is_ours = AnswerCache[str, bool](lambda file: file.startswith(_OURS))
 """Source file → whether it is ours."""
 
-_is_installed = Remembered[str, bool](
+_is_installed = AnswerCache[str, bool](
     lambda file: is_inner[file] or file.startswith(_PYTHON) or any(each in file for each in _PACKAGES)
 )
 """Source file → whether it belongs to an installed package, or to Python."""
@@ -222,7 +222,7 @@ def _name(function: Any) -> str:
     return "" if name in _UNINTERESTING else plain_name(name)
 
 
-_names = Remembered[Any, str](_name)
+_names = AnswerCache[Any, str](_name)
 
 
 def plain_name(name: str) -> str:
@@ -307,7 +307,7 @@ def describe_tensor(tensor: Tensor) -> str:
     return _described[tensor.dtype, tensor.shape]
 
 
-_described = Remembered[tuple[torch.dtype, torch.Size], str](lambda key: f"{_short(key[0])}{list(map(int, key[1]))}")
+_described = AnswerCache[tuple[torch.dtype, torch.Size], str](lambda key: f"{_short(key[0])}{list(map(int, key[1]))}")
 
 
 def describe_arguments(name: str, args: Any, kwargs: Mapping[str, Any] | None) -> str:

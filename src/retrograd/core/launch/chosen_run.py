@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from retrograd.core.addresses import is_remote, open_folder
 from retrograd.core.amounts import count_of
 from retrograd.core.errors import NotARunError
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import is_seen, print_text, say, waiting
 from retrograd.core.runs.layout import find_latest, find_rank_folders, is_run
 
@@ -29,14 +30,13 @@ def reading(given: Path | None) -> Iterator[Run]:
     Raises:
         NotARunError, DamagedRunError: there is none, or it cannot be read.
     """
-    from retrograd.core.runs.findings import MOST_ROWS  # with Arrow
     from retrograd.core.runs.reader import open_run
 
     path = choose_run(given)
     with waiting(f"reading {path}"):
         run = open_run(path)
         rows = run.history.rows
-        if rows.count > MOST_ROWS and not is_seen():
+        if rows.count > LIMITS.explained_rows and not is_seen():
             say(f"reading {count_of(rows.count, 'row')} in {count_of(len(rows.parts), 'file')} of {path}")
         yield run
 

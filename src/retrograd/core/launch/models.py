@@ -64,7 +64,7 @@ class Search:
         self._found = found
         self._failed = failed
         self._left_out = left_out
-        self._family = Family()
+        self._parents = ModuleParents()
         self._models: IdentitySet[nn.Module] = IdentitySet()
         self._known: IdentitySet[nn.Module] = IdentitySet()
         self._uncalled: IdentitySet[nn.Module] = IdentitySet()
@@ -92,7 +92,7 @@ class Search:
             self._discovery.disarm()
 
     def module_joins(self, parent: nn.Module, child: nn.Module) -> None:
-        self._family.learn(parent, child)
+        self._parents.learn(parent, child)
 
     def parameter_made(self, module: nn.Module) -> None:
         self._look_again()
@@ -113,12 +113,12 @@ class Search:
             self._known.add(module)
             return
         is_early = not self._has_trained or len(self._unsettled) or has_transform()
-        if is_early and has_other_weights(self._family.find_model(module)):
+        if is_early and has_other_weights(self._parents.find_model(module)):
             return  # it may run with its own at another time, or be found by its optimizer
         try:
-            if next(parameters_of(self._family.find_model(module)), None) is not None:
-                self._family.look_around()
-                self._add([self._family.find_model(module)], module)
+            if next(parameters_of(self._parents.find_model(module)), None) is not None:
+                self._parents.look_around()
+                self._add([self._parents.find_model(module)], module)
                 if any(has_compiled_part(model) for model in self._models):
                     self._discovery.disarm()  # before torch.compile takes our hook for a part of the model
         finally:
@@ -126,7 +126,7 @@ class Search:
 
     def _call_first(self, module: nn.Module) -> None:
         """A module is the first to be called of a model that was found by its optimizer."""
-        model = self._family.find_model(module)
+        model = self._parents.find_model(module)
         for each in (module, *modules_of(model)):
             self._uncalled.discard(each)
         if module is not model:
@@ -135,15 +135,15 @@ class Search:
     def compiled_function_called(self) -> None:
         """A compiled function runs: the models that it may call, whose hooks it must find, are all that are trained."""
         with self._lock:
-            self._family.look_around()
-            if self._family.has_optimizers and self._add([]):
+            self._parents.look_around()
+            if self._parents.has_optimizers and self._add([]):
                 self._discovery.disarm()  # before torch.compile takes our hook for a part of the function
 
     def has_optimizers(self) -> bool:
         """Return whether the program has made an optimizer."""
         with self._lock:
-            self._family.look_around()
-            return self._family.has_optimizers
+            self._parents.look_around()
+            return self._parents.has_optimizers
 
     @property
     def blind_call(self) -> str:
@@ -157,8 +157,8 @@ class Search:
         with self._lock:
             is_first, self._has_trained = not self._has_trained, True
             if is_first and not self._count:
-                self._family.look_around()
-                if self._family.has_optimizers:  # else any model of the process would be taken for one that is trained
+                self._parents.look_around()
+                if self._parents.has_optimizers:  # else any model of the process would be taken for one that is trained
                     self._traced |= self._add([])
             for optimizer in self._unsettled:
                 self._settle(optimizer, has_run=True)
@@ -186,7 +186,7 @@ class Search:
         self._unsettled.discard(optimizer)
         self._settled.add(optimizer)
         if not self._knows(optimizer):
-            self._family.look_around()
+            self._parents.look_around()
             self._traced |= self._add([]) and has_run
 
     def discovery_failed(self, about: object, error: Exception) -> None:
@@ -199,7 +199,7 @@ class Search:
     def _add(self, models: list[nn.Module], called: nn.Module | None = None) -> bool:
         """Add these models, and those of all other parameters that are trained; returns whether there were any."""
         known = self._known_parameters().union(id(each) for model in models for each in parameters_of(model))
-        trained = self._family.find_trained(known)
+        trained = self._parents.find_trained(known)
         parts = IdentitySet((*self._known, *(part for model in trained for part in modules_of(model))))
         if called is not None and _is_slice(called, parts):
             models = [model for model in models if model is not called]
@@ -235,7 +235,7 @@ class Search:
 # ---- which model a module belongs to ----
 
 
-class Family:
+class ModuleParents:
     """The parents of every module: learnt as models are built, and from the live objects of the process.
 
     A copied or unpickled model never tells who its parents are: only looking at all objects finds them. What torch

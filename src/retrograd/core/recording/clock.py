@@ -32,7 +32,7 @@ from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.backward import EngineRun, has_asked_for_a_pass
 from retrograd.core.hooks.engine import at_end_of_backward, is_compiling, is_tracing, is_transformed
 from retrograd.core.hooks.gradients import InputGradient
-from retrograd.core.hooks.listeners import Entry, never_raise
+from retrograd.core.hooks.listeners import HookEntry, never_raise
 from retrograd.core.hooks.reach import DeepGraphGuard
 from retrograd.core.hooks.resting import RestingTaps
 from retrograd.core.limits import LIMITS
@@ -389,7 +389,7 @@ class RecordedPass:
         self.losses: tuple[torch.Tensor, ...] = ()
         self.scale: torch.Tensor | None = None
         self.guard = DeepGraphGuard()
-        self.leaf_handles: list[Entry] = []
+        self.leaf_handles: list[HookEntry] = []
         self.input_gradients: list[InputGradient] = []
         self._old_input_gradients: list[InputGradient] = []
 

@@ -18,7 +18,7 @@ import torch
 from retrograd.core.history.sink import Phase
 from retrograd.core.hooks.engine import grad_enabled, uncompiled
 from retrograd.core.hooks.gradients import GradientWatch
-from retrograd.core.hooks.listeners import Entry
+from retrograd.core.hooks.listeners import HookEntry
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.reach import DeepGraphGuard
 from retrograd.core.limits import LIMITS
@@ -80,7 +80,7 @@ class Forward:
         """Its phase as an evaluation."""
         return "forward" if self.training else "eval"
 
-    def follow(self, output: Any, guard: DeepGraphGuard, leaf_handles: list[Entry]) -> None:
+    def follow(self, output: Any, guard: DeepGraphGuard, leaf_handles: list[HookEntry]) -> None:
         """Watch for a gradient of what it has returned."""
         tensors = [tensor for _, tensor in flatten(output, ())]
         if not tensors or not grad_enabled():  # the latter in a reentrant checkpoint, which makes the graph later
@@ -142,7 +142,7 @@ class Forwards:
             self._running = Forward(root, training, counts)
             self._listed.append(self._running)
 
-    def end(self, output: Any, guard: DeepGraphGuard, leaf_handles: list[Entry]) -> None:
+    def end(self, output: Any, guard: DeepGraphGuard, leaf_handles: list[HookEntry]) -> None:
         """Follow what the call has returned that began last."""
         if self._running is not None:
             self._running.follow(output, guard, leaf_handles)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from retrograd.core.history.facts import MOST_OPTIMIZERS
 from retrograd.core.history.sink import ENDS_NONE, Moment
 from retrograd.core.hooks.engine import count_function_modes, is_tracing, without_functions
 from retrograd.core.hooks.listeners import never_raise
@@ -38,9 +39,9 @@ from retrograd.core.statistics.slab import copy_elements, observe_updates
 class LooseParameters:
     """Taps what optimizers hold, under ``optimizer/CLASS:GROUP.INDEX`` or the name that the optimizer was given.
 
-    A second optimizer of the same class is ``CLASS_2``: the one that facts and findings call ``CLASS#2``. Those that
-    are there when the first backward pass begins are looked at then, when the models that have run are known and what
-    is left is loose; later ones when they update.
+    A second optimizer of the same class is ``CLASS_2``, in facts and findings, too. Those that are there
+    when the first backward pass begins are looked at then, when the models that have run are known and what is left is
+    loose; later ones when they update.
 
     Args:
         taps: sets the hooks.
@@ -69,7 +70,7 @@ class LooseParameters:
         self._groups[optimizer] = len(optimizer.param_groups)
         loose = [each for each in _list(optimizer) if not self._steps.knows(each[1])]
         for keys, tensor in loose:
-            self._taps.tap_parameter(Site(f"{OPTIMIZER}{self._names.in_sites(optimizer)}", keys), None, tensor)
+            self._taps.tap_parameter(Site(f"{OPTIMIZER}{self._names.find(optimizer)}", keys), None, tensor)
         self._steps.add_parameters([tensor for _, tensor in loose])
 
 
@@ -283,6 +284,7 @@ class OptimizerWatch:
         taps: has the watches of parameters.
         buffer: where updates are recorded.
         loose: taps what belongs to no model; None where that is not wanted.
+        names: those of the optimizers.
 
     Attributes:
         updates: measures the updates.
@@ -297,6 +299,7 @@ class OptimizerWatch:
         taps: Taps,
         buffer: ModeBuffer,
         loose: LooseParameters | None,
+        names: OptimizerNames,
     ) -> None:
         self._clock = clock
         self._events = events
@@ -304,6 +307,7 @@ class OptimizerWatch:
         self._taps = taps
         self._parameters = taps.parameters
         self._loose = loose
+        self._names = names
         self.fault = events.fault
         self.updates = UpdateRecorder(buffer, self.fault)
         self.scales = LossScales()
@@ -335,10 +339,13 @@ class OptimizerWatch:
             return
         self.updates.end(optimizer)
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
-        name = type(optimizer).__name__
+        name = self._find_name(optimizer)
         with self._ending(optimizer) as ending:
             if self._clock.on:
                 self._tell(name, count, ending, found_inf)
+
+    def _find_name(self, optimizer: Optimizer) -> str:
+        return self._names.find(optimizer, MOST_OPTIMIZERS)
 
     def _tell(self, name: str, count: int, ending: str, found_inf: torch.Tensor | None) -> None:
         if found_inf is None:
@@ -352,7 +359,7 @@ class OptimizerWatch:
         if self._is_heeded(optimizer):
             self.updates.abandon(optimizer)
             with self._ending(optimizer) as ending:
-                self._events.note("skipped", type(optimizer).__name__, text=_explain_skip(ending))
+                self._events.note("skipped", self._find_name(optimizer), text=_explain_skip(ending))
 
     @never_raise()
     def loss_scaled(self, losses: Iterable[torch.Tensor], scale: torch.Tensor) -> None:

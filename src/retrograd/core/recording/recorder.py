@@ -121,7 +121,9 @@ class Recorder:
         self._facts = Facts(events, list_sources() if sources is None else sources)
         self._interventions = InterventionWatch(self._factory, self._emitter, self._facts.models)
         strangers = LooseParameters(self._taps, steps, self._facts.optimizers) if loose else None
-        self._optimizers = OptimizerWatch(clock, events, steps, self._taps, buffers.grad, strangers)
+        self._optimizers = OptimizerWatch(
+            clock, events, steps, self._taps, buffers.grad, strangers, self._facts.optimizers
+        )
         self._models = ModelWatch(
             self._backward, steps, self._factory.placements, self._facts, self._taps.meet_wrapper, self._renew
         )

@@ -33,6 +33,7 @@ from retrograd.core.history.outline import unite
 from retrograd.core.history.rows import Columns, Part, StoredPart
 from retrograd.core.history.table import STATISTICS_COLUMNS, build_table, filter_rows
 from retrograd.core.history.windows import LongRows, read_once
+from retrograd.core.limits import LIMITS
 from retrograd.core.randomness import random_kept
 from retrograd.core.runs.copying import copy_run
 from retrograd.core.runs.layout import LOCK, MANIFEST, MERGED, STATISTICS, Span, list_merged_parts, list_parts
@@ -49,11 +50,6 @@ from retrograd.core.runs.parts import (
 from retrograd.core.runs.reader import Given, Run, open_run, read_run
 
 T = TypeVar("T")
-
-ROWS_OF_A_PART = 1 << 17
-ROWS_OF_A_GROUP = 1 << 14
-_MOST_CELLS = 1 << 16
-"""Rows that are merged at one time; with its histogram a row takes some 500 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +280,7 @@ def merge_moments(rows: LongRows, names: Sequence[str], differing: dict[str, lis
     """
     found = [np.unique(number_kinds(piece)) for piece in rows.pieces(MOMENT)]
     kinds, steps = np.unique(np.concatenate([np.empty(0, np.int64), *found])), rows.outline.all_steps
-    width = max(_MOST_CELLS // max(len(kinds) * len(rows.codes), 1), 1)
+    width = max(LIMITS.compacted_cells // max(len(kinds) * len(rows.codes), 1), 1)
     for start in range(0, len(steps), width):
         yield _merge_window(rows, Moments(steps[start : start + width], kinds, rows.codes), names, differing)
 
@@ -391,7 +387,7 @@ def _group_neighbours(parts: Sequence[tuple[Span, Path]]) -> Iterator[list[tuple
     rows = 0
     for part in parts:
         count = count_rows(part[1])
-        if waiting and rows + count > ROWS_OF_A_PART:
+        if waiting and rows + count > LIMITS.compacted_part_rows:
             yield waiting
             waiting, rows = [], 0
         waiting.append(part)
@@ -427,12 +423,12 @@ def _sort_rows(files: Sequence[PartFile]) -> Iterator[pa.Table]:
     order = np.lexsort((np.concatenate(steps), np.concatenate(sites)))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    for start in range(0, max(len(order), 1), ROWS_OF_A_PART):
+    for start in range(0, max(len(order), 1), LIMITS.compacted_part_rows):
         chosen, places, at = [pa.Table.from_batches([], schema)], [np.empty(0, np.int64)], 0
         for group in _list_groups(files, schema):
             own = place[at : at + len(group)] - start
             at += len(group)
-            mask = (own >= 0) & (own < ROWS_OF_A_PART)
+            mask = (own >= 0) & (own < LIMITS.compacted_part_rows)
             chosen.append(filter_rows(group, mask))
             places.append(own[mask])
         table = _join(chosen)
@@ -463,7 +459,7 @@ def _collect(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     waiting: list[pa.Table] = []
     for table in tables:
         waiting.append(table)
-        if sum(each.num_rows for each in waiting) >= ROWS_OF_A_PART:
+        if sum(each.num_rows for each in waiting) >= LIMITS.compacted_part_rows:
             yield _join(waiting)
     if waiting:
         yield _join(waiting)
@@ -486,8 +482,8 @@ def _write(path: Path, table: pa.Table) -> None:
 
 def _take_groups(table: pa.Table, order: IntArray) -> Iterator[pa.Table]:
     """Rows in some order, a row group at a time."""
-    for start in range(0, max(len(order), 1), ROWS_OF_A_GROUP):
-        yield table.take(to_numbers(order[start : start + ROWS_OF_A_GROUP])).combine_chunks()
+    for start in range(0, max(len(order), 1), LIMITS.compacted_group_rows):
+        yield table.take(to_numbers(order[start : start + LIMITS.compacted_group_rows])).combine_chunks()
 
 
 def _write_groups(path: Path, told: Mapping[bytes, bytes], groups: Iterator[pa.Table]) -> None:

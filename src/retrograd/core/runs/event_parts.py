@@ -33,14 +33,12 @@ from retrograd.core.history.table import (
     find_last_micro_batches,
     pick_losses,
 )
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.damage import Damages
 from retrograd.core.runs.parts import PartFile, explain_damage, explain_vanished
 from retrograd.core.runs.placements import Placements
 
 IntArray = npt.NDArray[np.int64]
-
-MOST_EVENTS = 1 << 16
-"""Events that are held; of more of them losses and updates are read when they are asked for."""
 
 
 class EventPart:
@@ -74,7 +72,7 @@ class EventPart:
             self._note(piece)
             few.append(filter_rows(piece, ~find_kinds(piece, OF_EACH_STEP)))
             losses.append(read_losses(piece))
-            whole = [*whole, piece] if self.count <= MOST_EVENTS else []
+            whole = [*whole, piece] if self.count <= LIMITS.held_events else []
         self.few = join_events(few)
         self.held: pa.Table | None = join_events(whole) if whole else None
         self._losses = losses if self.held is None else None
@@ -319,11 +317,11 @@ class EventFiles:
             parts[key] = part
             count += part.count
             waiting.append(part)
-            if sums is None and count > MOST_EVENTS:
+            if sums is None and count > LIMITS.held_events:
                 _move_losses(waiting, anew)
         every = list(parts.values())
         give_back()
-        if count <= MOST_EVENTS:
+        if count <= LIMITS.held_events:
             self.events = Events(join_events(piece for part in every for piece in part.pieces(EVENT_SCHEMA.names)))
         else:
             if sums is None:

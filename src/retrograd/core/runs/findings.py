@@ -28,9 +28,6 @@ SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
 MISSING_GRADIENT = "missing-gradient"
 """The detector of parameters without a gradient; a page leads from its findings to the sites of these."""
 
-MOST_ROWS = 1_000_000
-"""Rows of a run that is explained while somebody waits, or anew while it grows: about a second of work."""
-
 EVERYWHERE = ""
 """The site of what is true of the whole run."""
 

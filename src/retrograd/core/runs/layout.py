@@ -34,9 +34,6 @@ FINDINGS = "findings.jsonl"
 PARENT = Path("runs")
 """Where runs are recorded that were given no folder."""
 
-PAUSE = 2.0
-"""Seconds between two parts that are written, and between two looks at them."""
-
 _MAGIC = b"PAR1"
 """The last bytes of a Parquet file, behind the length of its footer."""
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from retrograd.core.limits import LIMITS
 from retrograd.core.notices import warn, warn_of_fault, warnings_kept
-from retrograd.core.runs.layout import PAUSE
 
 
 class Lookout:
@@ -22,13 +21,11 @@ class Lookout:
     Args:
         look: called in the thread, with whether this is the last time.
         what: what it does, for the warning, as in ``"mirror to wandb"``.
-        pause: seconds between two looks, at least.
     """
 
-    def __init__(self, look: Callable[[bool], None], what: str, *, pause: float = PAUSE) -> None:
+    def __init__(self, look: Callable[[bool], None], what: str) -> None:
         self._look = look
         self._what = what
-        self._pause = pause
         self._over = threading.Event()
         self._process = os.getpid()
         self._is_told = False
@@ -62,11 +59,11 @@ class Lookout:
             warn(f"retrograd could not {self._what} within {within}; the last of it may be missing.")
 
     def _run(self) -> None:
-        rest = self._pause
+        rest = LIMITS.flush_seconds
         while not self._over.wait(rest):
             begun = time.thread_time()
             self._try(is_last=False)
-            rest = max(self._pause, (time.thread_time() - begun) / LIMITS.look_share)
+            rest = max(LIMITS.flush_seconds, (time.thread_time() - begun) / LIMITS.look_share)
         self._try(is_last=True)
 
     def _try(self, *, is_last: bool) -> None:

@@ -17,10 +17,9 @@ from typing import Any
 from retrograd.core.errors import DamagedRunError, RunUnreachableError
 from retrograd.core.files import remove_abandoned, write_json
 from retrograd.core.foreign.text import check_kinds, read_json
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import warnings_kept
 from retrograd.core.runs.layout import FORMAT
-
-_GIT_SECONDS = 5.0
 
 _Told = dict[str, Any] | None
 _Texts = str | list[Any] | None
@@ -88,7 +87,7 @@ def _ask_git(*arguments: str) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_GIT_SECONDS,
+            timeout=LIMITS.git_seconds,
             env=environment,
             check=True,
         )

@@ -1,8 +1,8 @@
 """Tables in a folder of Parquet part files: added to, merged, and cut off where a resumed run begins anew.
 
-With a part file a flush, a day would leave 43,200. Whenever ``FAN_IN`` neighbours of like size stand at the end
-they become one, and those in turn; so each row is rewritten once for every factor of ``FAN_IN`` in the number of
-flushes, and there are never more than ``FAN_IN`` files of a size.
+With a part file a flush, a day would leave 43,200. Whenever ``LIMITS.fan_in`` neighbours of like size stand at the end
+they become one, and those in turn; so each row is rewritten once for every factor of ``LIMITS.fan_in`` in the number of
+flushes, and there are never more than ``LIMITS.fan_in`` files of a size.
 
 The merged file appears before its parts go. Dying in between is harmless: a reader passes over a part whose span
 lies inside another's, and the next writer removes it.
@@ -29,6 +29,7 @@ from retrograd.core.foreign.tables import check_table
 from retrograd.core.foreign.text import expect_file
 from retrograd.core.history.arrays import read_numbers
 from retrograd.core.history.table import filter_rows
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.layout import Span, list_merged_parts, list_parts, parse_span
 from retrograd.core.runs.part_outline import PartOutline
 
@@ -37,12 +38,6 @@ _REPETITIVE = frozenset({"scale", "reference"})
 
 SORTED = b"retrograd.sorted"
 """Key of the metadata of a part whose rows are not in the order in which they were written."""
-
-FAN_IN = 32
-MAX_ROWS = 1_000_000
-"""Parts larger than this are not merged, so that no merge takes long."""
-ROWS_A_GROUP = 1 << 15
-"""Rows that are held in memory while merging."""
 
 
 class PartFolder:
@@ -351,7 +346,7 @@ def compact(parts: PartFolder) -> None:
         OSError: if the merged file cannot be written; the parts are untouched then.
     """
     try:
-        while (run := _find_mergeable(parts.spans)) and _count_rows(parts.folder, run) <= MAX_ROWS:
+        while (run := _find_mergeable(parts.spans)) and _count_rows(parts.folder, run) <= LIMITS.part_rows:
             merged = Span(run[0].first, run[-1].last)
             _merge_files([parts.folder / span.file_name for span in run], parts.folder / merged.file_name)
             parts.spans[-len(run) :] = [merged]
@@ -362,16 +357,16 @@ def compact(parts: PartFolder) -> None:
 
 
 def _find_mergeable(spans: Sequence[Span]) -> Sequence[Span]:
-    last = spans[-FAN_IN:]
-    alike = len(last) == FAN_IN and len({_level(span) for span in last}) == 1
+    last = spans[-LIMITS.fan_in :]
+    alike = len(last) == LIMITS.fan_in and len({_level(span) for span in last}) == 1
     return last if alike else ()
 
 
 def _level(span: Span) -> int:
     """How often this part has been merged."""
     level, flushes = 0, span.last - span.first + 1
-    while flushes >= FAN_IN:
-        flushes //= FAN_IN
+    while flushes >= LIMITS.fan_in:
+        flushes //= LIMITS.fan_in
         level += 1
     return level
 
@@ -390,7 +385,7 @@ def _regroup(files: Sequence[PartFile], schema: pa.Schema) -> Iterator[pa.Table]
     for file in files:
         for number in range(file.metadata.num_row_groups):
             waiting.append(file.read_group(number))
-            if sum(table.num_rows for table in waiting) >= ROWS_A_GROUP:
+            if sum(table.num_rows for table in waiting) >= LIMITS.group_rows:
                 yield _join(waiting)
                 waiting = [nothing]
     if len(waiting) > 1:

@@ -21,6 +21,7 @@ from retrograd.core.history.history import History
 from retrograd.core.history.names import SiteNames
 from retrograd.core.history.sink import Event
 from retrograd.core.history.table import read_events
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.chosen_ranks import find_chosen, tell_chosen
 from retrograd.core.runs.damage import DamagedPart, Damages
 from retrograd.core.runs.event_parts import EventFiles, EventPart, LastMicroBatches
@@ -44,9 +45,6 @@ from retrograd.core.runs.part_outline import SiteLists
 from retrograd.core.runs.parts import PartFile
 from retrograd.core.runs.placements import Placements, find_copies, name_stages, read_placements
 from retrograd.core.runs.stored import OpenFiles, StoredRows, StoredTensors
-
-_STALE_SECONDS = 120.0
-"""A run at an address whose process has not told for so long that it runs was killed: there are no locks."""
 
 _ATTEMPTS = 20
 _MOST_LOST = 1 << 62
@@ -310,7 +308,8 @@ def _load_rank(folder: Path) -> Rank:
                 f"{str(folder / RANK_FILE)!r} cannot be read: {error}.", repair="remove that file."
             ) from error
     status = str(facts.get("status", "running"))
-    lives = time.time() - facts.get("written", 0.0) < _STALE_SECONDS if is_remote(folder) else is_locked(folder / LOCK)
+    is_fresh = time.time() - facts.get("written", 0.0) < LIMITS.stale_seconds
+    lives = is_fresh if is_remote(folder) else is_locked(folder / LOCK)
     if status == "running" and not facts.get("copied") and not lives:
         status = "stopped"
     return Rank(parse_rank(folder.name) or 0, folder, status, facts, read_placements(folder), is_extra(folder.name))

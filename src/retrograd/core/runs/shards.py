@@ -21,6 +21,7 @@ from retrograd.core.foreign.sums import check_sum, sum_tensor
 from retrograd.core.foreign.text import check_kinds, expect_file, parse_object
 from retrograd.core.history.kept import count_bytes, is_overwritten
 from retrograd.core.history.sink import Event, KeptTensor, Moment
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.layout import list_shards, shard_name
 from retrograd.core.runs.remote_shard import RemoteShard
 
@@ -50,7 +51,6 @@ _PLAIN = frozenset({
 INDICES = "#indices"
 """Suffix of the second entry of a sparse tensor."""
 
-MAX_SHARD_BYTES = 64 << 20
 _ENTRY_BYTES = 200
 """More than an entry needs in a header besides its name, and a header besides its entries."""
 
@@ -213,7 +213,7 @@ def _pack(copies: list[Copy]) -> Iterator[list[Copy]]:
     shard: dict[str, Copy] = {}
     size = 0
     for copy in copies:
-        if shard and (size + copy.size > MAX_SHARD_BYTES or copy.name in shard):
+        if shard and (size + copy.size > LIMITS.shard_bytes or copy.name in shard):
             yield list(shard.values())
             shard, size = {}, 0
         shard[copy.name] = copy

@@ -26,6 +26,7 @@ from retrograd.core.history.outline import IntArray
 from retrograd.core.history.rows import FIXED_TYPES, Columns, Part, StoredPart
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.history.table import STATISTICS_NAMES
+from retrograd.core.limits import LIMITS
 from retrograd.core.runs.damage import DamagedPart, Damages, Listed, is_lasting
 from retrograd.core.runs.layout import list_shards, number_file
 from retrograd.core.runs.part_check import check_column, check_phases, check_rows, check_steps, check_types, find_phase
@@ -49,18 +50,12 @@ if TYPE_CHECKING:
 _LARGEST = np.iinfo(np.uint32).max
 _ANY_STEP = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _BINS = "bins.list.element"
-_LISTS_AT_ONCE = 1 << 13
-"""Histograms that are unpacked at one time, which takes some hundred bytes of each besides what is kept."""
-
 _LATER_COLUMNS = frozenset({"order"})
 """Columns that records have not always had; −1 where they are missing."""
 
 _NONFINITE = ("nan", "pos_inf", "neg_inf")
 _OFTEN_CONSTANT = frozenset({"phase", "micro", "backward", "calls", *_NONFINITE})
 """Columns whose rows are mostly all the same, which the footer then tells; what it tells of floats leaves NaN out."""
-
-_MOST_GROUPS = 1024
-"""Row groups of all files that are kept open; the footer of each takes some twenty kilobytes."""
 
 _GROUPS_OF_A_FILE = 3
 """What an open file counts for besides, so that there are 256 at most, of the 1024 that a process may have."""
@@ -99,7 +94,7 @@ class OpenFiles:
         with self._lock:
             self._groups += _weigh(file)
             self._files[part] = file
-            while self._groups > _MOST_GROUPS and len(self._files) > 1:
+            while self._groups > LIMITS.open_groups and len(self._files) > 1:
                 _, oldest = self._files.popitem(last=False)  # whoever reads it still holds it
                 self._groups -= _weigh(oldest)
 
@@ -388,7 +383,7 @@ def _check_limits(name: str, low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def _read_bins(file: pq.ParquetFile, number: int, are_small: bool) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
-    batches = file.iter_batches(_LISTS_AT_ONCE, [number], ["bins"], use_threads=False)
+    batches = file.iter_batches(LIMITS.histograms_at_once, [number], ["bins"], use_threads=False)
     return _unpack_bins((batch.column(0) for batch in batches), are_small)
 
 

@@ -21,18 +21,17 @@ from retrograd.core.addresses import call_at_end, is_refusal, is_remote, open_fo
 from retrograd.core.errors import RunError, RunWriteError
 from retrograd.core.files import SpareFiles, make_storable
 from retrograd.core.history.sink import Event, KeptTensor, RowBatch
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import Notices, warnings_kept
 from retrograd.core.runs.chosen_ranks import ChosenRanks
 from retrograd.core.runs.ending import describe_exception, find_exception
-from retrograd.core.runs.layout import MANIFEST, PAUSE
+from retrograd.core.runs.layout import MANIFEST
 from retrograd.core.runs.manifest import Manifest
 from retrograd.core.runs.queue import Load, Unwritten, WriteQueue, count_rows
 from retrograd.core.runs.rank_folder import RankFolder
 from retrograd.core.runs.ranks import RankClaim, ask_rank, is_held_here
 from retrograd.core.runs.upload import Put, Upload, local_folder_of, prepare
 
-_LAST_WORDS_SECONDS = 60.0
-"""How long the end, or a flush, waits for a store; a disk it waits for as long as that takes."""
 _LAST_PAUSES = (0.1, 0.4, 1.0)
 """Seconds between what is tried at the end, when a disk does not take what is left."""
 _LONGEST_PAUSE = 10.0
@@ -89,7 +88,7 @@ class RunWriter:
     ) -> None:
         self.path, self.folder = open_folder(path), local_folder_of(path)
         is_far = is_remote(self.path)
-        self.flush_seconds = flush_seconds or (_REMOTE_SECONDS if is_far else PAUSE)
+        self.flush_seconds = flush_seconds or (_REMOTE_SECONDS if is_far else LIMITS.flush_seconds)
         self._queue = WriteQueue(queue_bytes, max(queue_bytes, tensor_budget))
         self._lost = Unwritten()
         self._notices = Notices()
@@ -180,7 +179,7 @@ class RunWriter:
         if self._is_open:
             self._write_all(is_paused=_is_waiting)
             if self._upload is not None:
-                self._upload.wait(_LAST_WORDS_SECONDS)
+                self._upload.wait(LIMITS.last_words_seconds)
 
     def close(self, status: str = "finished") -> None:
         """Write all that was added, and end. Calling it twice is harmless.
@@ -200,7 +199,7 @@ class RunWriter:
         if self.lost:
             self._notices.warn_once("lost", f"{self.lost} were not written to {self.folder}.")
         if self._upload is not None:
-            self._upload.end(_LAST_WORDS_SECONDS)
+            self._upload.end(LIMITS.last_words_seconds)
 
     @property
     def sites(self) -> Sequence[str]:

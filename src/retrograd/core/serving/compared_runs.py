@@ -9,16 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrograd.core.errors import CompareError
+from retrograd.core.limits import LIMITS
 from retrograd.core.plugins import find_provided
-from retrograd.core.runs.findings import MOST_ROWS, read_findings
+from retrograd.core.runs.findings import read_findings
 from retrograd.core.runs.listing import read_line
 from retrograd.core.runs.reader import open_run
 from retrograd.core.views.page.frame import Again
-
-PAUSE = 5.0
-"""Seconds after which a page of runs of which one goes on asks whether there is anything new, at least."""
-
-_SHARE = 0.1  # of the time that making pages again and again may take
 
 
 class ComparedRuns:
@@ -42,7 +38,7 @@ class ComparedRuns:
             begun, state = time.monotonic(), self.tell_state(folders)
             runs = [open_run(each) for each in folders]
             goes_on = any(run.status == "running" for run in runs)
-            is_long = sum(run.history.rows.count for run in runs) > MOST_ROWS
+            is_long = sum(run.history.rows.count for run in runs) > LIMITS.explained_rows
             refused = CompareError(
                 "These runs are too long to be compared whenever the page is opened.",
                 repair="`retrograd compare` shows where they diverge.",
@@ -51,7 +47,9 @@ class ComparedRuns:
                 runs,
                 comparisons=[refused] * (len(runs) - 1) if is_long else None,
                 findings=[read_findings(run) for run in runs] if is_long else None,
-                again=Again(base, state, max(PAUSE, self._took / _SHARE)) if goes_on else None,
+                again=Again(base, state, max(LIMITS.compared_pause, self._took / LIMITS.look_share))
+                if goes_on
+                else None,
             )
             self._took = time.monotonic() - begun
             return page

@@ -20,8 +20,8 @@ import numpy as np
 from retrograd.core.errors import DamagedRunError, RunError
 from retrograd.core.history.history import History
 from retrograd.core.history.ungraded import list_ungraded
-from retrograd.core.runs.findings import MOST_ROWS, explain_with_reasons, read_findings
-from retrograd.core.runs.layout import PAUSE
+from retrograd.core.limits import LIMITS
+from retrograd.core.runs.findings import explain_with_reasons, read_findings
 from retrograd.core.runs.reader import Run, open_run
 from retrograd.core.sites.site import parse_leniently
 from retrograd.core.views.downsample import ColumnBands, FloatArray, StepColumns, share_columns
@@ -48,14 +48,7 @@ from retrograd.core.views.report.report import frame_report
 from retrograd.core.views.report.scope import Scope, choose_scope
 from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
 
-MOST_COLUMNS = 1000
-"""Columns in which the steps are drawn at first; when there are twice as many, each holds twice as many steps."""
-
 _NOT_LOOKED = "Not looked for yet; `retrograd explain` does."
-_SHARE = 0.1  # of the time that explaining again and again may take
-_LOOK = 1.0  # seconds between two looks at the files, however many pages ask
-
-
 Answer = TypeVar("Answer")
 
 
@@ -120,9 +113,14 @@ class FollowedRun:
         """The page of the report, without numbers, which it asks for at an address."""
         with self._lock:
             self._look()
-            scope = replace(self._scoped, columns=share_columns(self._scoped.columns.steps, MOST_COLUMNS))
+            scope = replace(self._scoped, columns=share_columns(self._scoped.columns.steps, LIMITS.page_columns))
             facts = self._describe(scope)
-        live = {"base": base, "pause": round(1000 * PAUSE), "version": 0, "digests": _digest(_leave_columns_out(facts))}
+        live = {
+            "base": base,
+            "pause": round(1000 * LIMITS.flush_seconds),
+            "version": 0,
+            "digests": _digest(_leave_columns_out(facts)),
+        }
         return frame_report({**facts, "live": live}, {}, is_served=True)
 
     def find_news(self, have: dict[str, str], column: int, step: int, until: int, width: int) -> dict[str, Any]:
@@ -143,9 +141,9 @@ class FollowedRun:
             steps = self._scoped.columns.steps
             columns = StepColumns(steps, width)
             is_there = int(np.searchsorted(steps, step)) == column * width < len(steps)  # a resumed run begins earlier
-            fits = is_there and len(columns) <= 2 * MOST_COLUMNS
+            fits = is_there and len(columns) <= 2 * LIMITS.page_columns
             if not fits:
-                column, columns = 0, share_columns(steps, MOST_COLUMNS)
+                column, columns = 0, share_columns(steps, LIMITS.page_columns)
             facts = _leave_columns_out(self._describe(replace(self._scoped, columns=columns)))
         digests = _digest(facts)
         changed = {name: digest for name, digest in digests.items() if have.get(name) != digest}
@@ -212,7 +210,7 @@ class FollowedRun:
     def _look(self) -> None:
         """Read what has been written since, at most once a second."""
         now = time.monotonic()
-        if now - self._looked < _LOOK:
+        if now - self._looked < LIMITS.page_look_seconds:
             return
         self._take_in()
         self._explain_again()
@@ -286,15 +284,15 @@ class FollowedRun:
         """What the page says instead where nobody has looked for findings yet, and none were kept."""
         if self._explained or len(self._findings):
             return {}
-        is_long = self._run.history.rows.count > MOST_ROWS
+        is_long = self._run.history.rows.count > LIMITS.explained_rows
         return {"pending": True, "about": _NOT_LOOKED if is_long else "Looking for findings…"}
 
     def _explain_again(self) -> None:
         """Search for findings in a separate thread, if there are new rows and it takes a small share of the time."""
         rows, now = self._run.history.rows.count, time.monotonic()
-        is_due = now - self._explained > self._took / _SHARE and rows != self._seen
+        is_due = now - self._explained > self._took / LIMITS.look_share and rows != self._seen
         is_free = self._explaining is None or not self._explaining.is_alive()
-        if rows > MOST_ROWS:
+        if rows > LIMITS.explained_rows:
             self._findings = read_findings(self._run)
         elif is_due and is_free:
             self._seen = rows
@@ -324,7 +322,7 @@ def _series_of(measure: Measure, sites: list[str]) -> list[int]:
 def _open_scope(history: History) -> Scope:
     """All of a record; of a long one the elements are those of its last steps, for all others would have to be read."""
     phases = history.outline.steps
-    if history.rows.count <= MOST_ROWS or len(phases) > 1:
+    if history.rows.count <= LIMITS.explained_rows or len(phases) > 1:
         return choose_scope(history, None, 1 << 62, float("inf"))
     [steps] = phases.values()
     last = choose_scope(history.since(int(steps[-1])), None, 1 << 62, float("inf"))

@@ -12,8 +12,8 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from retrograd.core.history.history import History
-from retrograd.core.runs.findings import MOST_ROWS, explain_run, read_findings
-from retrograd.core.runs.layout import PAUSE
+from retrograd.core.limits import LIMITS
+from retrograd.core.runs.findings import explain_run, read_findings
 from retrograd.core.runs.reader import Run
 from retrograd.core.views.downsample import FloatArray
 from retrograd.core.views.findings_text import list_findings
@@ -58,23 +58,22 @@ class RunGlance:
     changed: list[tuple[str, float, float]]
 
 
-def follow_run(run: Run, *, pause: float = PAUSE, file: TextIO | None = None) -> None:
+def follow_run(run: Run, *, file: TextIO | None = None) -> None:
     """Show a run until it is over, or somebody interrupts.
 
     Args:
         run: it.
-        pause: seconds between two looks.
         file: where to print; standard output when left out.
 
     Raises:
         DamagedRunError: a file of it cannot be read.
     """
     console = open_console(file)
-    glances = _look_again(run, pause)
+    glances = _look_again(run)
     show_frames(console, (_draw(console, each) if console.is_terminal else describe_glance(each) for each in glances))
 
 
-def _look_again(run: Run, pause: float) -> Iterator[RunGlance]:
+def _look_again(run: Run) -> Iterator[RunGlance]:
     """A glance at each thing that is new, the last one once the run is over."""
     seen: tuple[int, str] | None = None
     while True:
@@ -84,7 +83,7 @@ def _look_again(run: Run, pause: float) -> Iterator[RunGlance]:
             yield glance_at(run)
         if run.status != "running":
             return
-        sleep(pause)
+        sleep(LIMITS.flush_seconds)
         run.refresh()
 
 
@@ -92,7 +91,7 @@ def glance_at(record: Run | History) -> RunGlance:
     """What is shown of a run as it was read, or of a history in memory. No random number is drawn."""
     history = record.history if isinstance(record, Run) else record
     curve, limits = history.loss, history.rows.step_limits
-    findings = explain_run(record) if history.rows.count <= MOST_ROWS else read_findings(record)
+    findings = explain_run(record) if history.rows.count <= LIMITS.explained_rows else read_findings(record)
     last = max([int(curve.steps[-1])] if len(curve.steps) else [], default=limits[1] if limits else None)
     return RunGlance(
         status=str(history.manifest.get("status", "running")),

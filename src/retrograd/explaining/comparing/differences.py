@@ -110,8 +110,8 @@ def _compare_all_made(mine: Sequence[OptimizerMade], theirs: Sequence[OptimizerM
 
 
 def _compare_made(one: OptimizerMade, other: OptimizerMade, letter: str, step: int) -> Finding | None:
-    kinds = [each.name.partition("#")[0] for each in (one, other)]
-    if kinds[0] != kinds[1]:
+    kinds = [each.type for each in (one, other)]
+    if kinds[0] != kinds[1] and all(kinds):  # a run of an older version does not say it
         return _make(
             "hyper-parameters", f"A is updated by {kinds[0]}, {letter} by {kinds[1]}.", step, one.name, one.line
         )

@@ -30,6 +30,7 @@ from retrograd.core.hooks.optimizer import call_listeners
 from retrograd.core.hooks.parts import gradient_of, parameters_of
 from retrograd.core.hooks.torch_calls import program_frame
 from retrograd.core.identities import IdentityDict
+from retrograd.core.limits import LIMITS
 from retrograd.core.recording.fact_source import FactHost, FactSource
 
 Details = tuple[tuple[str, Any], ...]
@@ -40,10 +41,6 @@ Numbers = tuple[Any, Any]
 """Parts of a repeated call that differ: its value, and learning rates."""
 
 _NOTHING: Numbers = (None, None)
-_STEPS = 64
-"""Steps that are noted at once."""
-_SECONDS = 1.0
-"""Or what there is after this time."""
 _MOST_WAITING = 1024
 """Steps whose numbers may wait on a device."""
 _MOST_CALLS = 2000
@@ -125,6 +122,8 @@ class CallSource(FactSource):
             return
         try:
             numbers = _hold(details.pop("value", None)), _hold(details.pop("lr", None))
+            if isinstance(about, Optimizer):
+                details["optimizer"] = type(about).__name__
             if name.startswith("clip"):
                 details["parameters"] = len(about) if isinstance(about, list | tuple) else 1
             self._add(name, self._describe(about), frame, tuple(details.items()), numbers)
@@ -133,7 +132,9 @@ class CallSource(FactSource):
 
     def drain(self) -> None:
         """A device may be waited for."""
-        if len(self._made) >= _STEPS or (self._made and time.monotonic() - self._since > _SECONDS):
+        if len(self._made) >= LIMITS.facts_at_once or (
+            self._made and time.monotonic() - self._since > LIMITS.facts_seconds
+        ):
             self._write()
 
     def end(self) -> None:
@@ -292,8 +293,8 @@ class OptimizerNotes:
         self._groups: IdentityDict[Optimizer, tuple[int, ...]] = IdentityDict()
 
     def find(self, optimizer: Optimizer) -> str:
-        """Its name: ``SGD#1``."""
-        return self._host.optimizers.in_facts(optimizer, MOST_OPTIMIZERS)
+        """Its name: ``SGD``, ``SGD_2``."""
+        return self._host.optimizers.find(optimizer, MOST_OPTIMIZERS)
 
     def see(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""
@@ -313,11 +314,14 @@ class OptimizerNotes:
                 self._note(optimizer, has_updated=False)
 
     def _note(self, optimizer: Optimizer, *, has_updated: bool = True) -> None:
-        if self._host.optimizers.number(optimizer) > MOST_OPTIMIZERS:
+        number = self._host.optimizers.number(optimizer)
+        if number > MOST_OPTIMIZERS:
             return
         self._host.note_fact(
             OptimizerMade(
                 name=self.find(optimizer),
+                type=type(optimizer).__name__,
+                number=number,
                 value=sum(len(group["params"]) for group in optimizer.param_groups),
                 line=construction_line(optimizer),
                 groups=tuple(self._describe(group) for group in optimizer.param_groups),

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from retrograd.core.history.fact import NOW
-from retrograd.core.history.facts import NonFinite
+from retrograd.core.history.facts import MOST_OPTIMIZERS, NonFinite
 from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.calls import running_module
@@ -258,7 +258,7 @@ class NonFiniteWatch(NonFiniteLook):
         return NonFinite(
             name=self.host.name_parameter(parameter) or "",
             born="update",
-            operation=f"{kind}.step",
+            operation=f"{self.host.optimizers.find(optimizer, MOST_OPTIMIZERS)}.step",
             line=user_line(),
             reason=_judge_epsilon(kind, group.get("eps"), parameter),
             operands={} if gradient is None else {"gradient": describe_values(gradient)},

@@ -16,10 +16,9 @@ from retrograd.core.history.facts import CARRIED, MADE_BEFORE, Operation
 from retrograd.core.hooks.calls import MODULE_CALLS
 from retrograd.core.hooks.checkpoints import SWITCH_GRAD, GradSwitch, find_cut_checkpoint
 from retrograd.core.hooks.engine import (
-    OUTSIDE,
-    current_graph_task,
     grad_enabled,
     inference_enabled,
+    is_in_backward,
     is_jit_tracing,
     is_tracing,
     next_sequence_number,
@@ -172,7 +171,7 @@ class OperationNotes(ForwardListener):
         if len(self.noted) >= self._limit:
             self.is_cut = True
             return False
-        return self.is_started and not is_tracing() and not is_jit_tracing() and current_graph_task() == OUTSIDE
+        return self.is_started and not is_tracing() and not is_jit_tracing() and not is_in_backward()
 
     def _note(self, call: TorchCall, taken: _Taken) -> None:
         name, made = call.name, call.made

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from retrograd.core.history.facts import MADE_BEFORE, GraphSize, Operation, Operations, Softmax
 from retrograd.core.hooks.dispatch import carry_out_unseen, is_in_compiled_call, without_graph
-from retrograd.core.hooks.engine import OUTSIDE, current_graph_task, grad_enabled, is_transformed
+from retrograd.core.hooks.engine import grad_enabled, is_in_backward, is_transformed
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node
 from retrograd.core.recording.fact_source import FactHost, FactSource
@@ -122,7 +122,7 @@ class ForwardOperations(FactSource):
 
     def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Stop noting after a forward. Within a pass no mode can be taken off: then the next forward does it."""
-        if threading.get_ident() == self._thread and current_graph_task() == OUTSIDE:
+        if threading.get_ident() == self._thread and not is_in_backward():
             self._passes = 0
             self._stop()
 

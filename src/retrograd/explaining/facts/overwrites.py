@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrograd.core.history.facts import Overwrite
+from retrograd.core.history.facts import MOST_OPTIMIZERS, Overwrite
 from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.engine import without_functions
 from retrograd.core.hooks.nodes import name_of, number_of
@@ -97,7 +97,9 @@ class OverwriteWatch(FactSource):
         """Record that an optimizer has written to its parameters."""
         if self._watch.is_here:
             with without_functions():
-                self.writes.note_update(held_by(optimizer), f"{type(optimizer).__name__}.step", user_line())
+                self.writes.note_update(
+                    held_by(optimizer), f"{self.host.optimizers.find(optimizer, MOST_OPTIMIZERS)}.step", user_line()
+                )
             self._watch.resume()
 
     def end(self) -> None:

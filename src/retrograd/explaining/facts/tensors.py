@@ -25,6 +25,7 @@ from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.parts import gradient_of
 from retrograd.core.hooks.storages import first_bytes
 from retrograd.core.identities import IdentityDict
+from retrograd.core.limits import LIMITS
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT, Site
 from retrograd.core.statistics.row import ROW
@@ -195,10 +196,6 @@ _MOST = 6
 """Tensors of one call."""
 _ELEMENTS = 1 << 20
 """Elements of a tensor that is read as a whole; of a larger one some rows are read, except at looks."""
-_ROWS = 64
-"""Tensors that are collected, and written, at once."""
-_SECONDS = 1.0
-"""Or what there is after this time."""
 _WAITING = 256
 """Tensors that may wait to be collected."""
 
@@ -244,7 +241,9 @@ class InputSource(FactSource):
 
     def drain(self) -> None:
         """Collect what was read."""
-        if len(self._pending) >= _ROWS or (self._pending and time.monotonic() - self._since > _SECONDS):
+        if len(self._pending) >= LIMITS.facts_at_once or (
+            self._pending and time.monotonic() - self._since > LIMITS.facts_seconds
+        ):
             self._write()
 
     def end(self) -> None:

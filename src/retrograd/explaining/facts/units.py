@@ -22,14 +22,7 @@ from retrograd.core.history.fact import NOW
 from retrograd.core.history.facts import MADE_BEFORE, Operation, Units
 from retrograd.core.hooks.argument_taps import unwatch_arguments, watch_arguments
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
-from retrograd.core.hooks.engine import (
-    OUTSIDE,
-    current_graph_task,
-    grad_enabled,
-    is_tracing,
-    is_transformed,
-    without_functions,
-)
+from retrograd.core.hooks.engine import grad_enabled, is_in_backward, is_tracing, is_transformed, without_functions
 from retrograd.core.hooks.module import unwatch_forward, watch_forward
 from retrograd.core.hooks.names import walk_modules
 from retrograd.core.hooks.nested import Keys
@@ -125,7 +118,7 @@ class _UnitTap:
 
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """The forward hook."""
-        if current_graph_task() == OUTSIDE and not is_tracing():
+        if not is_in_backward() and not is_tracing():
             with without_functions():
                 self._see(output)
 
@@ -134,7 +127,7 @@ class _UnitTap:
 
     def see_in_compiled_code(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
         """Receive what a call inside compiled code returns."""
-        if current_graph_task() == OUTSIDE:
+        if not is_in_backward():
             for keys, tensor in tensors:
                 if not keys:
                     self._see(tensor)
@@ -151,7 +144,7 @@ class _RowTap:
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook."""
         given = (*args, *kwargs.values())
-        if self.switch.awake and given and current_graph_task() == OUTSIDE and not is_tracing():
+        if self.switch.awake and given and not is_in_backward() and not is_tracing():
             with without_functions():
                 self._see(given[0])
 
@@ -160,7 +153,7 @@ class _RowTap:
 
     def see_in_compiled_code(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
         """Receive what a call inside compiled code is made with."""
-        if current_graph_task() == OUTSIDE:
+        if not is_in_backward():
             for _, tensor in tensors[:1]:
                 self._see(tensor)
         return ()

@@ -401,7 +401,7 @@ class Record:
 
     @cached_property
     def optimizers(self) -> dict[str, OptimizerMade]:
-        """Optimizers by name: ``SGD#1``; one of several ranks holds what it holds on any."""
+        """Optimizers by name: ``SGD``, ``SGD_2``; one of several ranks holds what it holds on any."""
         found: dict[str, dict[int, OptimizerMade]] = {}
         for each in self.of(OptimizerMade):
             found.setdefault(each.name, {})[each.rank] = each

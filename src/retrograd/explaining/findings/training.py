@@ -157,9 +157,10 @@ class Training:
     def optimizer(self) -> str:
         """Class of the optimizer that updated first: ``Adam``; empty where none did."""
         if self._record.optimizers:
-            return next(iter(self._record.optimizers)).partition("#")[0]
+            made = next(iter(self._record.optimizers.values()))
+            return made.type or made.name  # a run of an older version has the name alone
         updates = self._record.history.all_events.pieces(["name"], ["update"])
-        return next((str(piece["name"][0]) for piece in updates if piece.num_rows), "").partition("#")[0]
+        return next((str(piece["name"][0]) for piece in updates if piece.num_rows), "")
 
     # ---- updates ----
 

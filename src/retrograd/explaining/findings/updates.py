@@ -23,7 +23,7 @@ class Update:
     """An update of an optimizer.
 
     Attributes:
-        optimizer: as in ``SGD#1``; empty where the program updates by hand.
+        optimizer: as in ``SGD_2``; empty where the program updates by hand.
         call: the call of ``step``, of ``scaler.step`` where loss scaling has skipped it; where the program updates by
             hand, the last one of that step.
         before: calls since the update before of the same optimizer, in order.

@@ -43,7 +43,7 @@ FAILURES = frozenset({Verdict.WRONG, Verdict.NOT_FINITE, Verdict.RANDOM, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AdjointRow:
     """A comparison of a derivative with its backward.
 
     Attributes:
@@ -87,7 +87,7 @@ def name_call(caller: tuple[str, int]) -> str:
     return path if call == 1 else f"{path}#{call}"
 
 
-def rank(row: Row) -> tuple[int, float]:
+def rank(row: AdjointRow) -> tuple[int, float]:
     """Sorts rows, the worst first."""
     excess = row.difference / row.tolerance if row.tolerance else 0.0
     return ORDER.index(row.verdict), -excess if math.isfinite(excess) else 0.0
@@ -106,7 +106,7 @@ class AdjointCheck:
         rows: all comparisons, the worst first.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[AdjointRow]) -> None:
         failing = {_fault(row): row.within for row in rows if row.verdict in FAILURES}
         through: dict[Fault, list[Fault]] = {}
         for inner, within in failing.items():
@@ -116,7 +116,7 @@ class AdjointCheck:
         self.rows = tuple(sorted((_blame(row, through) for row in rows), key=self._rank))
 
     @property
-    def faults(self) -> tuple[Row, ...]:
+    def faults(self) -> tuple[AdjointRow, ...]:
         """The failing comparisons of the innermost calls at fault.
 
         A call that another one with the same verdict is made in fails because of that one, or besides: fix the inner
@@ -127,7 +127,7 @@ class AdjointCheck:
     def __bool__(self) -> bool:
         return not any(row.verdict in FAILURES for row in self.rows)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[AdjointRow]:
         return iter(self.rows)
 
     def __len__(self) -> int:
@@ -139,16 +139,16 @@ class AdjointCheck:
     __repr__ = __str__
     _repr_html_ = drawn_by("retrograd.tools.views.notebook", "draw_check")
 
-    def _rank(self, row: Row) -> tuple[int, bool, float]:
+    def _rank(self, row: AdjointRow) -> tuple[int, bool, float]:
         verdict, excess = rank(row)
         return verdict, _fault(row) not in self._innermost, excess
 
 
-def _fault(row: Row) -> Fault:
+def _fault(row: AdjointRow) -> Fault:
     return row.caller, row.verdict
 
 
-def _blame(row: Row, through: dict[Fault, list[Fault]]) -> Row:
+def _blame(row: AdjointRow, through: dict[Fault, list[Fault]]) -> AdjointRow:
     if _fault(row) not in through:
         return row
     faults = through[_fault(row)]
@@ -168,7 +168,7 @@ _WORDS = {
 }
 
 
-def draw_table(rows: Sequence[Row]) -> str:
+def draw_table(rows: Sequence[AdjointRow]) -> str:
     """The rows as aligned text. Of many that are fine, only the first are shown."""
     notable = [row for row in rows if row.verdict not in _FINE]
     fine = [row for row in rows if row.verdict in _FINE]
@@ -184,7 +184,7 @@ def draw_table(rows: Sequence[Row]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def describe_faults(rows: Sequence[Row], faults: Sequence[Row]) -> str:
+def describe_faults(rows: Sequence[AdjointRow], faults: Sequence[AdjointRow]) -> str:
     """Describe in a sentence each what is at fault, or that nothing is.
 
     Args:
@@ -204,7 +204,7 @@ def _align(text: str, width: int, place: int) -> str:
     return text.rjust(width) if place in _NUMBERS else text.ljust(width)
 
 
-def _print_row(row: Row) -> tuple[str, ...]:
+def _print_row(row: AdjointRow) -> tuple[str, ...]:
     return (
         str(row.site) if row.site.path == row.caller[0] else f"{row.caller_name} > {row.site}",
         _print(row.forward, "+.6e"),

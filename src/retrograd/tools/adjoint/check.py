@@ -27,7 +27,7 @@ from retrograd.core.randomness import Randomness
 from retrograd.core.sites.pattern import Candidate, Pattern
 from retrograd.core.sites.selection import Selection
 from retrograd.core.sites.site import Site
-from retrograd.tools.adjoint.adjoint_check import FAILURES, AdjointCheck, Row, Verdict
+from retrograd.tools.adjoint.adjoint_check import FAILURES, AdjointCheck, AdjointRow, Verdict
 from retrograd.tools.adjoint.examination import CheckOptions, Examination, Visit
 from retrograd.tools.adjoint.module_call import Adjoint
 from retrograd.tools.adjoint.numerics import count_not_finite
@@ -177,7 +177,7 @@ class _Walk:
     def __init__(self, options: CheckOptions, progress: Progress) -> None:
         self.options = options
         self.progress = progress
-        self.rows: list[Row] = []
+        self.rows: list[AdjointRow] = []
         self.running: list[tuple[str, int]] = []
         self.counts: Counter[str] = Counter()
 
@@ -212,7 +212,7 @@ class _CallExaminer:
             walk.rows = [_spoil(row, bad, total, found[0].dtype) if row.caller == caller else row for row in walk.rows]
 
 
-def _spoil(row: Row, bad: int, total: int, dtype: torch.dtype) -> Row:
+def _spoil(row: AdjointRow, bad: int, total: int, dtype: torch.dtype) -> AdjointRow:
     if row.verdict in FAILURES:
         return row
     reason = f"in {dtype}, {bad:,} of {total:,} numbers that it returns are not finite"

@@ -19,7 +19,7 @@ from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.rewriters import try_rules
 from retrograd.core.randomness import Randomness
 from retrograd.core.sites.site import ROOT, Site
-from retrograd.tools.adjoint.adjoint_check import FAILURES, Row, Verdict, rank
+from retrograd.tools.adjoint.adjoint_check import FAILURES, AdjointRow, Verdict, rank
 from retrograd.tools.adjoint.comparison import AdjointComparison, Agreement, RandomProbe, compare
 from retrograd.tools.adjoint.explanations import Silence, Suspect
 from retrograd.tools.adjoint.module_call import Adjoint, DifferentiableCall
@@ -93,7 +93,7 @@ class Examination:
         self._generator = torch.Generator().manual_seed(options.seed ^ zlib.crc32(repr(visit.caller).encode()))
         self._wide = options.in_double
 
-    def make_rows(self) -> list[Row]:
+    def make_rows(self) -> list[AdjointRow]:
         """Make a row for each variable that is selected. The random state is the same after it as before."""
         if self._is_transformed():
             return [self._row(self._output_site(), Verdict.NOT_CHECKED, "it runs inside a torch.func transform")]
@@ -108,7 +108,7 @@ class Examination:
     def _is_transformed(self) -> bool:
         return any(is_transformed(tensor) for _, tensor in flatten((self._visit.args, self._visit.kwargs), ()))
 
-    def _make_rows(self) -> list[Row]:
+    def _make_rows(self) -> list[AdjointRow]:
         call = self._open()
         wanted = [
             index
@@ -121,7 +121,7 @@ class Examination:
         if unfit is not None:
             return [self._row(self._site(call.variables[index]), *unfit) for index in wanted]
         probes = [RandomProbe(call, self._generator) for _ in range(self._options.probes)]
-        rows: dict[int, Row] = {}
+        rows: dict[int, AdjointRow] = {}
         for probe in probes:
             try:
                 gradients = call.pull_back(probe.cotangents)
@@ -138,7 +138,7 @@ class Examination:
 
     def _find_unsteady(
         self, call: DifferentiableCall, probe: RandomProbe, gradients: Sequence[Tensor]
-    ) -> dict[int, Row]:
+    ) -> dict[int, AdjointRow]:
         """Rows of gradients that another run of the backward gives otherwise, unless a hook of the user does so.
 
         The bits are compared. Sums in another order, as of atomic additions on a device, differ by rounding alone.
@@ -168,14 +168,14 @@ class Examination:
                 self._wide = False
         return DifferentiableCall(*arguments, wide=False, bare=bare, adjoint=self._options.adjoint)
 
-    def _examine_or_say(self, call: DifferentiableCall, index: int, probe: RandomProbe, gradient: Tensor) -> Row:
+    def _examine_or_say(self, call: DifferentiableCall, index: int, probe: RandomProbe, gradient: Tensor) -> AdjointRow:
         try:
             return self._examine(call, index, probe, gradient)
         except Exception as error:
             reason = f"close by, where it has a derivative, it raises {_name(error)}"
             return self._row(self._site(call.variables[index]), Verdict.NOT_CHECKED, reason)
 
-    def _examine(self, call: DifferentiableCall, index: int, probe: RandomProbe, gradient: Tensor) -> Row:
+    def _examine(self, call: DifferentiableCall, index: int, probe: RandomProbe, gradient: Tensor) -> AdjointRow:
         variable = call.variables[index]
         comparison = self._compare(call, index, probe, gradient)
         verdict, reason, shown = self._judge(call, index, probe, comparison, gradient)
@@ -301,7 +301,7 @@ class Examination:
         """A mask or a target in the middle of the model: nobody wants its gradient, so none need be computed."""
         return bool(self._visit.within) and not variable.wants_gradient and not bool(gradient.any())
 
-    def _is_unused(self, variable: Variable, row: Row) -> bool:
+    def _is_unused(self, variable: Variable, row: AdjointRow) -> bool:
         """A parameter of a module in this one that did not run in this call, and was not used without it."""
         return self._is_of_inner(variable) and row.forward == row.backward == 0
 
@@ -327,15 +327,15 @@ class Examination:
             return ""
         return "given as " + " and ".join(".".join(keys) for keys in variable.keys)
 
-    def _failed(self, variable: Variable, error: Exception) -> Row:
+    def _failed(self, variable: Variable, error: Exception) -> AdjointRow:
         is_missing = isinstance(error, NotImplementedError) or "is not implemented" in str(error)
         verdict = Verdict.NOT_CHECKED if is_missing else Verdict.WRONG
         what = "backward" if self._options.adjoint is None else "adjoint"
         return self._row(self._site(variable), verdict, f"its {what} raises {_name(error)}")
 
-    def _row(self, site: Site, verdict: Verdict, reason: str, shown: AdjointComparison | None = None) -> Row:
+    def _row(self, site: Site, verdict: Verdict, reason: str, shown: AdjointComparison | None = None) -> AdjointRow:
         visit = self._visit
-        row = Row(site, visit.caller, type(visit.original).__name__, verdict, visit.within, reason)
+        row = AdjointRow(site, visit.caller, type(visit.original).__name__, verdict, visit.within, reason)
         if shown is None:
             return row
         return replace(

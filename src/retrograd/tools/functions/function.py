@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from retrograd.core.errors import FunctionError
 from retrograd.core.hooks.checkpoints import part_computed_again
-from retrograd.core.hooks.engine import current_graph_task, grad_enabled, uncompiled
+from retrograd.core.hooks.engine import grad_enabled, is_in_backward, uncompiled
 from retrograd.core.hooks.functions import NODES_ARE_KNOWN, FunctionClass
 from retrograd.core.hooks.saved import read_top_pair
 from retrograd.tools.functions.arguments import Arguments
@@ -189,7 +189,7 @@ def _make_call(arguments: Arguments, function: FunctionClass) -> Method:
 
     @uncompiled
     def forward(self: Function, *args: Any, **kwargs: Any) -> Any:
-        inside = current_graph_task() != -1  # torch.compile breaks its graph at this question
+        inside = is_in_backward()  # torch.compile breaks its graph at this question
         part = part_computed_again() if inside else None
         values, names, positions = arguments.bind(args, kwargs, self, self._held)
         call = FunctionCall(self, names, arguments.shapes_of(names, values), positions)

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from retrograd.core.hooks.checkpoints import part_computed_again
-from retrograd.core.hooks.engine import OUTSIDE, current_graph_task, grad_enabled, uncompiled
+from retrograd.core.hooks.engine import grad_enabled, is_in_backward, uncompiled
 from retrograd.core.hooks.functions import FunctionClass, inner_apply, transforms_active, unwrap_if_dead
 from retrograd.core.hooks.saved import read_top_pair
 from retrograd.tools.functions.arguments import Arguments
@@ -30,7 +30,7 @@ PlainCall = tuple[Any, ...]
 
 _CALL = """
 def call(self, *args, **kwargs):
-    part = part_computed_again() if current_graph_task() != {outside} else None  # torch.compile breaks its graph here
+    part = part_computed_again() if is_in_backward() else None  # torch.compile breaks its graph here
     if kwargs or len(args) != {count}:
         args = bind(args, kwargs, self, self._held)[0]
     {values}= args{each_argument}
@@ -112,7 +112,6 @@ class PlainCode:
         self._arguments = arguments
         self._file = f"{Path(__file__).parent}/<{owner}>"  # which tools tell for ours, and nobody finds
         self._texts = {
-            "outside": str(OUTSIDE),
             "count": str(len(arguments.names)),
             "values": self._each("value{i}, "),
             "shapes": self._each("shape{i}, "),
@@ -136,9 +135,9 @@ class PlainCode:
             source.replace("{each_argument}", self._each(each)),
             apply=function.apply,
             bind=self._arguments.bind,
-            current_graph_task=current_graph_task,
             grad_enabled=grad_enabled,
             inner_apply=inner,
+            is_in_backward=is_in_backward,
             note_memory=note_memory,
             part_computed_again=part_computed_again,
             read_top_pair=read_top_pair,

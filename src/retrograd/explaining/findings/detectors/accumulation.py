@@ -228,15 +228,14 @@ def accumulation_not_divided(record: Record, entry: Entry) -> Iterator[Finding]:
 def _describe_accumulation_not_divided(
     entry: Entry, optimizer: str, updates: list[Update], times: int, among: int
 ) -> Finding:
-    kind = optimizer.split("#", maxsplit=1)[0]
     cut = sum(_is_cut_for_it(each, times) for each in updates)
     severity: Severity = "warning"
-    if not is_adaptive(kind):
+    if not is_adaptive(optimizer):
         effect = f"the learning rate is {times} times that of the mean"
     elif cut > CUT * len(updates):
         effect = f"{cut} of {len(updates)} sums are clipped whose mean would not be"
     else:
-        severity, effect = "note", f"{kind} hardly minds, but clipping and ε do"
+        severity, effect = "note", f"{optimizer} hardly minds, but clipping and ε do"
     return entry.finding(
         f"Gradients of {times} micro-batches are added up before each update and no loss is divided by {times}: "
         f"{effect}",

@@ -353,7 +353,7 @@ def _find_update_between(record: Record, shape: str) -> Call | None:
 
 
 def _name_step(call: Call | None) -> str:
-    return f"{call.about.split('#')[0]}.step" if call is not None else ""
+    return f"{call.about}.step" if call is not None else ""
 
 
 def is_written(operation: Operation) -> bool:

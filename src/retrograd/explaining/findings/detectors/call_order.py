@@ -27,6 +27,9 @@ PASSES = 5
 WITHOUT_OPTIMIZER = 20
 """Backward passes that it takes where no optimizer was ever seen, as in a program that looks at gradients alone."""
 
+SOME = "The optimizer"
+"""One whose name is not known."""
+
 
 @family.detector("optimizer-never-steps")
 def never_steps(record: Record, entry: Entry) -> Iterator[Finding]:
@@ -49,7 +52,7 @@ def _find_others(entry: Entry, calls: list[Call]) -> Iterator[Finding]:
     stepping = {call.about for call in calls if call.name in ("step", "scaler.step")}
     waiting, passes = "", dict[str, list[Call]]()
     for call in calls:
-        if call.name == "zero_grad" and "#" in call.about:
+        if call.name == "zero_grad" and "optimizer" in call.details:
             waiting = call.about
         elif call.name == "backward" and waiting and waiting not in stepping:
             passes.setdefault(waiting, []).append(call)
@@ -66,7 +69,7 @@ def _describe_never_steps(
         f"{named or 'No optimizer'} {'never' if named else 'ever'} makes an update: backward ran {len(passes)} "
         "times, and its step was not called once",
         severity=severity,
-        site=named if "#" in named else "",
+        site="" if named == SOME else named,
         step=passes[0].step if passes else None,
         last_step=passes[-1].step if passes else None,
         line=line,
@@ -85,8 +88,8 @@ def _may_change(record: Record) -> bool:
 
 def _name_optimizer(calls: list[Call]) -> str:
     """An optimizer that gradients are cleared for, or a scheduler that goes on."""
-    return next((call.about for call in calls if call.name == "zero_grad" and "#" in call.about), "") or next(
-        ("The optimizer" for call in calls if call.name in ("scheduler.step", "scaler.update")), ""
+    return next((call.about for call in calls if call.name == "zero_grad" and "optimizer" in call.details), "") or next(
+        (SOME for call in calls if call.name in ("scheduler.step", "scaler.update")), ""
     )
 
 

@@ -42,7 +42,7 @@ def made_anew(record: Record, entry: Entry) -> Iterator[Finding]:
 
 
 def _describe(entry: Entry, same: Sequence[OptimizerMade], often: int) -> Finding:
-    kind = same[0].name.split("#")[0]
+    kind = same[0].type
     least = "at least " if any(map(_is_last, same)) else ""
     every = {0: "", 1: ", at every update"}.get(often, f", every {often} updates")
     has_state = kind != "SGD" or any(group.get("momentum") for group in same[0].groups)
@@ -63,7 +63,7 @@ def _describe(entry: Entry, same: Sequence[OptimizerMade], often: int) -> Findin
 
 def _is_last(made: OptimizerMade) -> bool:
     """Check whether it is the last that was noted of its class: all later ones have its name."""
-    return made.name.endswith(f"#{MOST_OPTIMIZERS}")
+    return made.number >= MOST_OPTIMIZERS
 
 
 def _count_updates(counted: Sequence[int]) -> int:
@@ -120,8 +120,8 @@ def _group_same(record: Record) -> dict[tuple[str, ...], list[OptimizerMade]]:
     found: dict[tuple[str, ...], list[OptimizerMade]] = {}
     for made in record.optimizers.values():
         names = made.parameters
-        if names:
-            found.setdefault((made.name.split("#")[0], made.line, *names), []).append(made)
+        if names and made.type:  # a run of an older version does not say it
+            found.setdefault((made.type, made.line, *names), []).append(made)
     return found
 
 
