@@ -48,6 +48,7 @@ DEFERRED = {
     "retrograd.core.launch.requests": "every process below a command loads it, and needs few of its options",
     "retrograd.core.launch.session": "a process that trains nothing writes nothing, and need not load pyarrow",
     "retrograd.core.launch.start": "what is asked of a folder that is there, and what a mistake needs",
+    "retrograd.following.graph.graph": "a walk writes and reads no file, and need not load pyarrow",
     "retrograd.following.launch.tracing": "a script that loads rich itself must be the first: that draws from `random`",
     "retrograd.core.recording.settings": "a process that writes nothing need not load pyarrow",
     "retrograd.core.runs.listing": "pyarrow is loaded only where there is a run, and a wrong path is told before",

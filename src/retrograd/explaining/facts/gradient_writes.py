@@ -19,7 +19,8 @@ from retrograd.core.hooks.shared_gradients import (
 )
 from retrograd.core.hooks.torch_calls import describe_function
 from retrograd.core.recording.fact_source import FactHost, FactSource
-from retrograd.following.graph.origins import NodePlaces, Origin
+from retrograd.following.graph.origin import Origin
+from retrograd.following.graph.origins import NodePlaces
 
 _TOLD = 20
 """Writes of which a run tells at most."""

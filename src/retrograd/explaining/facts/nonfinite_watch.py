@@ -40,7 +40,8 @@ from retrograd.explaining.facts.nonfinite_reasons import (
     find_reason,
     operation_of,
 )
-from retrograd.following.graph.origins import NodePlaces, Origin
+from retrograd.following.graph.origin import Origin
+from retrograd.following.graph.origins import NodePlaces
 
 _NAMES = ("self", "other", "third", "fourth")
 _TAUGHT = ("input", "target", "weight")

@@ -17,7 +17,8 @@ from retrograd.core.hooks.saved import version_of
 from retrograd.core.hooks.torch_calls import user_line
 from retrograd.core.hooks.writes import Changed, SavedWatch
 from retrograd.core.recording.fact_source import FactHost, FactSource
-from retrograd.following.graph.origins import NodePlaces, Origin
+from retrograd.following.graph.origin import Origin
+from retrograd.following.graph.origins import NodePlaces
 from retrograd.following.graph.overwritten import Overwritten, explain_overwritten, name_behind, storage_of
 
 _TOLD = 20
