@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 import retrograd as rg
 from retrograd.core.history.facts import GraphSize, Operation, Operations, read_facts
 from retrograd.core.history.history import History
+from retrograd.core.recording import facts
 from retrograd.core.recording.recorder import Recorder
-from retrograd.explaining.facts import facts, operations
+from retrograd.explaining.facts import operations
 from retrograd.explaining.facts.nonfinite_look import NonFiniteLook
 from retrograd.explaining.facts.operation_notes import OperationNotes
 from retrograd.explaining.facts.operations import ForwardOperations
