@@ -139,3 +139,25 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_importing_the_package_does_not_load_torch() -> None:
     code = "import sys, retrograd; assert 'torch' not in sys.modules and 'pyarrow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "absent"),
+    [
+        ("rg.walk(net(x).sum())", "pyarrow retrograd.following.graph.origins retrograd.core.hooks.module"),
+        (
+            "with rg.record(net): net(x).sum().backward()",
+            "retrograd.core.runs.writer retrograd.core.runs.reader retrograd.explaining.facts.sources",
+        ),
+        (
+            "with rg.record(net, sys.argv[1]): net(x).sum().backward()",
+            "retrograd.core.history.history retrograd.core.runs.reader retrograd.core.runs.upload",
+        ),
+    ],
+)
+def test_a_verb_does_not_load_what_it_does_not_use(verb: str, absent: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys, torch, retrograd as rg\nnet, x = torch.nn.Linear(2, 1), torch.ones(3, 2)\n{verb}\n"
+        f"assert not {set(absent.split())!r} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)

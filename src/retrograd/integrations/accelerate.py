@@ -10,8 +10,8 @@ from torch import nn
 
 from retrograd.core.errors import RecordingError
 from retrograd.core.libraries import library_needed
+from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.recording.record import Recording
-from retrograd.core.runs.ranks import ask_rank
 from retrograd.integrations.boards import Board
 from retrograd.integrations.processes import share_from_first, wait_for_all
 from retrograd.integrations.trained_run import Status, TrainedRun

@@ -20,6 +20,7 @@ from retrograd.core.launch.start import name_folder
 from retrograd.core.limits import LIMITS
 from retrograd.core.notices import say
 from retrograd.core.randomness import random_kept
+from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.core.recording.record import Recording, record
 from retrograd.core.recording.schedule import Schedule
@@ -28,7 +29,6 @@ from retrograd.core.runs.chosen_ranks import Ranks, read_ranks
 from retrograd.core.runs.ending import find_exception
 from retrograd.core.runs.findings import SEVERITIES, Finding, Findings
 from retrograd.core.runs.layout import is_run
-from retrograd.core.runs.ranks import ask_rank
 from retrograd.core.runs.reader import open_run
 from retrograd.core.sites.pattern import Pattern
 from retrograd.explaining.launch.explaining import find_and_store, tell_verdict

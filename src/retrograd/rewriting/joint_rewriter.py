@@ -19,7 +19,7 @@ from retrograd.core.hooks.rewriters import intervention_listeners, tell_interven
 from retrograd.core.ranks.flat_gradients import FlatGradients
 from retrograd.core.ranks.norms import scale_all
 from retrograd.core.ranks.placements import is_flattened, is_sharded
-from retrograd.core.ranks.processes import has_other_processes, own_rank
+from retrograd.core.ranks.processes import ask_rank, has_other_processes
 from retrograd.core.ranks.sharded_gradient import ShardedGradient, ShardedParameters
 from retrograd.core.sites.site import Site
 from retrograd.rewriting.clock import RuleClock
@@ -249,7 +249,7 @@ class JointRewriter:
             )
         self._after_update()  # an update that raised has run no hook at its end
         for rule, state in self._steps:
-            state.step, state.rank = self._clock.step, own_rank()
+            state.step, state.rank = self._clock.step, ask_rank()
             if isinstance(rule, PassRule):
                 self._combine(rule, state)
             elif isinstance(rule, NormRule):

@@ -17,7 +17,7 @@ from retrograd.core.hooks.nested import Keys, flatten, is_among, replace_tensors
 from retrograd.core.hooks.reach import FREE_DEPTH
 from retrograd.core.hooks.saved import VersionCount
 from retrograd.core.ranks.placements import PlainShare
-from retrograd.core.ranks.processes import own_rank
+from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.sites.pattern import Candidate
 from retrograd.core.sites.site import Site
 from retrograd.rewriting.assignments import Assignments
@@ -97,7 +97,7 @@ class RewriterFactory:
 
     def make_chain(self, rules: list[Rule], module: nn.Module | None, site: Site) -> RuleChain:
         """Make the chain of these rules at a site."""
-        return RuleChain(rules, module, site, self.clock, own_rank())
+        return RuleChain(rules, module, site, self.clock, ask_rank())
 
     def watch_view(self, site: str, tensor: Tensor) -> None:
         """Watch a tensor whose gradient would be lost if it were written into."""

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.core.recording.nets import Trial, build
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 

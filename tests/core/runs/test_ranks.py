@@ -7,8 +7,9 @@ import torch.distributed
 
 from retrograd.core.errors import RetrogradWarning, RunExistsError
 from retrograd.core.history.sink import Event, Moment
+from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.runs.lock import Lock, is_locked
-from retrograd.core.runs.ranks import ask_rank, check_vacant
+from retrograd.core.runs.ranks import check_vacant
 from retrograd.core.runs.reader import open_run
 from retrograd.core.runs.writer import RunWriter
 from tests.core.history.made import SITES, make_batch, make_steps

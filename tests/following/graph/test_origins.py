@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.core.errors import TraceError
 from retrograd.core.hooks.nodes import edges_of, is_leaf, number_of
-from retrograd.following.graph.origins import Origin, Origins, record_origins
+from retrograd.following.graph.origin import Origin
+from retrograd.following.graph.origins import Origins, record_origins
 from retrograd.following.graph.walker import walk
 
 

@@ -20,9 +20,9 @@ from retrograd.core.history.rows import StoredPart
 from retrograd.core.history.sink import Phase
 from retrograd.core.limits import LIMITS
 from retrograd.core.notices import warn
+from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.runs.findings import Finding, explain_run
 from retrograd.core.runs.lookout import Lookout
-from retrograd.core.runs.ranks import ask_rank
 from retrograd.core.runs.reader import Given, Run, open_run, read_run
 from retrograd.core.sites.pattern import Candidate, Pattern
 from retrograd.core.sites.selection import Selection, suggest

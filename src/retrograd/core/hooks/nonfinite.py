@@ -8,7 +8,6 @@ not the CPU: it is for programs that are run to be explained. In a pass nodes ar
 from __future__ import annotations
 
 import inspect
-import math
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,19 +16,11 @@ import torch
 from torch import Tensor
 
 from retrograd.core.hooks.backward import EngineRun
-from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
-from retrograd.core.hooks.engine import (
-    current_node,
-    dispatch_modes,
-    is_jit_tracing,
-    is_tracing,
-    is_transformed,
-    uncompiled,
-    without_functions,
-)
+from retrograd.core.hooks.engine import current_node, uncompiled, without_functions
+from retrograd.core.hooks.finite import is_fine, name_bad, read_saved
 from retrograd.core.hooks.function_mode import FunctionListener, FunctionMode
 from retrograd.core.hooks.node_tap import NodeTap, NodeTaps
-from retrograd.core.hooks.nodes import is_python, is_saved_tensor, name_of, number_of, peek, saved_of, variable_of
+from retrograd.core.hooks.nodes import is_python, name_of, number_of, variable_of
 from retrograd.core.hooks.reach import PassNodes, read_links
 from retrograd.core.hooks.torch_calls import TorchCall, describe_function, is_bare
 
@@ -102,47 +93,6 @@ class ResultWatch:
     def _knows(self, tensor: Tensor) -> bool:
         known = self._births.get(id(tensor))
         return known is not None and known[0]() is tensor
-
-
-def is_fine(tensor: Tensor) -> bool:
-    """Return whether all elements are finite; true of what has none to be read."""
-    if not tensor.is_floating_point() or is_transformed(tensor) or is_tracing():
-        return True
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta or is_jit_tracing():
-        return True
-    if dispatch_modes():
-        return bool(carry_out_unseen(lambda: without_graph(tensor).isfinite().all()))
-    if tensor.numel() == 1:
-        return math.isfinite(tensor.item())
-    values = tensor.detach()
-    return math.isfinite(float(values.sum())) or bool(values.isfinite().all())
-
-
-def name_bad(tensor: Tensor | None) -> str:
-    """Name what a tensor holds that is not finite, the worst of it: ``NaN``, ``inf``, ``−inf``; empty for nothing."""
-    if tensor is None or is_fine(tensor):
-        return ""
-    values = tensor.detach()
-    held = {"NaN": values.isnan(), "inf": values == torch.inf, "−inf": values == -torch.inf}
-    return next((name for name, where in held.items() if bool(where.any())), "")
-
-
-def are_fine(tensors: list[Tensor]) -> bool:
-    """Return whether these are finite, by a norm of each; False where one may not be, and has to be looked at."""
-    if not tensors or dispatch_modes() or is_jit_tracing() or is_tracing():
-        return not tensors
-    with torch.no_grad(), without_functions():
-        if not all(map(_has_norm, tensors)) or len({each.device for each in tensors}) > 1:
-            return False
-        return all(map(math.isfinite, torch.stack(torch._foreach_norm(tensors)).tolist()))
-
-
-def _has_norm(tensor: Tensor) -> bool:
-    is_plain = type(tensor) in _PLAIN and tensor.is_floating_point() and not is_transformed(tensor)
-    return is_plain and tensor.layout is torch.strided and not tensor.is_meta
-
-
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class BackwardLook(FunctionListener):
@@ -322,16 +272,3 @@ def source_of(node: Any) -> str:
 def _are_fine(incoming: tuple[Tensor | None, ...]) -> bool:
     with without_functions():
         return all(each is None or is_fine(each) for each in incoming)
-
-
-def read_saved(node: Any) -> dict[str, Any]:
-    """Read all that a node has saved: tensors, detached, and plain values."""
-    found: dict[str, Any] = {}
-    for name, value in saved_of(node).items():
-        if is_saved_tensor(value):
-            tensor = peek(value)
-            if tensor is not None:
-                found[name] = tensor
-        elif not isinstance(value, list | tuple) or not any(map(is_saved_tensor, value)):
-            found[name] = value
-    return found

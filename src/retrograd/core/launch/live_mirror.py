@@ -23,9 +23,9 @@ from retrograd.core.files import refuse_link
 from retrograd.core.foreign.text import show_plainly
 from retrograd.core.launch.beside import answer, is_alive, start_beside
 from retrograd.core.notices import say
+from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.runs.layout import LOCK, is_run, list_rank_folders, rank_name
 from retrograd.core.runs.lock import Lock, is_locked
-from retrograd.core.runs.ranks import ask_rank
 
 _LOOK = 0.2  # seconds between two looks whether the run has begun, or is over
 

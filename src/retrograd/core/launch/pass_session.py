@@ -20,7 +20,8 @@ from retrograd.core.launch.closing import say_end
 from retrograd.core.launch.process import close_with_child, follow_process
 from retrograd.core.notices import say, warnings_kept
 from retrograd.core.randomness import random_kept
-from retrograd.core.runs.ranks import RankClaim, is_loader_worker
+from retrograd.core.ranks.processes import is_loader_worker
+from retrograd.core.runs.ranks import RankClaim
 
 
 class PassSession(ABC):

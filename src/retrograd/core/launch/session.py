@@ -39,6 +39,7 @@ from retrograd.core.launch.requests import RunRequest
 from retrograd.core.notices import say, warnings_kept
 from retrograd.core.plugins import find_provided
 from retrograd.core.randomness import random_kept
+from retrograd.core.ranks.processes import ask_rank, find_rank, is_loader_worker
 from retrograd.core.ranks.stages import is_rehearsal
 from retrograd.core.recording.fact_source import FactHost, FactSource, MakeSource
 from retrograd.core.recording.recorder import Recorder, list_sources
@@ -47,7 +48,6 @@ from retrograd.core.recording.weight_sums import sum_squares
 from retrograd.core.runs.attempts import leave
 from retrograd.core.runs.chosen_ranks import read_ranks
 from retrograd.core.runs.ending import describe_exception, find_exception
-from retrograd.core.runs.ranks import ask_rank, find_rank, is_loader_worker
 
 if TYPE_CHECKING:
     from retrograd.core.runs.writer import RunWriter

@@ -19,7 +19,7 @@ from retrograd.core.hooks.names import fsdp_groups
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.nodes import is_leaf
 from retrograd.core.hooks.parts import modules_of
-from retrograd.core.ranks.processes import own_rank
+from retrograd.core.ranks.processes import ask_rank
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -105,19 +105,19 @@ class Placement:
 
 def place_own() -> Placement:
     """Each process has its own."""
-    return Placement("own", (own_rank(),))
+    return Placement("own", (ask_rank(),))
 
 
 def place_copies(ranks: Iterable[int]) -> Placement:
     """The placement of a tensor of which each of these processes has the same copy."""
-    found = tuple(sorted({own_rank(), *ranks}))
+    found = tuple(sorted({ask_rank(), *ranks}))
     return Placement("copy" if len(found) > 1 else "own", found)
 
 
 def place_spread(tensor: Any, beside: Iterable[int] = ()) -> Placement:
     """The placement of a ``DTensor``; ``beside`` are processes that have the same where its mesh does not say more."""
     found = _read_spec(tensor._spec)
-    others = set(beside) - {own_rank()}
+    others = set(beside) - {ask_rank()}
     if not others or others & set(_mesh_of(tensor).mesh.flatten().tolist()):
         return found
     return replace(found, ranks=tuple(sorted({*found.ranks, *others})))
@@ -170,7 +170,7 @@ class PlainPlacements:
                 holds = "shard"
         if len(same) > 1:
             return place_copies(same)
-        return Placement(holds, (own_rank(),))
+        return Placement(holds, (ask_rank(),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ def _read_spec(spec: Any) -> Placement:
     coordinate = mesh.get_coordinate()
     text = f"{tuple(placements)} on {tuple(mesh.shape)}"
     if coordinate is None:
-        return Placement("own", (own_rank(),), text)
+        return Placement("own", (ask_rank(),), text)
     line = tuple(
         slice(None) if each.is_replicate() else place for each, place in zip(placements, coordinate, strict=True)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -13,7 +13,8 @@ from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.names import ModelNames
 from retrograd.core.hooks.optimizer import OptimizerNames
-from retrograd.core.hooks.program_watch import ProgramWatch
+
+T = TypeVar("T")
 
 
 class FactHost(Protocol):
@@ -61,9 +62,8 @@ class FactHost(Protocol):
     def tell_operations(self, notes: Any) -> None:
         """Notify all sources of the operations that stand between a forward and its pass."""
 
-    @property
-    def program_watch(self) -> ProgramWatch:
-        """Watches the program, for all sources that need that; whoever begins or ends it does so for all."""
+    def share(self, make: Callable[[FactHost], T]) -> T:
+        """What ``make`` has made for the first source that asked: one for all of them."""
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The site of a parameter; None where it belongs to no recorded model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from types import MethodType
 from typing import Any, Protocol
@@ -19,9 +19,8 @@ from retrograd.core.history.sink import EventKind, Moment
 from retrograd.core.hooks.engine import is_abstract
 from retrograd.core.hooks.names import ModelNames, walk_parameters, walk_paths
 from retrograd.core.hooks.optimizer import OptimizerNames, optimizer_listeners
-from retrograd.core.hooks.program_watch import ProgramWatch
 from retrograd.core.limits import LIMITS
-from retrograd.core.recording.fact_source import FactSource, MakeSource, is_look
+from retrograd.core.recording.fact_source import FactHost, FactSource, MakeSource, T, is_look
 
 
 class FactTaker(Protocol):
@@ -70,7 +69,7 @@ class Facts:
         self._taker = weakref.ref(taker)
         self.models = ModelNames()
         self.optimizers = OptimizerNames()
-        self._program_watch: ProgramWatch | None = None
+        self._shared: dict[Callable[[FactHost], Any], Any] = {}
         made = [make(self) for make in sources]
         self._sources = [each for each in made if type(each) not in {other.replaces for other in made}]
         self._parameters: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -136,13 +135,12 @@ class Facts:
         """Notify all sources of the operations that stand between a forward and its pass."""
         self._tell("operations_noted", notes)
 
-    @property
-    def program_watch(self) -> ProgramWatch:
-        """Watches the program, for all sources that need that."""
-        if self._program_watch is None:
-            about = "overwritten tensors and non-finite numbers"
-            self._program_watch = ProgramWatch(self.models.path_of, lambda error: self.fault(about, error))
-        return self._program_watch
+    def share(self, make: Callable[[FactHost], T]) -> T:
+        """What ``make`` has made for the first source that asked."""
+        if make not in self._shared:
+            self._shared[make] = make(self)
+        made: T = self._shared[make]
+        return made
 
     def name_parameter(self, tensor: torch.Tensor) -> str | None:
         """The name of a parameter of a recorded model."""
@@ -221,7 +219,7 @@ class Facts:
         self._tell("drain", patience=LIMITS.end_seconds)
         self._tell("end", patience=LIMITS.end_seconds)
         self._sources.clear()  # they refer to this object, and it to them
-        self._program_watch = None
+        self._shared.clear()
         for listeners in self._listeners:
             listeners.clear()
 

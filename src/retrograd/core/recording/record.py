@@ -8,21 +8,20 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from torch import nn
 
-from retrograd.core.addresses import open_folder
 from retrograd.core.cells import is_notebook
 from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import RecordingError
-from retrograd.core.history.history import History
 from retrograd.core.history.sink import Sink
 from retrograd.core.hooks.engine import is_compiling, uncompiled
 from retrograd.core.hooks.names import name_watched_leaves
 from retrograd.core.hooks.rewriters import rewrite_watched, watched_rewriters
 from retrograd.core.hooks.watched import trace_watched
 from retrograd.core.notices import warn_of_fault
+from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.core.recording.recorder import Recorder, check_models
 from retrograd.core.recording.schedule import Schedule
@@ -30,11 +29,12 @@ from retrograd.core.recording.settings import Settings, UserStatistic
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.runs.chosen_ranks import Ranks, read_ranks
 from retrograd.core.runs.ending import describe_exception, is_failure
-from retrograd.core.runs.ranks import ask_rank
-from retrograd.core.runs.reader import Run, open_run
-from retrograd.core.runs.writer import RunWriter
 from retrograd.core.sites.pattern import Pattern
 from retrograd.core.sites.site import check_watch_name
+
+if TYPE_CHECKING:
+    from retrograd.core.history.history import History
+    from retrograd.core.runs.reader import Run
 
 T = TypeVar("T")
 
@@ -79,8 +79,7 @@ class Recording:
         if (run := self.run) is not None:
             return run.history
         self.flush()
-        assert isinstance(self._sink, History)
-        return self._sink
+        return cast("History", self._sink)
 
     @property
     def run(self) -> Run | None:
@@ -89,6 +88,8 @@ class Recording:
             return None
         self.flush()
         if self._run is None:
+            from retrograd.core.runs.reader import open_run
+
             self._run = open_run(self.path)
         else:
             self._run.refresh()
@@ -196,6 +197,8 @@ class UnrecordedRank(Recording):
     """
 
     def __init__(self, rank: int, path: Path | None) -> None:
+        from retrograd.core.history.history import History
+
         self._rank = rank
         self._nothing = History()
         self._events = EventLog(self._nothing)
@@ -310,12 +313,18 @@ def record(
     )
     chosen, rank = read_ranks(ranks), ask_rank()
     if rank not in chosen:
+        from retrograd.core.addresses import open_folder
+
         return UnrecordedRank(rank, None if path is None else open_folder(path))
     if path is None:
         if resume is not False:
             raise RecordingError("A recording in memory cannot be resumed.", repair="give the run folder as `path`.")
+        from retrograd.core.history.history import History
+
         memory = History(tensor_budget=settings.tensor_budget)
         return Recording(Recorder(model, memory, settings, loose=model is None), memory, None)
+    from retrograd.core.runs.writer import RunWriter
+
     step = _read_step(resume) if isinstance(resume, Mapping) else None
     check_models(model, settings)  # before the folder is made
     writer = RunWriter(path, resume=resume is not False, step=step, chosen=chosen, tensor_budget=settings.tensor_budget)

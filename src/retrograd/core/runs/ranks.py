@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from retrograd.core.addresses import bounded, is_refusal
 from retrograd.core.errors import RunError, RunExistsError, RunWriteError
 from retrograd.core.files import UNFINISHED, refuse_link
 from retrograd.core.foreign.text import read_json
+from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.runs.attempts import name_attempt, read_attempt
 from retrograd.core.runs.layout import (
     LOCK,
@@ -31,26 +31,6 @@ from retrograd.core.runs.lock import Lock, is_locked, is_open_file, open_lock
 from retrograd.core.runs.manifest import read_manifest
 
 _ADMISSION_SECONDS = 10.0
-
-
-def ask_rank() -> int:
-    """Find this process's rank, as far as it is known by now: from torch.distributed, else ``RANK``, else 0."""
-    return find_rank() or 0
-
-
-def find_rank() -> int | None:
-    """Find this process's rank; None where it is not known (yet)."""
-    distributed = sys.modules.get("torch.distributed")  # not imported for this: `retrograd run` does without torch
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    text = os.environ.get("RANK", "")
-    return int(text) if text.isdecimal() else None
-
-
-def is_loader_worker() -> bool:
-    """Return whether this process makes batches for another one: what it runs backward is part of no training."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None
 
 
 class RankClaim:

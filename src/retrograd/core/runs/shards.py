@@ -23,7 +23,6 @@ from retrograd.core.history.kept import count_bytes, is_overwritten
 from retrograd.core.history.sink import Event, KeptTensor, Moment
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.layout import list_shards, shard_name
-from retrograd.core.runs.remote_shard import RemoteShard
 
 NOTES = "retrograd"
 """Key of the metadata of a shard under which the notes on its tensors stand, as JSON."""
@@ -247,7 +246,11 @@ def open_shard(path: Path) -> Any:
         FileNotFoundError: it is not there.
         SafetensorError, OSError, ValueError: it is no such file.
     """
-    return RemoteShard(path) if is_remote(path) else safetensors.safe_open(expect_file(path), "pt")
+    if is_remote(path):
+        from retrograd.core.runs.remote_shard import RemoteShard
+
+        return RemoteShard(path)
+    return safetensors.safe_open(expect_file(path), "pt")
 
 
 def read_shard(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

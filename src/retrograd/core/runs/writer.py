@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from retrograd.core.addresses import call_at_end, is_refusal, is_remote, open_folder
 from retrograd.core.errors import RunError, RunWriteError
@@ -23,14 +23,17 @@ from retrograd.core.files import SpareFiles, make_storable
 from retrograd.core.history.sink import Event, KeptTensor, RowBatch
 from retrograd.core.limits import LIMITS
 from retrograd.core.notices import Notices, warnings_kept
+from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.runs.chosen_ranks import ChosenRanks
 from retrograd.core.runs.ending import describe_exception, find_exception
 from retrograd.core.runs.layout import MANIFEST
 from retrograd.core.runs.manifest import Manifest
 from retrograd.core.runs.queue import Load, Unwritten, WriteQueue, count_rows
 from retrograd.core.runs.rank_folder import RankFolder
-from retrograd.core.runs.ranks import RankClaim, ask_rank, is_held_here
-from retrograd.core.runs.upload import Put, Upload, local_folder_of, prepare
+from retrograd.core.runs.ranks import RankClaim, is_held_here
+
+if TYPE_CHECKING:
+    from retrograd.core.runs.upload import Put, Upload
 
 _LAST_PAUSES = (0.1, 0.4, 1.0)
 """Seconds between what is tried at the end, when a disk does not take what is left."""
@@ -86,7 +89,7 @@ class RunWriter:
         flush_seconds: float | None = None,
         queue_bytes: int = 256 << 20,
     ) -> None:
-        self.path, self.folder = open_folder(path), local_folder_of(path)
+        self.path = self.folder = open_folder(path)
         is_far = is_remote(self.path)
         self.flush_seconds = flush_seconds or (_REMOTE_SECONDS if is_far else LIMITS.flush_seconds)
         self._queue = WriteQueue(queue_bytes, max(queue_bytes, tensor_budget))
@@ -95,8 +98,12 @@ class RunWriter:
         self._is_joined = join
         self._first_rank = chosen.first
         there: Put = {}
-        if is_far and not is_held_here(self.folder):
-            there = prepare(self.path, self.folder, ask_rank(), resume=resume or join)
+        if is_far:
+            from retrograd.core.runs.upload import local_folder_of, prepare
+
+            self.folder = local_folder_of(path)
+            if not is_held_here(self.folder):
+                there = prepare(self.path, self.folder, ask_rank(), resume=resume or join)
         self._upload: Upload | None = None
         self._claim = RankClaim(self.folder, resume=resume, join=join, step=step)
         try:
@@ -123,6 +130,8 @@ class RunWriter:
         self.next_step = self._folder.next_step if step is None else step
         self._is_open = True
         if is_far:
+            from retrograd.core.runs.upload import Upload
+
             self._upload = Upload(self.folder, self.path, there, self._find_rank_folder)
         self._status = "running"
         self._has_ended = False

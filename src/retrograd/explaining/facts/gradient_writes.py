@@ -19,7 +19,9 @@ from retrograd.core.hooks.shared_gradients import (
 )
 from retrograd.core.hooks.torch_calls import describe_function
 from retrograd.core.recording.fact_source import FactHost, FactSource
-from retrograd.following.graph.origins import NodePlaces, Origin
+from retrograd.explaining.facts.program import watch_program
+from retrograd.following.graph.origin import Origin
+from retrograd.following.graph.origins import NodePlaces
 
 _TOLD = 20
 """Writes of which a run tells at most."""
@@ -34,7 +36,7 @@ class GradientWriteWatch(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._watch = host.program_watch
+        self._watch = host.share(watch_program)
         self._places = NodePlaces(self._watch.logs)
         self._pass: tuple[EngineRun, SharedGradients] | None = None
         self._told: set[tuple[str, str, str]] = set()

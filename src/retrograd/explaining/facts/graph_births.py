@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retrograd.core.hooks.finite import is_fine, name_bad, read_saved
 from retrograd.core.hooks.nodes import LEAF_NUMBER, edges_of, inputs_of, number_of, root_edges, variable_of
-from retrograd.core.hooks.nonfinite import is_fine, name_bad, read_saved
 from retrograd.core.hooks.reach import find_nodes, guard_nodes
 from retrograd.explaining.facts.nonfinite_reasons import MEAN, Case, find_reason, operation_of
 

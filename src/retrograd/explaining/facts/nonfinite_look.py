@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -19,10 +19,9 @@ from retrograd.core.history.fact import NOW
 from retrograd.core.history.facts import NonFinite, Operation
 from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.engine import next_sequence_number, without_functions
+from retrograd.core.hooks.finite import is_fine, read_saved
 from retrograd.core.hooks.nodes import edges_of, number_of
-from retrograd.core.hooks.nonfinite import is_fine, read_saved
 from retrograd.core.recording.fact_source import FactHost, FactSource
-from retrograd.explaining.facts.graph_births import BornInGraph, find_birth
 from retrograd.explaining.facts.nonfinite_reasons import (
     UNNAMED_LEAF,
     describe_values,
@@ -30,6 +29,9 @@ from retrograd.explaining.facts.nonfinite_reasons import (
     operation_of,
 )
 from retrograd.explaining.facts.operation_notes import OperationNotes
+
+if TYPE_CHECKING:
+    from retrograd.explaining.facts.graph_births import BornInGraph
 
 _PARTED = frozenset(
     {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0", "PowBackward0", "LogBackward0", "Log2Backward0",
@@ -127,6 +129,8 @@ class NonFiniteLook(FactSource):
             bad = [root for root in known if not is_fine(root)]
         if bad and not self._is_over and self._told < MOST_TOLD:
             self._told += 1
+            from retrograd.explaining.facts.graph_births import find_birth
+
             self._tell(find_birth(bad))
         self._is_over = bool(bad)
         if bad or not known:

@@ -19,14 +19,12 @@ from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.calls import running_module
 from retrograd.core.hooks.dispatch import is_in_compiled_call
+from retrograd.core.hooks.finite import are_fine, is_fine, name_bad
 from retrograd.core.hooks.node_tap import NodeTaps
 from retrograd.core.hooks.nonfinite import (
     BornGradient,
     GradientBirths,
     ResultWatch,
-    are_fine,
-    is_fine,
-    name_bad,
 )
 from retrograd.core.hooks.torch_calls import TorchCall, tensors_of, user_line
 from retrograd.core.recording.fact_source import FactHost
@@ -40,7 +38,9 @@ from retrograd.explaining.facts.nonfinite_reasons import (
     find_reason,
     operation_of,
 )
-from retrograd.following.graph.origins import NodePlaces, Origin
+from retrograd.explaining.facts.program import watch_program
+from retrograd.following.graph.origin import Origin
+from retrograd.following.graph.origins import NodePlaces
 
 _NAMES = ("self", "other", "third", "fourth")
 _TAUGHT = ("input", "target", "weight")
@@ -62,7 +62,7 @@ class NonFiniteWatch(NonFiniteLook):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._watch = host.program_watch
+        self._watch = host.share(watch_program)
         self._places = NodePlaces(self._watch.logs)
         self._results = ResultWatch(self._see_operation, self._search)
         self._taps = NodeTaps()

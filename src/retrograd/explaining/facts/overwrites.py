@@ -17,7 +17,9 @@ from retrograd.core.hooks.saved import version_of
 from retrograd.core.hooks.torch_calls import user_line
 from retrograd.core.hooks.writes import Changed, SavedWatch
 from retrograd.core.recording.fact_source import FactHost, FactSource
-from retrograd.following.graph.origins import NodePlaces, Origin
+from retrograd.explaining.facts.program import watch_program
+from retrograd.following.graph.origin import Origin
+from retrograd.following.graph.origins import NodePlaces
 from retrograd.following.graph.overwritten import Overwritten, explain_overwritten, name_behind, storage_of
 
 _TOLD = 20
@@ -33,7 +35,7 @@ class OverwriteWatch(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._watch = host.program_watch
+        self._watch = host.share(watch_program)
         self.writes = self._watch.writes
         self._places = NodePlaces(self._watch.logs)
         self._saved = SavedWatch(self.writes)

@@ -1,17 +1,13 @@
-"""The sources of facts of every recording, and those of programs that are run to be explained."""
+"""The sources of facts of every recording."""
 
 from __future__ import annotations
 
 from retrograd.core.recording.fact_source import MakeSource
 from retrograd.explaining.facts.calls import CallSource
 from retrograd.explaining.facts.freed_graphs import FreedGraphs
-from retrograd.explaining.facts.gradient_writes import GradientWriteWatch
-from retrograd.explaining.facts.kink_watch import KinkWatch
 from retrograd.explaining.facts.modes import ModeSource
 from retrograd.explaining.facts.nonfinite_look import NonFiniteLook
-from retrograd.explaining.facts.nonfinite_watch import NonFiniteWatch
 from retrograd.explaining.facts.operations import ForwardOperations
-from retrograd.explaining.facts.overwrites import OverwriteWatch
 from retrograd.explaining.facts.saved_pairs import SavedPairs
 from retrograd.explaining.facts.second_derivatives import SecondDerivatives
 from retrograd.explaining.facts.tensors import InputSource, StateSource
@@ -21,8 +17,3 @@ SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
     NonFiniteLook, FreedGraphs, SavedPairs, SecondDerivatives,
 )  # fmt: skip
-"""Of every recording."""
-
-WATCHES: tuple[MakeSource, ...] = (KinkWatch, NonFiniteWatch, OverwriteWatch, GradientWriteWatch)
-"""Those that cost too much for that. The last three share one watch of the program; an update is judged before it is
-noted as a write."""

@@ -21,7 +21,8 @@ from retrograd.core.hooks.nodes import is_freed, is_leaf, name_of, number_of, ro
 from retrograd.core.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
 from retrograd.core.hooks.torch_calls import user_line
 from retrograd.following.graph.node import readable_values
-from retrograd.following.graph.origins import Origin, Origins
+from retrograd.following.graph.origin import Origin
+from retrograd.following.graph.origins import Origins
 
 Why = Literal[
     "has one", "not yet", "unknown",

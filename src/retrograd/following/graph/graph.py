@@ -6,50 +6,18 @@ The order in which the engine runs its nodes follows from it.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from retrograd.core.amounts import count_of
 from retrograd.core.drawings import drawn_by
-from retrograd.core.errors import DetachedGraphError, GraphError, NoSuchNodeError
-from retrograd.core.files import make_all_storable, write_file
-from retrograd.core.foreign.tables import read_table
-from retrograd.core.foreign.text import check_fields, fits, parse_json
+from retrograd.core.errors import DetachedGraphError, NoSuchNodeError
 from retrograd.core.hooks.nodes import LEAF_NUMBER
 from retrograd.following.graph.columns import Columns
-from retrograd.following.graph.node import Edge, Line, Node, SavedValue, TensorInfo, matches
-
-_SCHEMA = pa.schema(
-    [
-        ("name", pa.string()),
-        ("number", pa.uint64()),
-        ("incoming", pa.list_(pa.string())),
-        ("edges", pa.list_(pa.struct([("node", pa.int64()), ("slot", pa.int32())]))),
-        ("outgoing", pa.list_(pa.string())),
-        (
-            "saved",
-            pa.list_(
-                pa.struct(
-                    [("name", pa.string()), ("tensor", pa.string()), ("value", pa.string()), ("version", pa.int64())]
-                )
-            ),
-        ),
-        ("module", pa.string()),
-        ("call", pa.int32()),
-        ("file", pa.string()),
-        ("line", pa.int32()),
-        ("function", pa.string()),
-        ("operation", pa.string()),
-        ("parameter", pa.string()),
-    ]
-)
+from retrograd.following.graph.node import Edge, Node, matches
 
 
 class Graph:
@@ -130,12 +98,9 @@ class Graph:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the graph as a Parquet file, one row a node; returns its path."""
-        columns = {name: make_all_storable(values) for name, values in self._columns.stored().items()}
-        roots = json.dumps([[edge.node, edge.slot] for edge in self.roots])
-        table = pa.table(columns, schema=_SCHEMA.with_metadata({"retrograd.roots": roots}))
-        with write_file(path) as file:
-            pq.write_table(table, file, compression="zstd")
-        return Path(path)
+        from retrograd.following.graph.stored import write_graph
+
+        return write_graph(path, self._columns, self.roots)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Graph:
@@ -144,73 +109,15 @@ class Graph:
         Raises:
             GraphError: the file is none, or is damaged.
         """
-        try:
-            table = read_table(path)
-            roots = [Edge(node, slot) for node, slot in parse_json(table.schema.metadata[b"retrograd.roots"])]
-            columns = Columns()
-            for batch in table.select(_SCHEMA.names).cast(_SCHEMA).to_batches(max_chunksize=10_000):
-                for row in batch.to_pylist():
-                    columns.add(_read_row(len(columns.names), row))
-            check_edges(roots, columns.edges)
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise GraphError(
-                f"{str(path)!r} holds no graph that can be read: {error}",
-                repair="give a file that Graph.save() has written.",
-            ) from error
-        return cls(columns, roots)
+        from retrograd.following.graph.stored import read_graph
+
+        return cls(*read_graph(path))
 
 
 def _nearest(pattern: str, graph: Graph) -> str:
     places = sorted({name for node in graph for name in (node.place, node.name, node.module) if name is not None})
     near = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4)
     return f"the nearest are {', '.join(near)}." if near else f"the first ones are {', '.join(places[:3])}."
-
-
-def _read_row(index: int, row: dict[str, Any]) -> Node:
-    line = Line(row["file"], row["line"], row["function"], row["operation"]) if row["file"] is not None else None
-    saved = [SavedValue(each["name"], _parse(each["tensor"]), each["value"], each["version"]) for each in row["saved"]]
-    node = Node(
-        index=index,
-        name=row["name"],
-        number=row["number"],
-        incoming=tuple(map(_parse, row["incoming"])),
-        edges=tuple(edge and Edge(edge["node"], edge["slot"]) for edge in row["edges"]),
-        saved=tuple(saved),
-        module=row["module"],
-        call=row["call"],
-        line=line,
-        parameter=row["parameter"],
-    )
-    for each in (node, *saved, *([] if line is None else [line])):
-        check_fields(each)
-    return node
-
-
-def check_edges(roots: Sequence[Edge], edges: Sequence[Sequence[Edge | None]]) -> None:
-    """Check that edges lead to nodes that are there, and not round in a circle.
-
-    Raises:
-        ValueError: one does not.
-    """
-    entered = [0] * len(edges)
-    for edge in (*roots, *(each for leaving in edges for each in leaving if each is not None)):
-        if not isinstance(edge.node, int) or not 0 <= edge.node < len(edges) or not fits(edge.slot, int):
-            raise ValueError(f"there is no node {edge.node!r}")
-    for edge in (each for leaving in edges for each in leaving if each is not None):
-        entered[edge.node] += 1
-    ready, reached = [node for node, count in enumerate(entered) if not count], 0
-    while ready:
-        reached += 1
-        for edge in (each for each in edges[ready.pop()] if each is not None):
-            entered[edge.node] -= 1
-            if not entered[edge.node]:
-                ready.append(edge.node)
-    if reached < len(edges):
-        raise ValueError("its edges lead round in a circle")
-
-
-def _parse(text: str | None) -> TensorInfo | None:
-    return None if text is None else TensorInfo.parse(text)
 
 
 T = TypeVar("T")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType, TracebackType
@@ -14,41 +12,17 @@ from torch import nn
 
 from retrograd.core.hooks.calls import Logs, ModuleCall, ThreadLog
 from retrograd.core.hooks.forward_log import ForwardLog
-from retrograd.core.hooks.torch_calls import called_name, line_at, plain_name
+from retrograd.core.hooks.torch_calls import called_name, line_at
 from retrograd.core.hooks.writes import WriteNotes
 from retrograd.following.graph.module_names import GivenNames, SeenNames, find_names
 from retrograd.following.graph.node import Line
+from retrograd.following.graph.origin import Origin, latest_origins
 
 LIMIT = 1_000_000
 """Operations of one thread that are remembered; some 200 bytes each."""
 
 _DEEPEST = 8
 """Steps back for which operations in backward passes of backward passes are followed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a node was made.
-
-    Attributes:
-        module: path of the innermost module in whose call it was made; None outside of all.
-        call: which call of that module in its forward: 1, 2, …
-        line: the user's source line that called the operation; None where that was not noted.
-    """
-
-    module: str | None = None
-    call: int = 1
-    line: Line | None = None
-
-    @property
-    def place(self) -> str:
-        """``file:line``; empty where the line was not noted."""
-        return self.line.place if self.line is not None else ""
-
-    @property
-    def operation(self) -> str:
-        """The torch function that was called there, ``getitem`` for ``__getitem__``; empty where it is not known."""
-        return plain_name(self.line.operation) if self.line is not None else ""
 
 
 class NodePlaces:
@@ -123,18 +97,15 @@ class Origins:
         self._is_unasked = False
 
     def __enter__(self) -> Self:
-        global _latest, _unheld
         self._log.start()
         self._is_unasked = True
-        self._turn = next(_turns)
-        _latest, _unheld = (self._turn, weakref.ref(self)), None
+        self._turn = latest_origins.enter(self)
         return self
 
     def __del__(self) -> None:
         """Leave what a ``with`` without ``as`` has noted for the walk that comes."""
-        global _unheld
-        if self._is_unasked and _latest and self._turn == _latest[0]:
-            _unheld = Origins(self._log, self._names, self.writes)
+        if self._is_unasked and latest_origins is not None and latest_origins.is_last(self._turn):
+            latest_origins.hold(Origins(self._log, self._names, self.writes))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -174,19 +145,6 @@ class Origins:
         """Forget what was seen so far, as at the end of a training step. Calls that still run are kept."""
         self._log.clear()
         self._places.clear()
-
-
-_turns = itertools.count(1)
-_latest: tuple[int, Callable[[], Origins | None]] = (0, lambda: None)
-"""The origins that were entered last, and how many were before."""
-
-_unheld: Origins | None = None
-"""Their notes, if nobody held them, and nobody had asked them yet; until others are entered."""
-
-
-def latest_origins() -> Origins | None:
-    """The origins that were entered last, if somebody still holds them, or has not yet asked them."""
-    return _latest[1]() or _unheld
 
 
 def record_origins(

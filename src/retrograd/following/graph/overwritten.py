@@ -12,7 +12,7 @@ from retrograd.core.hooks.nodes import edges_of, find_overwritten, is_leaf, name
 from retrograd.core.hooks.saved import is_plain
 from retrograd.core.hooks.writes import Write, WriteNotes
 from retrograd.following.graph.node import TensorInfo
-from retrograd.following.graph.origins import Origin
+from retrograd.following.graph.origin import Origin
 from retrograd.following.graph.walker import describe
 
 NameLeaf = Callable[[Tensor], str | None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,10 @@ from retrograd.core.hooks.reach import find_nodes, guard_nodes
 from retrograd.following.graph.columns import Columns, Edges, Infos
 from retrograd.following.graph.graph import Graph
 from retrograd.following.graph.node import Edge, Line, Node, SavedValue, TensorInfo, count_nonfinite
-from retrograd.following.graph.origins import Origins, latest_origins
+from retrograd.following.graph.origin import latest_origins
+
+if TYPE_CHECKING:
+    from retrograd.following.graph.origins import Origins
 
 Place = tuple[str | None, int, Line | None]
 
@@ -64,7 +67,7 @@ def walk(
     """
     edges = root_edges(roots)
     nodes, _, links = find_nodes(edges)
-    columns = _Describer(origins or latest_origins(), name_leaves(model, names)).describe(nodes, links, saved=saved)
+    columns = _Describer(origins or latest_origins.get(), name_leaves(model, names)).describe(nodes, links, saved=saved)
     guard_nodes(nodes, links)
     return Graph(columns, [Edge(nodes.index(node), slot) for node, slot in edges], nodes)
 

@@ -26,9 +26,9 @@ from retrograd.core.errors import RunWriteError
 from retrograd.core.files import refuse_link
 from retrograd.core.hooks.engine import current_node, uncompiled
 from retrograd.core.hooks.nodes import name_of, number_of
+from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.runs.layout import LOCK, RING
 from retrograd.core.runs.lock import Lock, start_of
-from retrograd.core.runs.ranks import ask_rank
 from retrograd.following.hangs.rank_state import RankState
 from retrograd.following.hangs.ring_file import (
     BACK,

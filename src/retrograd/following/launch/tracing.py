@@ -18,8 +18,9 @@ from retrograd.core.errors import RetrogradError
 from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.launch.pass_session import PassSession
 from retrograd.core.notices import say
+from retrograd.core.ranks.processes import ask_rank, is_loader_worker
 from retrograd.core.runs.layout import rank_name
-from retrograd.core.runs.ranks import RankClaim, ask_rank, is_loader_worker
+from retrograd.core.runs.ranks import RankClaim
 from retrograd.following.hangs.watch import HangWatch, watch_hangs
 from retrograd.following.launch.requests import TraceRequest
 from retrograd.following.tracing.trace import Trace

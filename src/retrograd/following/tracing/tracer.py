@@ -18,7 +18,7 @@ from retrograd.core.hooks.checkpoints import is_failure
 from retrograd.core.hooks.listeners import never_raise
 from retrograd.core.hooks.names import watched_name
 from retrograd.core.hooks.node_tap import NodeTaps
-from retrograd.core.runs.ranks import ask_rank
+from retrograd.core.ranks.processes import ask_rank
 from retrograd.following.graph.origins import Origins, record_origins
 from retrograd.following.graph.walker import name_leaves
 from retrograd.following.tracing.pass_log import PassLog, place_finder

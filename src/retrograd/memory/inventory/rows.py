@@ -14,7 +14,8 @@ from retrograd.core.files import make_all_storable
 from retrograd.core.hooks.forward_log import OperationClock
 from retrograd.core.hooks.op_info import find_cost_of_saved
 from retrograd.following.graph.node import Line
-from retrograd.following.graph.origins import Origin, Origins
+from retrograd.following.graph.origin import Origin
+from retrograd.following.graph.origins import Origins
 from retrograd.memory.inventory.notes import NodeNotes, SlotNotes, TensorNotes
 from retrograd.memory.inventory.timeline import PERMANENT, SCHEMA
 from retrograd.memory.inventory.watch import InventoryWatch

@@ -158,14 +158,3 @@ def guessing_loss(record: Record) -> float:
             if chain.name(number) in ("cross_entropy", "nll_loss") and len(shape) > 1:
                 return math.log(shape[1])
     return 0.0
-
-
-def _is_called_again(record: Record) -> bool:
-    """Check whether at most steps a model is called several times with gradients before a backward pass."""
-    again = steps = 0
-    for _, calls in record.calls_by_step():
-        first = next((place for place, call in enumerate(calls) if call.name == "backward"), len(calls))
-        forwards = [call.about for call in calls[:first] if call.name == "forward" and call.details.get("grad")]
-        again += len(forwards) > len(set(forwards))
-        steps += bool(forwards)
-    return again > steps / 2
