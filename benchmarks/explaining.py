@@ -16,7 +16,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from contenders import Group, bare_training, recorded
 from nets import NETS, Net, make_resnet
-from retrograd.explaining.facts.sources import SOURCES, WATCHES
+from retrograd.explaining.facts.sources import SOURCES
+from retrograd.explaining.facts.watches import WATCHES
 from timing import make_parser, measure_all
 
 EXPLAINED: dict[str, Callable[[], Net]] = {**NETS, "resnet": partial(make_resnet, batch=2, pixels=64)}

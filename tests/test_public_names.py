@@ -147,7 +147,7 @@ def test_importing_the_package_does_not_load_torch() -> None:
         ("rg.walk(net(x).sum())", "pyarrow retrograd.following.graph.origins retrograd.core.hooks.module"),
         (
             "with rg.record(net): net(x).sum().backward()",
-            "retrograd.core.runs.writer retrograd.core.runs.reader retrograd.explaining.facts.sources",
+            "retrograd.core.runs.writer retrograd.core.runs.reader retrograd.explaining.facts.watches",
         ),
         (
             "with rg.record(net, sys.argv[1]): net(x).sum().backward()",

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from retrograd.core.history.facts import SharedWrite, read_facts
 from retrograd.core.history.history import History
 from retrograd.core.recording.recorder import Recorder
-from retrograd.explaining.facts.sources import SOURCES, WATCHES
+from retrograd.explaining.facts.sources import SOURCES
+from retrograd.explaining.facts.watches import WATCHES
 from retrograd.explaining.findings.record import Record
 from tests.explaining.findings.by_hand import ask
 

@@ -16,7 +16,8 @@ from retrograd.core.history.history import History
 from retrograd.core.recording.fact_source import MakeSource
 from retrograd.core.recording.recorder import Recorder
 from retrograd.explaining.facts.nonfinite_watch import NonFiniteWatch
-from retrograd.explaining.facts.sources import SOURCES, WATCHES
+from retrograd.explaining.facts.sources import SOURCES
+from retrograd.explaining.facts.watches import WATCHES
 from tests.explaining.facts.births import (
     BAD_STEP,
     PROGRAMS,

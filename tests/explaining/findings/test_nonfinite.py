@@ -18,7 +18,8 @@ from retrograd.core.launch.live_findings import LiveFindings
 from retrograd.core.recording.record import record
 from retrograd.core.recording.recorder import Recorder
 from retrograd.core.runs.findings import Finding
-from retrograd.explaining.facts.sources import SOURCES, WATCHES
+from retrograd.explaining.facts.sources import SOURCES
+from retrograd.explaining.facts.watches import WATCHES
 from retrograd.explaining.findings.detectors.nonfinite import NanBackward, NanForward, NanUpdate
 from retrograd.explaining.findings.explain import explain, explain_record
 from retrograd.explaining.findings.record import Record

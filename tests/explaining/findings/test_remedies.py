@@ -16,7 +16,8 @@ from retrograd.core.recording.fact_source import MakeSource
 from retrograd.core.recording.recorder import Recorder
 from retrograd.core.runs.ending import describe_exception
 from retrograd.core.runs.findings import Finding, Findings
-from retrograd.explaining.facts.sources import SOURCES, WATCHES
+from retrograd.explaining.facts.sources import SOURCES
+from retrograd.explaining.facts.watches import WATCHES
 from retrograd.explaining.findings.detectors import DETECTORS
 from retrograd.explaining.findings.explain import explain_record
 from retrograd.explaining.findings.record import Record
