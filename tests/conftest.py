@@ -15,6 +15,7 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any
 
@@ -24,7 +25,7 @@ from hypothesis import settings
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
-pytest_plugins = ["tests.browser", "tests.commands"]
+pytest_plugins = ["tests.commands", *(["tests.browser"] if find_spec("playwright") else [])]
 
 GRACE_SECONDS = 2.0
 """How long a thread may take to end after the test that started it."""
