@@ -6,6 +6,7 @@ The pair is removed with its last watcher; one that is part of a compiled graph 
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -27,19 +28,21 @@ class _ArgumentTap(ModuleTap[ArgumentWatcher]):
 
     def __init__(self, module: nn.Module) -> None:
         before, after = _Enter(self, ArgumentNames(module)), _Leave(self)
-        self._hooks = before, after
+        self._hooks = weakref.ref(before), weakref.ref(after)  # which hold the tap, and are held by the module
         super().__init__()
         self.entries = (set_before(module, before), set_after(module, after, always=True))
 
     def take_handle(self, handle: Tensor) -> None:
         """Be known by this tensor; both hooks have it, too."""
         super().take_handle(handle)
-        for hook in self._hooks:
-            hook.take_handle(handle)
+        for find in self._hooks:
+            hook = find()
+            if hook is not None:
+                hook.take_handle(handle)
 
 
 class _Enter(TracedEntry):
-    __slots__ = ("tap",)
+    __slots__ = ("__weakref__", "tap")
 
     def __init__(self, tap: _ArgumentTap, names: ArgumentNames) -> None:
         self.tap = tap
@@ -56,7 +59,7 @@ class _Enter(TracedEntry):
 
 
 class _Leave(TracedTap, EndHook):
-    __slots__ = ("tap",)
+    __slots__ = ("__weakref__", "tap")
 
     operation = "exit"
 
