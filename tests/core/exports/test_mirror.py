@@ -26,7 +26,6 @@ from retrograd.core.exports import mirror as mirrors
 from retrograd.core.exports import tensorboard as boards
 from retrograd.core.history.sink import Moment
 from retrograd.core.limits import LIMITS
-from retrograd.core.runs import lookout
 from retrograd.core.runs.rank_folder import RankFolder
 from retrograd.core.sites.selection import Selection
 from tests.core.exports.offline import read_records, read_series
@@ -36,7 +35,7 @@ from tests.drawing import draw, make_net, train
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout.Lookout.__init__, "__kwdefaults__", {"pause": 0.01})
+    monkeypatch.setattr(LIMITS, "flush_seconds", 0.01)
     monkeypatch.setattr(LIMITS, "look_share", 10.0)
 
 

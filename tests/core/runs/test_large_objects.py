@@ -13,6 +13,7 @@ import pytest
 
 import retrograd as rg
 from retrograd.core.addresses import open_folder
+from retrograd.core.errors import DamagedRunError
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.parts import PartFile
 from tests.core.runs.written import sort_rows, write_run
@@ -104,5 +105,5 @@ def test_a_row_group_is_fetched_at_once(
 def test_a_file_that_is_removed_while_it_is_read(fetched: list[tuple[str, int, int]]) -> None:
     run = rg.open_run(RUN)
     fsspec.filesystem("memory").rm("/runs/large/rank00000/statistics", recursive=True)
-    with pytest.raises(rg.errors.DamagedRunError, match=r"part-.* is gone"):
+    with pytest.raises(DamagedRunError, match=r"part-.* is gone"):
         run.history["a:output"].statistic("rms")

@@ -21,7 +21,6 @@ import retrograd as rg
 from retrograd.core.errors import RetrogradWarning
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.limits import LIMITS
-from retrograd.core.runs import lookout
 from retrograd.core.runs.findings import Finding
 from tests.drawing import draw, make_net, train
 
@@ -37,7 +36,7 @@ display: Callable[[object], None] = ipython_display
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout.Lookout.__init__, "__kwdefaults__", {"pause": 0.01})
+    monkeypatch.setattr(LIMITS, "flush_seconds", 0.01)
     monkeypatch.setattr(LIMITS, "look_share", 10.0)
 
 

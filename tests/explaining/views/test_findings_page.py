@@ -58,7 +58,7 @@ def test_without_a_loss_only_sites_are_shown() -> None:
 
 
 def write(path: Path, findings: Findings, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(report, "explain_record", lambda record: findings)
+    monkeypatch.setattr(report, "explain_with_reasons", lambda run, names: (findings, {}))
     return write_report(make_history(invent_training(name_resnet(), 400)), path / "report.html")
 
 

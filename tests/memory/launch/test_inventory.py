@@ -58,7 +58,7 @@ def test_the_second_step_of_a_script(tmp_path: Path) -> None:
     targets, weight = 8 * 8, 4
     assert inventory.resident == batch + hidden + classes + targets + weight
     assert errors[0].startswith("retrograd: taking an inventory of ")
-    assert errors[1].startswith("1 backward pass: 7 tensors are kept")
+    assert errors[1].startswith("1 backward pass: 7 tensors saved besides")
     assert errors[2].split()[:2] == ["module", "tensors"]
     assert errors[-1] == (
         "retrograd: listed the saved tensors of backward pass 1; see it in a browser: out/rank*/inventory.html"
