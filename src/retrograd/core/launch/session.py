@@ -70,7 +70,10 @@ def load_writer() -> None:
     """Load what writes a run folder, Arrow among it."""
     with random_kept(), warnings_kept():
         import retrograd.core.recording.record
-        import retrograd.core.runs.ending  # noqa: F401
+        import retrograd.core.runs.ending
+        import retrograd.core.runs.writer  # noqa: F401
+
+        list_sources()
 
 
 _LEFT = ("SystemExit", "KeyboardInterrupt")
