@@ -12,8 +12,8 @@ PAGE = Path(__file__).with_name("private_names.md")
 HEAD = """# What we use of torch that is not public
 
 retrograd rests on names of torch's that may change with any release. These are all of them, from
-`hooks/private_names.py`, which a test holds to the source. An attribute of an object that torch has made is written as
-`._name`. The tests run with the oldest torch that is supported and with the newest.
+`core/hooks/private_names.py`, which a test holds to the source. An attribute of an object that torch has made is
+written as `._name`. The tests run with the oldest torch that is supported and with the newest.
 """
 
 

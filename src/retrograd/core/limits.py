@@ -124,7 +124,7 @@ class Limits:
     """Seconds between two parts that are written, and between two looks at them."""
 
     fan_in: int = 32
-    """Neighbouring part files of one size that become one; see ``runs/parts.py``."""
+    """Neighbouring part files of one size that become one; see ``core/runs/parts.py``."""
 
     part_rows: int = 1_000_000
     """Parts larger than this are let be, so that no merge takes long."""

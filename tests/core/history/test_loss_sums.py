@@ -16,12 +16,11 @@ def test_sums_are_those_by_hand(seed: int) -> None:
         n = int(random.integers(0, 6))
         steps, values = random.integers(0, 40, n), random.standard_normal(n)
         steps = np.sort(steps) if random.random() < 0.5 else steps
-        weights = random.integers(1, 5, n).astype(float) if random.random() < 0.5 else None
-        sums.add(Losses(steps, values, weights))
-        for step, value, weight in zip(steps.tolist(), values, np.ones(n) if weights is None else weights, strict=True):
+        sums.add(Losses(steps, values))
+        for step, value in zip(steps.tolist(), values, strict=True):
             total = by_hand.setdefault(step, [0.0, 0.0])
-            total[0] += weight * value
-            total[1] += weight
+            total[0] += value
+            total[1] += 1.0
         if random.random() < 0.2:
             first = int(random.integers(0, 40))
             sums.cut(first)

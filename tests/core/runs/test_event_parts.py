@@ -21,14 +21,13 @@ RANKS = 3
 
 
 def happen(step: int, rank: int) -> list[Event]:
-    """What happens at a step: on rank 2 fewer micro-batches, now and then no loss, and now and then one of many."""
+    """What happens at a step: on rank 2 fewer micro-batches, now and then no loss."""
     random = np.random.default_rng([step, rank])
     found = []
     for micro in range(1 if rank == 2 else 2):
         value = [float("inf"), float("nan"), *random.standard_normal(8)][int(random.integers(10))]
-        text = "4" if random.random() < 0.2 else ""
         if random.random() < 0.9:
-            found.append(Event(Moment(step, micro, 0), "loss", value=value, text=text, time=100.0 + step))
+            found.append(Event(Moment(step, micro, 0), "loss", value=value, time=100.0 + step))
     kind = "skipped" if random.random() < 0.2 else "update"
     found.append(Event(Moment(step, micro, 0), kind, "AdamW", value=step, time=100.5 + step + rank))
     if step % 4 == rank:

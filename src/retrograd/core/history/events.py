@@ -13,7 +13,7 @@ from retrograd.core.history.arrays import read_numbers
 from retrograd.core.history.cells import locate
 from retrograd.core.history.matrix import Curve
 from retrograd.core.history.steps import number_steps
-from retrograd.core.history.table import NO_EVENTS, OF_LOSSES, filter_rows, find_kinds, pick_losses, weigh_losses
+from retrograd.core.history.table import NO_EVENTS, OF_LOSSES, filter_rows, find_kinds, pick_losses
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -99,12 +99,10 @@ class Losses(NamedTuple):
     Attributes:
         steps: int64, shape ``[n]``.
         values: float64, shape ``[n]``.
-        weights: of how many ranks each is the mean; None where all are of one.
     """
 
     steps: IntArray
     values: FloatArray
-    weights: FloatArray | None
 
     def last(self, end: int | None = None) -> int | None:
         """The last step that has one, of those up to ``end``."""
@@ -116,13 +114,13 @@ class Losses(NamedTuple):
         mask = self.steps >= step
         if mask.all():
             return self
-        return Losses(self.steps[mask], self.values[mask], None if self.weights is None else self.weights[mask])
+        return Losses(self.steps[mask], self.values[mask])
 
 
 def read_losses(table: pa.Table) -> Losses:
     """The losses among events."""
     losses = pick_losses(table.select(OF_LOSSES))
-    return Losses(read_numbers(losses["step"]), read_numbers(losses["value"]), weigh_losses(losses["text"]))
+    return Losses(read_numbers(losses["step"]), read_numbers(losses["value"]))
 
 
 class LossSums:
@@ -130,7 +128,7 @@ class LossSums:
 
     def __init__(self) -> None:
         self._count = 0
-        self._steps, self._totals, self._weights = np.empty(0, np.int64), np.empty(0), np.empty(0)
+        self._steps, self._totals, self._counts = np.empty(0, np.int64), np.empty(0), np.empty(0)
         """Of a rising list of steps; behind the first so many there is room for more of them."""
 
     def add(self, losses: Losses) -> None:
@@ -139,10 +137,9 @@ class LossSums:
             return
         self._reach(losses.steps)
         place = locate(self._steps[: self._count], losses.steps)
-        weights = 1.0 if losses.weights is None else losses.weights
         with np.errstate(invalid="ignore", over="ignore"):  # losses may be infinite
-            np.add.at(self._totals, place, losses.values if losses.weights is None else weights * losses.values)
-        np.add.at(self._weights, place, weights)
+            np.add.at(self._totals, place, losses.values)
+        np.add.at(self._counts, place, 1.0)
 
     def cut(self, step: int) -> None:
         """Forget this step and later ones."""
@@ -152,12 +149,12 @@ class LossSums:
     def curve(self) -> Curve:
         """The mean of each step."""
         n = self._count
-        return Curve(self._steps[:n].copy(), self._totals[:n] / self._weights[:n])
+        return Curve(self._steps[:n].copy(), self._totals[:n] / self._counts[:n])
 
     def finish(self) -> Curve:
         """The mean of each step, where nothing will be added any more: in the memory of these sums."""
         n = self._count
-        return Curve(self._steps[:n], np.divide(self._totals[:n], self._weights[:n], out=self._totals[:n]))
+        return Curve(self._steps[:n], np.divide(self._totals[:n], self._counts[:n], out=self._totals[:n]))
 
     def _reach(self, steps: IntArray) -> None:
         """Have a place for these steps."""
@@ -171,18 +168,18 @@ class LossSums:
         if not start or new[0] > known[-1]:  # they mostly come in their order
             self._make_room()
             self._steps[start : self._count], self._totals[start : self._count] = new, 0.0
-            self._weights[start : self._count] = 0.0
+            self._counts[start : self._count] = 0.0
         else:
             before = np.searchsorted(known, new)
             self._steps = np.insert(known, before, new)
             self._totals = np.insert(self._totals[:start], before, 0.0)
-            self._weights = np.insert(self._weights[:start], before, 0.0)
+            self._counts = np.insert(self._counts[:start], before, 0.0)
 
     def _make_room(self) -> None:
         """Have place for all steps; what is not written to yet takes no memory."""
         if self._count > len(self._steps):
             self._steps = _grow(self._steps, 2 * self._count)
-            self._totals, self._weights = _grow(self._totals, 2 * self._count), _grow(self._weights, 2 * self._count)
+            self._totals, self._counts = _grow(self._totals, 2 * self._count), _grow(self._counts, 2 * self._count)
 
 
 def _grow(column: npt.NDArray[T], size: int) -> npt.NDArray[T]:

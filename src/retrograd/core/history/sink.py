@@ -83,9 +83,8 @@ class Event:
 
     Attributes:
         moment: when.
-        kind: ``loss`` (value: the scalar that backward started from, unscaled; text: of how many ranks it is the mean,
-            if of several), ``update`` (name: the optimizer, value: how many updates it has made, text:
-            :data:`ENDS_NONE` or nothing), ``skipped`` (an
+        kind: ``loss`` (value: the scalar that backward started from, unscaled), ``update`` (name: the
+            optimizer, value: how many updates it has made, text: :data:`ENDS_NONE` or nothing), ``skipped`` (an
             update that loss scaling skipped), ``scale`` (value: the loss scale), ``fault`` and ``dropped`` (name: the
             site, text: why), ``overwritten``
             (name: the site whose kept tensor was changed in place), ``rewrite`` (name: the site, text: the rule that

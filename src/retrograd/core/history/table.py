@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,8 +89,7 @@ EVENT_COLUMNS: tuple[Column, ...] = (
     Column(
         "text",
         pa.string(),
-        "its words; for rewrite, the rule; for a loss that is the mean of ranks, how many; for an update, if it ends "
-        "no step",
+        "its words; for rewrite, the rule; for an update, if it ends no step",
     ),
     Column("time", pa.float64(), "seconds since the epoch"),
 )
@@ -151,11 +149,10 @@ def _build_lists(lengths: npt.NDArray[Any], values: npt.NDArray[Any]) -> pa.List
 EVENT_SCHEMA = make_schema(EVENT_COLUMNS)
 NO_EVENTS = pa.Table.from_batches([], EVENT_SCHEMA)  # Schema.empty_table() makes arrays, for which pandas is loaded
 _MOMENT = ("step", "micro", "backward", "phase")
-OF_LOSSES = ("kind", "step", "value", "text")
+OF_LOSSES = ("kind", "step", "value")
 """Columns that tell losses."""
 
 _OWN = ("kind", "name", "value", "text", "time")
-_COUNT = re.compile("[1-9][0-9]{0,8}")
 
 
 def build_event_table(events: Sequence[Event]) -> pa.Table:
@@ -219,12 +216,3 @@ def find_kinds(table: pa.Table, kinds: Collection[str]) -> npt.NDArray[np.bool_]
 def filter_rows(table: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
     """The rows for which this is true."""
     return table if mask.all() else table.filter(to_numbers(mask))
-
-
-def weigh_losses(texts: pa.ChunkedArray) -> npt.NDArray[np.float64] | None:
-    """Of how many ranks each loss is the mean; None where all are of one."""
-    if not any(_COUNT.fullmatch(text) for text in texts.unique().to_pylist()):
-        return None
-    code_of: dict[str, int] = {}
-    codes = read_codes(texts.dictionary_encode(null_encoding="encode"), code_of)
-    return np.array([int(text) if _COUNT.fullmatch(text) else 1 for text in code_of], np.float64)[codes]
