@@ -206,7 +206,7 @@ def _read_last_events(folder: Path) -> Iterator[pa.Table]:
 
     paths = [path for _, path in list_parts(folder / EVENTS)]
     update, last, has_updates = None, None, None
-    for table in _read_events(paths[::-1], OF_LOSSES):
+    for table in _read_events(paths[::-1], (*OF_LOSSES, "text")):  # by which updates are told apart
         yield table
         update = _find_last_update(table) if update is None else update
         if update is None and has_updates is None:
