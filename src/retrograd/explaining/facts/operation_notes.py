@@ -6,7 +6,7 @@ It costs some ten microseconds a call, so it is on for a few steps only. Nothing
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class OperationNotes(ForwardListener):
         name_module: the path of a module, None where it has no name.
         limit: operations that are noted at most.
         fault: called with an internal error; nothing is noted after it.
-        see: shown the first result of each.
+        see: shown each, with its number and the call.
 
     Attributes:
         noted: the operations, in order.
@@ -72,7 +72,7 @@ class OperationNotes(ForwardListener):
         name_module: Callable[[nn.Module], str | None],
         limit: int,
         fault: Callable[[Exception], None],
-        see: Callable[[Operation, Tensor], None] = lambda noted, result: None,
+        see: Sequence[Callable[[int, Operation, TorchCall], None]] = (),
     ) -> None:
         super().__init__()
         self._see = see
@@ -200,7 +200,8 @@ class OperationNotes(ForwardListener):
         )
         self._remember(made, number, is_written=is_written)
         if made:
-            self._see(self.noted[-1], made[0])
+            for see in self._see:
+                see(number, self.noted[-1], call)
         if not self._is_forward:
             self._guard.part()
 

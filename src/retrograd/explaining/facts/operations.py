@@ -6,24 +6,24 @@ and then at the step behind a sampled one at which a graph is met that is unlike
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import deque
-from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from retrograd.core.history.facts import MADE_BEFORE, GraphSize, Operation, Operations, Softmax
-from retrograd.core.hooks.dispatch import carry_out_unseen, is_in_compiled_call, without_graph
+from retrograd.core.history.facts import MADE_BEFORE, GraphSize, Operation, Operations
+from retrograd.core.hooks.dispatch import is_in_compiled_call
 from retrograd.core.hooks.engine import grad_enabled, is_in_backward, is_transformed
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.facts.operation_notes import OperationNotes
+from retrograd.explaining.facts.softmax_looks import SoftmaxLooks
+from retrograd.explaining.facts.value_look import ValueLook
 
 MOST = 3000
 """Operations of a look."""
@@ -36,6 +36,9 @@ ALWAYS = 2
 
 _MOST_GRAPHS = 256
 """Graphs that are remembered."""
+
+LOOKS: tuple[type[ValueLook], ...] = (SoftmaxLooks,)
+"""What is shown the values of operations while they are noted."""
 
 _REMEMBERED = 16
 """Graphs that are known, the last written; a step may have several, such as those of two models in turn."""
@@ -51,9 +54,10 @@ class ForwardOperations(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._softmaxes = SoftmaxLooks(host)
-        see = self._softmaxes.see
-        self._notes = OperationNotes(host.models.path_of, MOST, lambda error: host.fault("operations", error), see)
+        self._looks = [make(host) for make in LOOKS]
+        self._notes = OperationNotes(
+            host.models.path_of, MOST, lambda error: host.fault("operations", error), [look.see for look in self._looks]
+        )
         self._sizes = GraphSizes(host)
         self._written: deque[int] = deque(maxlen=_REMEMBERED)
         self._name = ""
@@ -82,7 +86,7 @@ class ForwardOperations(FactSource):
 
     def _is_time(self) -> bool:
         host = self.host
-        if host.is_look and (host.recorded < ALWAYS or self._softmaxes.are_there):
+        if host.is_look and (host.recorded < ALWAYS or any(look.is_wanted for look in self._looks)):
             return True
         return host.recorded == self._next and host.is_recorded
 
@@ -108,7 +112,10 @@ class ForwardOperations(FactSource):
             self._passes += 1
             self._is_waiting = False
             nodes = None if graph is None else graph.nodes
-            self._write(self._notes.find(roots[0]) if roots else MADE_BEFORE, nodes)
+            loss = self._notes.find(roots[0]) if roots else MADE_BEFORE
+            self._write(loss, nodes)
+            for look in self._looks:
+                look.pass_begins(self._notes.noted, loss)
             self._notes.forward_ends()
 
     def _compare(self, graph: int, *, is_noted: bool) -> None:
@@ -127,8 +134,9 @@ class ForwardOperations(FactSource):
             self._stop()
 
     def drain(self) -> None:
-        """Record what was seen of softmax functions."""
-        self._softmaxes.drain()
+        """Record what was seen of values."""
+        for look in self._looks:
+            look.drain()
 
     def end(self) -> None:
         """Leave nothing on the stack."""
@@ -268,57 +276,3 @@ def _list_living(look: int, signs: list[ref[NodeSign]]) -> list[NodeSign]:
     living = [(each, sign) for each in signs if (sign := each()) is not None]
     signs[:] = [each for each, _ in living]
     return [sign for _, sign in living if sign.look == look]
-
-
-# ---- softmax ----
-
-_MOST = 256
-"""Calls of a look that are seen."""
-
-
-class SoftmaxLooks:
-    """Is shown what operations make, and keeps Σp² and Σp of what a softmax in a module's forward has made."""
-
-    def __init__(self, host: FactHost) -> None:
-        self._host = host
-        self._held: list[tuple[Softmax, Tensor]] = []
-        self.are_there = False
-        """True once one has been seen."""
-
-    def see(self, noted: Operation, result: Tensor) -> None:
-        """An operation has been called."""
-        if noted.name == "softmax" and noted.module and len(self._held) < _MOST and _is_readable(result):
-            entries, now = _count_entries(noted.arguments, result), self._host.now
-            fact = Softmax(name=noted.module, line=noted.line, value=0.0, entries=entries, moment=now)
-            self.are_there = True
-            self._held.append((fact, _add_up(without_graph(result))))
-
-    def drain(self) -> None:
-        """Record one fact for each line."""
-        held, self._held = self._held, []
-        sums: dict[Softmax, Tensor] = {}
-        for fact, pair in held:
-            sums[fact] = sums[fact] + pair if fact in sums else pair
-        for fact, pair in sums.items():
-            squares, total = pair.tolist()
-            if total > 0:
-                self._host.note_fact(replace(fact, value=squares / total))
-
-
-def _count_entries(arguments: str, result: Tensor) -> int:
-    """Count the numbers that add up to one: those along the dimension that it was called with, else the last one."""
-    found = re.search(r"\bdim=(-?\d+)", arguments)
-    return result.shape[int(found[1]) if found else -1]
-
-
-def _is_readable(result: Tensor) -> bool:
-    is_plain = type(result) is Tensor and not is_transformed(result) and result.layout is torch.strided
-    return is_plain and grad_enabled() and result.ndim > 1 and result.numel() > 0 and not result.is_meta
-
-
-def _add_up(result: Tensor) -> Tensor:
-    def add_up() -> Tensor:
-        numbers = result.float()
-        return torch.stack([numbers.square().sum(), numbers.sum()]).double()
-
-    return carry_out_unseen(add_up)
