@@ -1,6 +1,6 @@
 """The corpus: healthy scripts, and what is planted into them to make faulty ones, each with its answer.
 
-``answers.toml`` says of each healthy script when it has trained well, and of each fault which text of which healthy
+Tables in ``answers/`` say of each healthy script when it has trained well, and of each fault which text of which healthy
 script is replaced by what. So the repair of a fault is known: it is the script as it was.
 """
 
@@ -68,9 +68,21 @@ def read_corpus(folder: Path = HERE) -> list[Case]:
     Raises:
         ValueError: a text that is to be replaced, or that marks a line, is not there exactly once.
     """
-    answers = tomllib.loads((folder / "answers.toml").read_text())
+    answers = read_answers(folder)
     healthy = {name: _healthy(folder, name, good) for name, good in answers["healthy"].items()}
     return [*_faulty(answers, healthy), *healthy.values()]
+
+
+def read_answers(folder: Path = HERE) -> dict[str, dict[str, Any]]:
+    """What all tables say: under ``healthy``, ``consequences`` and ``fault``, the faults of a kind under its slug."""
+    answers: dict[str, dict[str, Any]] = {"healthy": {}, "consequences": {}, "fault": {}}
+    for path in sorted((folder / "answers").glob("*.toml")):
+        table = tomllib.loads(path.read_text())
+        for slug, planted in table.pop("fault", {}).items():
+            answers["fault"].setdefault(slug, {}).update(planted)
+        for name, said in table.items():
+            answers[name].update(said)
+    return answers
 
 
 def choose_cases(cases: Iterable[Case], patterns: Iterable[str]) -> list[Case]:

@@ -185,7 +185,7 @@ def find_problems(one: Outcome) -> list[str]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names")
-    parser.add_argument("--corpus", type=Path, default=HERE, help="folder of scripts and answers.toml")
+    parser.add_argument("--corpus", type=Path, default=HERE, help="folder of scripts and answers")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "retrograd-findings")
     parser.add_argument("--mode", choices=("run", "explain"), default="run")
     parser.add_argument("--every", type=int, default=1)

@@ -49,7 +49,7 @@ def judge(case: Case, found: dict[str, object]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names")
-    parser.add_argument("--corpus", type=Path, default=HERE, help="folder of scripts and answers.toml")
+    parser.add_argument("--corpus", type=Path, default=HERE, help="folder of scripts and answers")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "verified")
     arguments = parser.parse_args()
     arguments.cache.mkdir(parents=True, exist_ok=True)
