@@ -1,7 +1,7 @@
 """The corpus: healthy scripts, and what is planted into them to make faulty ones, each with its answer.
 
-Tables in ``answers/`` say of each healthy script when it has trained well, and of each fault which text of which healthy
-script is replaced by what. So the repair of a fault is known: it is the script as it was.
+Tables in ``answers/`` say of each healthy script when it has trained well, and of each fault which text of which
+healthy script is replaced by what. So the repair of a fault is known: it is the script as it was.
 """
 
 from __future__ import annotations
