@@ -256,6 +256,8 @@ class Operations(Fact):
         loss: number of the operation that made what backward began from; −1 where that is not among them, or no
             backward began.
         is_cut: there were more operations, which are not listed.
+        dropped: numbers of operations that are called by a statement which takes no result, nor does another operation;
+            None in runs of versions that did not record it.
     """
 
     kind = "operations"
@@ -264,6 +266,7 @@ class Operations(Fact):
     outputs: tuple[int, ...] = ()
     loss: int = -1
     is_cut: bool = False
+    dropped: tuple[int, ...] | None = None
 
     def operations(self) -> list[Operation]:
         """The operations."""

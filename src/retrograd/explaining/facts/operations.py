@@ -158,9 +158,16 @@ class ForwardOperations(FactSource):
             self._written.append(signature)
             self.host.tell_operations(self._notes)
             value = float("nan") if nodes is None else float(nodes)
+            used = {each for one in noted for each in one.operands}
             self.host.note_fact(
                 Operations.pack(
-                    noted, name=self._name, value=value, outputs=outputs, loss=loss, is_cut=self._notes.is_cut
+                    noted,
+                    name=self._name,
+                    value=value,
+                    outputs=outputs,
+                    loss=loss,
+                    is_cut=self._notes.is_cut,
+                    dropped=tuple(each for each in self._notes.dropped if each not in used),
                 )
             )
 
