@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.sink import Event, Moment
+from retrograd.core.history.weights_facts import Changed, CountedOn, Load, StateRead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -518,7 +519,7 @@ class Kink(Fact):
 
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
-    NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
+    NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink, StateRead, Load, CountedOn, Changed,
 )  # fmt: skip
 """Every kind of fact."""
 
