@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+from retrograd.core.history.data_facts import AttendedTokens, Spread, Targets
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.sink import Event, Moment
 
@@ -515,7 +516,7 @@ class Kink(Fact):
 
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
-    NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
+    NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink, Targets, Spread, AttendedTokens,
 )  # fmt: skip
 """Every kind of fact."""
 
