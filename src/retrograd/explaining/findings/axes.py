@@ -111,9 +111,7 @@ class AxisTable:
                     return axes
             return self._unknown(shape)
         text = listed.takes[operand]
-        return tuple(
-            () if size == 1 else (Atom(self._root_of(text, place), size),) for place, size in enumerate(shape)
-        )
+        return tuple(() if size == 1 else (Atom(self._root_of(text, place), size),) for place, size in enumerate(shape))
 
     def roots(self, dims: Iterable[Atom]) -> frozenset[int]:
         """The roots of atoms, and of what these were parts of."""
@@ -374,7 +372,11 @@ class AxisTable:
         if len(axes) != 3:
             return None
         batch = axes[0 if is_batch_first(self._chain, number) else 1]
-        return (*axes[:2], self._feature(shape[-1])) if place == 0 else (self._fresh(shape[0]), batch, self._fresh(shape[-1]))
+        return (
+            (*axes[:2], self._feature(shape[-1]))
+            if place == 0
+            else (self._fresh(shape[0]), batch, self._fresh(shape[-1]))
+        )
 
     def _attend(self, number: int, shape: Shape, place: int) -> Axes | None:
         query, key = self.taken(number), self.taken(number, 1)

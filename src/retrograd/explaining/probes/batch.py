@@ -125,7 +125,9 @@ class Axis:
     def find_other(self, place: int) -> int | None:
         """Find a place at which something else stands than at this one; None where all are the same."""
         for other in (each % self.size for each in range(place + 1, place + self.size)):
-            if any(_differ(each.select(self.dim, place), each.select(self.dim, other)) for each in self.tensors.values()):
+            if any(
+                _differ(each.select(self.dim, place), each.select(self.dim, other)) for each in self.tensors.values()
+            ):
                 return other
         return None
 

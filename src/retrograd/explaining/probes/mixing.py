@@ -183,7 +183,9 @@ def _find_move(made: list[Made], number: int) -> Made | None:
     return None
 
 
-_HANDS_ON = frozenset({"transpose", "permute", "contiguous", "to", "float", "dropout", "squeeze", "unsqueeze", "T", "mT"})
+_HANDS_ON = frozenset(
+    {"transpose", "permute", "contiguous", "to", "float", "dropout", "squeeze", "unsqueeze", "T", "mT"}
+)
 
 
 class SampleProbe(MixingProbe):
@@ -264,20 +266,25 @@ class PositionProbe(MixingProbe):
             return False
         early = [each.movedim(at[0], 0) for each in tensors]
         return any(
-            bool(changed(early[0][:place], run[:place]).any()) for place, run in zip(self._places, early[1:], strict=True)
+            bool(changed(early[0][:place], run[:place]).any())
+            for place, run in zip(self._places, early[1:], strict=True)
         )
 
     def _describe(self, made: list[Made], number: int) -> dict[str, str]:
         """Name a mask without effect where there is one: it is the cause."""
         found = super()._describe(made, number)
         at = made[number]
-        before = [each for each in made[:number] if each.name in _MASKS and not each.is_used and each.module == at.module]
+        before = [
+            each for each in made[:number] if each.name in _MASKS and not each.is_used and each.module == at.module
+        ]
         if at.name == "batch_norm":
             return found
         if before:
             reason = f"the result of `{before[-1].name}` is not used, so `{at.name}` brings in later positions"
             return found | {"operation": before[-1].name, "line": before[-1].line, "reason": reason}
-        return found | {"reason": f"`{at.name}` is the first operation whose result at a position depends on later ones"}
+        return found | {
+            "reason": f"`{at.name}` is the first operation whose result at a position depends on later ones"
+        }
 
 
 PROBES: Mapping[str, Callable[[Trial, Arguments, int], MixingProbe]] = {
