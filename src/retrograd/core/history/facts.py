@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from retrograd.core.history.fact import Fact, JsonObject
+from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.history.sink import Event, Moment
 
 
@@ -515,7 +516,7 @@ class Kink(Fact):
 
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
-    NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
+    NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink, LossParts,
 )  # fmt: skip
 """Every kind of fact."""
 
