@@ -73,12 +73,11 @@ class LossLooks(ValueLook):
         before = _list_before(noted, loss)
         sums, pairs = (tuple(sorted(before & held.keys())) for held in (self._sums, self._pairs))
         kept = [*(self._sums[each] for each in sums), *(self._pairs[each] for each in pairs)]
-        if len({each.device for each in kept}) > 1:
-            return
         self.is_wanted |= _has_terms(noted, before & self._sums.keys())
         fact = LossParts(line=noted[loss].line, called=user_line(), loss=loss, moment=self.host.now)
         with without_functions():
-            self._passes.append(_Pass(fact, sums, pairs, carry_out_unseen(lambda: torch.stack(kept))))
+            if len({each.device for each in kept}) == 1:
+                self._passes.append(_Pass(fact, sums, pairs, carry_out_unseen(lambda: torch.stack(kept))))
 
     def drain(self) -> None:
         """Record a fact for each pass."""
