@@ -83,7 +83,8 @@ class LossLooks(ValueLook):
         """Record a fact for each pass."""
         passes, self._passes = self._passes, []
         for fact, sums, pairs, values in passes:
-            listed = values.tolist()
+            with without_functions():
+                listed = values.tolist()
             same = tuple(number for number, is_equal in zip(pairs, listed[len(sums) :], strict=True) if is_equal)
             self.is_wanted |= bool(same)
             self.host.note_fact(
