@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from retrograd.core.history.data_facts import AttendedTokens, Spread, Targets
 from retrograd.core.history.fact import Fact, JsonObject
+from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.history.weights_facts import Changed, CountedOn, Load, StateRead
 
@@ -523,6 +524,7 @@ FACTS: tuple[type[Fact], ...] = (
     NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
     StateRead, Load, CountedOn, Changed,
     Targets, Spread, AttendedTokens,
+    LossParts,
 )  # fmt: skip
 """Every kind of fact."""
 

@@ -28,6 +28,7 @@ EventKind = Literal[
     "nonfinite", "overwrite", "shared", "unpacked", "freed", "lost", "kink", "finding",
     "read", "load", "counted", "changed",
     "targets", "spread", "attended",
+    "terms",
 ]  # fmt: skip
 """From ``call`` on: facts, see :mod:`retrograd.core.history.facts`, and findings reported during the run."""
 
