@@ -23,6 +23,7 @@ from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.facts.operation_notes import OperationNotes
 from retrograd.explaining.facts.softmax_looks import SoftmaxLooks
+from retrograd.explaining.facts.target_looks import TargetLooks
 from retrograd.explaining.facts.value_look import ValueLook
 
 MOST = 3000
@@ -37,7 +38,7 @@ ALWAYS = 2
 _MOST_GRAPHS = 256
 """Graphs that are remembered."""
 
-LOOKS: tuple[type[ValueLook], ...] = (SoftmaxLooks,)
+LOOKS: tuple[type[ValueLook], ...] = (SoftmaxLooks, TargetLooks)
 """What is shown the values of operations while they are noted."""
 
 _REMEMBERED = 16
