@@ -24,6 +24,7 @@ from retrograd.core.sites.site import ROOT
 from retrograd.explaining.facts.loss_looks import LossLooks
 from retrograd.explaining.facts.operation_notes import OperationNotes
 from retrograd.explaining.facts.softmax_looks import SoftmaxLooks
+from retrograd.explaining.facts.target_looks import TargetLooks
 from retrograd.explaining.facts.value_look import ValueLook
 
 MOST = 3000
@@ -38,7 +39,7 @@ ALWAYS = 2
 _MOST_GRAPHS = 256
 """Graphs that are remembered."""
 
-LOOKS: tuple[type[ValueLook], ...] = (SoftmaxLooks, LossLooks)
+LOOKS: tuple[type[ValueLook], ...] = (SoftmaxLooks, LossLooks, TargetLooks)
 """What is shown the values of operations while they are noted."""
 
 _REMEMBERED = 16

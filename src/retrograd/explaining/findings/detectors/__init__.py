@@ -27,6 +27,8 @@ from retrograd.explaining.findings.detectors import (
     schedule,
     second_derivative,
     shapes,
+    spread,
+    targets,
     units,
 )
 from retrograd.explaining.findings.detectors.nonfinite import (
@@ -42,7 +44,8 @@ _FAMILIES = (
     clipping.family, failed.family, gradient_flow.family, graphs.family, hyper_parameters.family,
     initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family,
     loss_sense.family, missing_gradients.family, modes.family, optimizers.family, precision.family,
-    ranks.family, refused.family, schedule.family, second_derivative.family, shapes.family, units.family,
+    ranks.family, refused.family, schedule.family, second_derivative.family, shapes.family, spread.family,
+    targets.family, units.family,
 )  # fmt: skip
 
 _ORDER = """
@@ -53,7 +56,9 @@ _ORDER = """
     clip-other-parameters lr-zero scheduler-per-step scheduler-before-step lr-jump optimizer-made-anew
     optimizer-before-change softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits
     nll-on-probabilities bce-on-logits dropout-misplaced broadcast-loss wrong-dim reshape-mixes-batch relu-on-output
-    loss-wrong-sign loss-reduction-sum input-unscaled graph-grows graph-leaks weights-untied shared-weights
+    loss-wrong-sign loss-reduction-sum input-unscaled targets-shifted-twice targets-not-shifted padding-in-loss
+    sorted-labels mask-inverted output-ignores-input representation-collapse evaluation-inputs graph-grows graph-leaks
+    weights-untied shared-weights
     missing-nonlinearity eval-mode-in-training train-mode-in-evaluation bad-init symmetric-init exploding vanishing
     learning-rate-too-high learning-rate-too-low not-updated hooks-scale dead-units saturated attention-collapse
     embedding-unused weight-decay-dominates adam-epsilon momentum clip-always-on underflow bf16-update-lost
