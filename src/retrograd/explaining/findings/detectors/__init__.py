@@ -28,6 +28,7 @@ from retrograd.explaining.findings.detectors import (
     second_derivative,
     shapes,
     units,
+    weights,
 )
 from retrograd.explaining.findings.detectors.nonfinite import (
     KinksInBackward,
@@ -43,6 +44,7 @@ _FAMILIES = (
     initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family,
     loss_sense.family, missing_gradients.family, modes.family, optimizers.family, precision.family,
     ranks.family, refused.family, schedule.family, second_derivative.family, shapes.family, units.family,
+    weights.family,
 )  # fmt: skip
 
 _ORDER = """
@@ -51,7 +53,8 @@ _ORDER = """
     zero-grad-misplaced optimizer-never-steps backward-never-called step-before-backward step-too-seldom
     double-backward accumulation-not-divided clip-after-step clip-before-backward clip-before-unscale
     clip-other-parameters lr-zero scheduler-per-step scheduler-before-step lr-jump optimizer-made-anew
-    optimizer-before-change softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits
+    optimizer-before-change keys-not-loaded snapshot-not-copied averages-not-put-back resume-incomplete bit-flipped
+    softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits
     nll-on-probabilities bce-on-logits dropout-misplaced broadcast-loss wrong-dim reshape-mixes-batch relu-on-output
     loss-wrong-sign loss-reduction-sum input-unscaled graph-grows graph-leaks weights-untied shared-weights
     missing-nonlinearity eval-mode-in-training train-mode-in-evaluation bad-init symmetric-init exploding vanishing
