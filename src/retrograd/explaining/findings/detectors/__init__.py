@@ -30,6 +30,7 @@ from retrograd.explaining.findings.detectors import (
     spread,
     targets,
     units,
+    weights,
 )
 from retrograd.explaining.findings.detectors.nonfinite import (
     KinksInBackward,
@@ -44,8 +45,9 @@ _FAMILIES = (
     clipping.family, failed.family, gradient_flow.family, graphs.family, hyper_parameters.family,
     initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family,
     loss_sense.family, missing_gradients.family, modes.family, optimizers.family, precision.family,
-    ranks.family, refused.family, schedule.family, second_derivative.family, shapes.family, spread.family,
-    targets.family, units.family,
+    ranks.family, refused.family, schedule.family, second_derivative.family, shapes.family, units.family,
+    weights.family,
+    spread.family, targets.family,
 )  # fmt: skip
 
 _ORDER = """
@@ -54,7 +56,8 @@ _ORDER = """
     zero-grad-misplaced optimizer-never-steps backward-never-called step-before-backward step-too-seldom
     double-backward accumulation-not-divided clip-after-step clip-before-backward clip-before-unscale
     clip-other-parameters lr-zero scheduler-per-step scheduler-before-step lr-jump optimizer-made-anew
-    optimizer-before-change softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits
+    optimizer-before-change keys-not-loaded snapshot-not-copied averages-not-put-back resume-incomplete bit-flipped
+    softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits
     nll-on-probabilities bce-on-logits dropout-misplaced broadcast-loss wrong-dim reshape-mixes-batch relu-on-output
     loss-wrong-sign loss-reduction-sum input-unscaled targets-shifted-twice targets-not-shifted padding-in-loss
     sorted-labels mask-inverted output-ignores-input representation-collapse evaluation-inputs graph-grows graph-leaks
