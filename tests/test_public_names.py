@@ -17,6 +17,7 @@ import retrograd as rg
 PUBLIC = [
     "AdjointCheck",
     "Auxiliary",
+    "Card",
     "Comparison",
     "Finding",
     "Findings",
@@ -38,6 +39,7 @@ PUBLIC = [
     "check_adjoint",
     "compact",
     "compare",
+    "describe",
     "draw_graph",
     "every",
     "explain",
