@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+from retrograd.core.history.data_facts import AttendedTokens, Spread, Targets
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.history.sink import Event, Moment
@@ -520,7 +521,9 @@ class Kink(Fact):
 
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
-    NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink, StateRead, Load, CountedOn, Changed,
+    NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
+    StateRead, Load, CountedOn, Changed,
+    Targets, Spread, AttendedTokens,
     LossParts,
 )  # fmt: skip
 """Every kind of fact."""
