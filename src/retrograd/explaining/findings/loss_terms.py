@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from retrograd.core.history.facts import CARRIED
 from retrograd.core.history.loss_facts import LossParts
+from retrograd.core.sites.site import ROOT
 from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, argument_of, factor_of
 from retrograd.explaining.findings.record import Record
 
@@ -17,7 +18,7 @@ SUMS = frozenset({"add", "sub", "rsub"})
 SQUARES = frozenset({"pow", "square", "abs", "norm", "vector_norm", "linalg_norm", "linalg_vector_norm"})
 _SUMMARIES = frozenset({"sum", "mean", "nanmean", "nansum"})
 _JOINS = frozenset({"stack", "cat", "hstack"})
-_DEEP = 5
+_DEEP = 4
 """Operations within one another that are written out."""
 
 
@@ -107,26 +108,20 @@ class Loss:
 
     def _split(self, number: int, factors: tuple[Factor, ...]) -> Iterator[Term]:
         """The terms of what an operation made, which counts as often as the factors say."""
-        top = number
-        while True:
-            inner, more = self._step(number)
-            if not inner:
-                yield self._make(number, top, factors)
-                return
-            if len(inner) > 1:
-                break
+        top, before = number, len(factors)
+        inner, more = self._step(number)
+        while len(inner) == 1 and number >= 0:
             number, factors = inner[0], (*factors, *more)
-            if number < 0:
-                yield self._make(number, number, factors)
-                return
+            inner, more = self._step(number)
+        if not inner:
+            yield self._make(number, top, factors, before)
         for each, own in zip(inner, more, strict=True):
-            if each >= 0:
-                yield from self._split(each, (*factors, own))
-            else:
-                yield self._make(each, each, (*factors, own))
+            yield from self._split(each, (*factors, own))
 
     def _step(self, number: int) -> tuple[tuple[int, ...], tuple[Factor, ...]]:
         """What an operation sums up, or multiplies, with the factors; nothing where it makes a term."""
+        if number < 0:
+            return (), ()
         chain, operation = self.chain, self.chain.listed[number]
         name, operands = chain.name(number), operation.operands
         is_single = bool(operation.makes) and math.prod(chain.made(number)) == 1
@@ -178,13 +173,17 @@ class Loss:
         is_through = name in VIEWS or name in ("neg", "mul", "div")
         return is_through and any(self._is_loss(each, deep - 1) for each in self.chain.operands(number))
 
-    def _make(self, number: int, top: int, factors: tuple[Factor, ...]) -> Term:
+    def _make(self, number: int, top: int, factors: tuple[Factor, ...], before: int) -> Term:
+        """A term that an operation made; of the factors those before the given place count what stands on top."""
         plain = math.prod(each.number for each in factors if each.outer < 0)
         scales = any(each.outer >= 0 for each in factors)
-        text = write(self._record, self.chain, number)
+        module = self.chain.listed[number].module if number >= 0 else ""
+        text = write(self._record, self.chain, number, module)
         size = f"{abs(plain):.3g}"
         weight = " · ".join((*((size,) if size != "1" else ()), *(("w",) if scales else ())))
-        values = tuple(math.prod(each.of(parts) for each in factors) * parts.sum_of(number) for parts in self.parts)
+        values = tuple(
+            math.prod(each.of(parts) for each in factors[:before]) * parts.sum_of(top) for parts in self.parts
+        )
         line = self.chain.listed[number].line if number >= 0 else ""
         return Term(
             number=number,
@@ -223,19 +222,19 @@ def describe_loss(record: Record) -> list[Loss]:
 _BETWEEN = {"add": "+", "sub": "−", "mul": "·", "div": "/", "matmul": "@"}
 
 
-def write(record: Record, chain: Chain, number: int, deep: int = _DEEP) -> str:
-    """What an operation made, as an expression of the models' results and of data."""
+def write(record: Record, chain: Chain, number: int, module: str = "", deep: int = _DEEP) -> str:
+    """What an operation made, as an expression of data and of what modules other than the given one gave."""
     if number < 0:
         return "…" if number == CARRIED else "data"
     operation = chain.listed[number]
-    if operation.module and number in chain.of_outputs and chain.name(number) not in LOSSES:
+    if operation.module not in ("", module):
         return f"{_name_module(record, operation.module)}(…)"
     if not deep:
         return "…"
     name, operands = chain.name(number), operation.operands
     if name in VIEWS and operands:
-        return write(record, chain, operands[0], deep)
-    inner = [write(record, chain, each, deep - 1) for each in operands]
+        return write(record, chain, operands[0], module, deep)
+    inner = [write(record, chain, each, module, deep - 1) for each in operands]
     if name in LOSSES:
         inner = [*inner[:1], *("target" if each == "data" else each for each in inner[1:2])]
         return f"{name}({', '.join(filter(None, (*inner, argument_of(operation, 'reduction'))))})"
@@ -256,9 +255,6 @@ def _write_plain(name: str, inner: list[str], argument: str) -> str:
 def _name_module(record: Record, path: str) -> str:
     """A module, or the sequence that it is the end of."""
     parent = path.rpartition(".")[0]
-    return parent if record.type_of(parent) == "Sequential" else path
-
-
-def list_lines(terms: Iterable[Term]) -> list[str]:
-    """The lines of terms, each once."""
-    return list(dict.fromkeys(term.line for term in terms if term.line))
+    while record.type_of(parent or ROOT) == "Sequential" and path != ROOT:
+        path, parent = parent or ROOT, parent.rpartition(".")[0]
+    return "model" if path == ROOT else path
