@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from retrograd.core.history.fact import Fact, JsonObject
+from retrograd.core.history.saved_facts import Recomputed, ZeroGradient
 from retrograd.core.history.sink import Event, Moment
 
 
@@ -516,6 +517,7 @@ class Kink(Fact):
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
     NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
+    Recomputed, ZeroGradient,
 )  # fmt: skip
 """Every kind of fact."""
 

@@ -25,7 +25,7 @@ PHASES: tuple[Phase, ...] = ("train", "forward", "eval", "no_grad", "inference",
 EventKind = Literal[
     "loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note", "error",
     "call", "calls", "optimizer", "modes", "input", "buffer", "parameter", "units", "operations", "softmax", "graph",
-    "nonfinite", "overwrite", "shared", "unpacked", "freed", "lost", "kink", "finding",
+    "nonfinite", "overwrite", "shared", "unpacked", "freed", "lost", "kink", "zeros", "recomputed", "finding",
 ]  # fmt: skip
 """The last two lines are facts, see :mod:`retrograd.core.history.facts`, and findings reported during the run."""
 
