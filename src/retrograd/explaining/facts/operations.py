@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -26,6 +27,7 @@ from retrograd.explaining.facts.operation_notes import OperationNotes
 from retrograd.explaining.facts.softmax_looks import SoftmaxLooks
 from retrograd.explaining.facts.target_looks import TargetLooks
 from retrograd.explaining.facts.value_look import ValueLook
+from retrograd.explaining.facts.zero_gradients import NodeOperations
 
 MOST = 3000
 """Operations of a look."""
@@ -39,7 +41,7 @@ ALWAYS = 2
 _MOST_GRAPHS = 256
 """Graphs that are remembered."""
 
-LOOKS: tuple[type[ValueLook], ...] = (SoftmaxLooks, LossLooks, TargetLooks)
+LOOKS: tuple[Callable[[FactHost], ValueLook], ...] = (SoftmaxLooks, LossLooks, TargetLooks, NodeOperations.of)
 """What is shown the values of operations while they are noted."""
 
 _REMEMBERED = 16

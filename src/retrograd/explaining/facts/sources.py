@@ -14,10 +14,10 @@ from retrograd.explaining.facts.spread_looks import SpreadLooks
 from retrograd.explaining.facts.tensors import InputSource, StateSource
 from retrograd.explaining.facts.units import UnitLooks
 from retrograd.explaining.facts.weights import LoadSource
+from retrograd.explaining.facts.zero_gradients import ZeroGradients
 
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
     NonFiniteLook, FreedGraphs, SavedPairs, SecondDerivatives,
-    LoadSource,
-    SpreadLooks,
+    LoadSource, SpreadLooks, ZeroGradients,
 )  # fmt: skip

@@ -32,6 +32,7 @@ from retrograd.explaining.findings.detectors import (
     terms,
     units,
     weights,
+    zeros,
 )
 from retrograd.explaining.findings.detectors.nonfinite import (
     KinksInBackward,
@@ -47,7 +48,7 @@ _FAMILIES = (
     initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family, loss_sense.family,
     missing_gradients.family, modes.family, optimizers.family, precision.family, ranks.family, refused.family,
     schedule.family, second_derivative.family, shapes.family, spread.family, targets.family, terms.family,
-    units.family, weights.family,
+    units.family, weights.family, zeros.family,
 )  # fmt: skip
 
 _ORDER = """
@@ -66,6 +67,7 @@ _ORDER = """
     symmetric-init exploding vanishing learning-rate-too-high learning-rate-too-low not-updated hooks-scale dead-units
     saturated attention-collapse embedding-unused weight-decay-dominates adam-epsilon momentum clip-always-on
     underflow bf16-update-lost scaler-churn batch-norm ranks-disagree loss-spike diverged loss-flat kinks
+    zero-gradient
 """
 
 _FOUND: dict[str, Detector] = {
