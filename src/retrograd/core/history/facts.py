@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from retrograd.core.history.fact import Fact, JsonObject
+from retrograd.core.history.probe_facts import FunctionCheck, Probe
 from retrograd.core.history.sink import Event, Moment
 
 
@@ -515,7 +516,7 @@ class Kink(Fact):
 
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
-    NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
+    NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink, Probe, FunctionCheck,
 )  # fmt: skip
 """Every kind of fact."""
 

@@ -71,7 +71,13 @@ def _find_obstacle(kind: FunctionClass, args: Sequence[Any]) -> str:
     tensors = [each for each in args if isinstance(each, Tensor)]
     if not all(isinstance(each, (Tensor, *_PLAIN)) for each in args):
         return "an argument is neither a tensor nor a number"
-    if any(each.is_complex() or each.is_sparse or each.is_nested or type(each).__torch_dispatch__ is not Tensor.__torch_dispatch__ for each in tensors):
+    if any(
+        each.is_complex()
+        or each.is_sparse
+        or each.is_nested
+        or type(each).__torch_dispatch__ is not Tensor.__torch_dispatch__
+        for each in tensors
+    ):
         return "an argument is complex, sparse or of a class of its own"
     if sum(each.numel() for each in tensors) > _MOST:
         return "its arguments are too large"
@@ -90,7 +96,9 @@ class _Comparison:
         self._kind = kind
         self._args = list(copy_nest(list(args), clone_wide))
         self._wanted = [
-            place for place, each in enumerate(args) if isinstance(each, Tensor) and each.requires_grad and each.is_floating_point()
+            place
+            for place, each in enumerate(args)
+            if isinstance(each, Tensor) and each.requires_grad and each.is_floating_point()
         ]
         self._randomness = Randomness()
         self._draw = torch.Generator().manual_seed(0)
@@ -146,8 +154,10 @@ class _Comparison:
 
     def _is_identity(self, place: int) -> bool:
         outputs = self._run(self._args)
-        return len(outputs) == 1 and outputs[0].numel() == self._args[place].numel() and torch.equal(
-            outputs[0].flatten(), self._args[place].flatten()
+        return (
+            len(outputs) == 1
+            and outputs[0].numel() == self._args[place].numel()
+            and torch.equal(outputs[0].flatten(), self._args[place].flatten())
         )
 
     def _is_linear(self, place: int) -> bool:

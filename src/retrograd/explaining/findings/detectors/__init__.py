@@ -22,6 +22,7 @@ from retrograd.explaining.findings.detectors import (
     modes,
     optimizers,
     precision,
+    probes,
     ranks,
     refused,
     schedule,
@@ -42,12 +43,14 @@ _FAMILIES = (
     clipping.family, failed.family, gradient_flow.family, graphs.family, hyper_parameters.family,
     initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family,
     loss_sense.family, missing_gradients.family, modes.family, optimizers.family, precision.family,
-    ranks.family, refused.family, schedule.family, second_derivative.family, shapes.family, units.family,
+    probes.family, ranks.family, refused.family, schedule.family, second_derivative.family, shapes.family,
+    units.family,
 )  # fmt: skip
 
 _ORDER = """
     nan-input nan-forward nan-backward nan-update failed no-graph freed-graph overwritten recomputed-otherwise
-    inference-tensor unused-in-ddp second-derivative layers-in-a-list missing-gradient not-optimized missing-zero-grad
+    inference-tensor unused-in-ddp second-derivative own-backward future-seen samples-mix
+    layers-in-a-list missing-gradient not-optimized missing-zero-grad
     zero-grad-misplaced optimizer-never-steps backward-never-called step-before-backward step-too-seldom
     double-backward accumulation-not-divided clip-after-step clip-before-backward clip-before-unscale
     clip-other-parameters lr-zero scheduler-per-step scheduler-before-step lr-jump optimizer-made-anew
