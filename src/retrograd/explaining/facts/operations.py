@@ -21,6 +21,7 @@ from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT
+from retrograd.explaining.facts.loss_looks import LossLooks
 from retrograd.explaining.facts.operation_notes import OperationNotes
 from retrograd.explaining.facts.softmax_looks import SoftmaxLooks
 from retrograd.explaining.facts.value_look import ValueLook
@@ -37,7 +38,7 @@ ALWAYS = 2
 _MOST_GRAPHS = 256
 """Graphs that are remembered."""
 
-LOOKS: tuple[type[ValueLook], ...] = (SoftmaxLooks,)
+LOOKS: tuple[type[ValueLook], ...] = (SoftmaxLooks, LossLooks)
 """What is shown the values of operations while they are noted."""
 
 _REMEMBERED = 16
@@ -158,9 +159,16 @@ class ForwardOperations(FactSource):
             self._written.append(signature)
             self.host.tell_operations(self._notes)
             value = float("nan") if nodes is None else float(nodes)
+            used = {each for one in noted for each in one.operands}
             self.host.note_fact(
                 Operations.pack(
-                    noted, name=self._name, value=value, outputs=outputs, loss=loss, is_cut=self._notes.is_cut
+                    noted,
+                    name=self._name,
+                    value=value,
+                    outputs=outputs,
+                    loss=loss,
+                    is_cut=self._notes.is_cut,
+                    dropped=tuple(each for each in self._notes.dropped if each not in used),
                 )
             )
 

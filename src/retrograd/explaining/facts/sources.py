@@ -12,8 +12,9 @@ from retrograd.explaining.facts.saved_pairs import SavedPairs
 from retrograd.explaining.facts.second_derivatives import SecondDerivatives
 from retrograd.explaining.facts.tensors import InputSource, StateSource
 from retrograd.explaining.facts.units import UnitLooks
+from retrograd.explaining.facts.weights import LoadSource
 
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
-    NonFiniteLook, FreedGraphs, SavedPairs, SecondDerivatives,
+    NonFiniteLook, FreedGraphs, SavedPairs, SecondDerivatives, LoadSource,
 )  # fmt: skip

@@ -208,7 +208,11 @@ def _print_card(card: Card, about: str, arguments: ExplainOptions) -> None:
     if arguments.json:
         print_text(card.as_json(), is_json=True)
         return
-    lines = [f"{about}, did this:" if card.lines else f"{about}: nothing was recorded", "", *_list_card(card, arguments)]
+    lines = [
+        f"{about}, did this:" if card.lines else f"{about}: nothing was recorded",
+        "",
+        *_list_card(card, arguments),
+    ]
     print_text("\n".join(show_plainly(line, keep="") for line in lines))
 
 
