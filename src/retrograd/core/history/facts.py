@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 from retrograd.core.history.data_facts import AttendedTokens, Spread, Targets
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.loss_facts import LossParts
+from retrograd.core.history.saved_facts import Recomputed, ZeroGradient
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.history.weights_facts import Changed, CountedOn, Load, StateRead
 
@@ -525,6 +526,7 @@ FACTS: tuple[type[Fact], ...] = (
     StateRead, Load, CountedOn, Changed,
     Targets, Spread, AttendedTokens,
     LossParts,
+    Recomputed, ZeroGradient,
 )  # fmt: skip
 """Every kind of fact."""
 

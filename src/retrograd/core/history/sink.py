@@ -29,6 +29,7 @@ EventKind = Literal[
     "read", "load", "counted", "changed",
     "targets", "spread", "attended",
     "terms",
+    "zeros", "recomputed",
 ]  # fmt: skip
 """From ``call`` on: facts, see :mod:`retrograd.core.history.facts`, and findings reported during the run."""
 
