@@ -9,7 +9,7 @@ import numpy as np
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import show
 from retrograd.explaining.findings.chain import Chain, argument_of
-from retrograd.explaining.findings.record import Record
+from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
 
 
@@ -23,7 +23,7 @@ def describe_losses(record: Record) -> Iterator[CardEntry]:
     training = record.once(Training)
     first, last, lost = training.initial, training.late, training.lost
     curve, values = "", {}
-    if len(found) <= 1 and np.isfinite(first):
+    if len(found) <= 1 and np.isfinite(first) and _is_one(training):
         ended = show(last) if lost is None else f"not finite from step {lost:,} on"
         curve, values = f"{show(first)} → {ended}", {"first": first, "last": last, "lost": lost}
     for line, text in found.items():
@@ -32,6 +32,15 @@ def describe_losses(record: Record) -> Iterator[CardEntry]:
         )
     if curve and not found:
         yield CardEntry(topic="loss", text=curve, values=values)
+
+
+def _is_one(training: Training) -> bool:
+    """Check whether all losses of the run are of one thing."""
+    try:
+        training.need_loss()
+    except CannotTell:
+        return False
+    return True
 
 
 def _write(chain: Chain, number: int) -> str:
