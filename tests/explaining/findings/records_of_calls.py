@@ -44,6 +44,7 @@ def _two_optimizers() -> Record:
 SKIPPED = ("zero_grad", "forward", "backward", "scaler.step", "scaler.update")
 MEAN_OF_8 = ("mean", (-1,), ((8,),), ())
 BY_4 = make_chain(MEAN_OF_8, ("div", (0,), ((),), (), "4"), outputs=[])
+BY_2 = make_chain(MEAN_OF_8, ("div", (0,), ((),), (), "2"), outputs=[])
 CLEARED_WITHIN = [(*("zero_grad", "forward", "backward") * 4, "step")] * 3
 
 UPDATES = gather(
@@ -94,13 +95,18 @@ UPDATES = gather(
 # ---- gradients that add up ----
 
 
-def _gan(*, clears_both: bool) -> Record:
-    """A critic whose gradients are cleared, and a generator whose own are, or not."""
-    made: list[Fact] = [make_optimizer("Adam", names=["D.0:weight"]), make_optimizer("Adam_2", names=["G.0:weight"])]
+def _gan(*facts: Fact, clears_both: bool, zero_grad: str = "") -> Record:
+    """A critic whose gradients are cleared, and a generator whose own are, or not; ``zero_grad`` is of which module."""
+    made: list[Fact] = [
+        *facts,
+        make_optimizer("Adam", names=["D.0:weight"]),
+        make_optimizer("Adam_2", names=["G.0:weight"]),
+    ]
     for step in range(6):
         for name, names, held in (("Adam", PLAIN, "none"), ("Adam_2", PLAIN if clears_both else PLAIN[1:], "some")):
             about = {"about": name}
-            made += make_calls([()] * step + [names], zero_grad=about, step=about, backward={"held": held})
+            cleared = {"about": zero_grad} if zero_grad else about
+            made += make_calls([()] * step + [names], zero_grad=cleared, step=about, backward={"held": held})
     return make_program(made)
 
 
@@ -173,6 +179,7 @@ GRADIENTS = gather(
     alike(
         "zero-grad-misplaced",
         calls(CLEARED_WITHIN, make_chain(MEAN_OF_8, outputs=[])),
+        lambda: _gan(BY_2, clears_both=True, zero_grad="self"),  # a pass that another optimizer has used is not lost
         calls([("zero_grad", "forward", "backward", "zero_grad", "step")] * 4, make_optimizer(),
               zero_grad={"about": "Adam_2"}),
         calls([("forward", "backward", "model.zero_grad", "step")] * 4, make_optimizer(names=["0:weight", "1:weight"]),
