@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from retrograd.core.history.fact import Fact
-from retrograd.core.history.facts import Call, Input, OptimizerMade
+from retrograd.core.history.facts import ActiveDropout, Call, Input, OptimizerMade
 from retrograd.core.history.sink import Event, Moment, Phase
 from retrograd.explaining.findings.record import Record
 from tests.explaining.findings.by_hand import make_record, spread
@@ -428,6 +428,8 @@ EACH_TIME = make_calls([("evaluate", *PLAIN)] * 10)
 WRONG_MODE = make_calls([PLAIN] * 5, forward=EVAL)
 ONLY_DROPOUT = {"self": "Sequential", "0": "Dropout"}
 
+DROPS_ALWAYS = ActiveDropout(name="blocks.0", value=0.4, operation="dropout", line="net.py:8")
+
 MODES = gather(
     faulty(
         "eval-mode-in-training", modal([make_optimizer()], TRAINED, LATER), "warning", "from step 5 on",
@@ -470,6 +472,12 @@ MODES = gather(
         modal(make_calls([("zero_grad", "forward", "forward", "backward", "step")] * 10)),
         modal(make_calls(EACH_FIFTH, evaluate=EVAL)),
     ),
+    faulty(
+        "dropout-in-evaluation", modal(make_calls(EACH_FIFTH, evaluate=EVAL), [DROPS_ALWAYS]), "warning",
+        "drops 40% in eval mode", site="blocks.0", line="net.py:8",
+    ),
+    alike("dropout-in-evaluation", modal(make_calls(EACH_FIFTH, evaluate=EVAL))),
+    unknown("dropout-in-evaluation", modal(make_calls([PLAIN] * 5)), "without grad"),
     unknown(
         "train-mode-in-evaluation", modal(make_calls(EACH_FIFTH), modules={"self": "Sequential", "0": "Linear"}),
         "no batch norm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from retrograd.core.recording.fact_source import MakeSource
+from retrograd.explaining.facts.active_dropout import DropoutSource
 from retrograd.explaining.facts.calls import CallSource
 from retrograd.explaining.facts.freed_graphs import FreedGraphs
 from retrograd.explaining.facts.modes import ModeSource
@@ -19,5 +20,5 @@ from retrograd.explaining.facts.zero_gradients import ZeroGradients
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
     NonFiniteLook, FreedGraphs, SavedPairs, SecondDerivatives,
-    LoadSource, SpreadLooks, ZeroGradients,
+    LoadSource, DropoutSource, SpreadLooks, ZeroGradients,
 )  # fmt: skip

@@ -239,7 +239,7 @@ class AxisTable:
     def _turn(self, number: int, shape: Shape, _: int) -> Axes | None:
         axes, name = self.taken(number), self._chain.name(number)
         rank = len(axes)
-        if name in ("t", "T") and rank == 2 or name in ("mT", "mH") and rank >= 2:
+        if (name in ("t", "T") and rank == 2) or (name in ("mT", "mH") and rank >= 2):
             return (*axes[:-2], axes[-1], axes[-2])
         places = numbers_of(self._chain.listed[number].arguments)
         if name in ("transpose", "swapaxes", "swapdims") and len(places) == 2:

@@ -64,11 +64,11 @@ _ORDER = """
     bce-on-logits dropout-misplaced broadcast-loss wrong-dim reshape-mixes-batch relu-on-output loss-wrong-sign
     loss-reduction-sum input-unscaled targets-shifted-twice targets-not-shifted padding-in-loss sorted-labels
     mask-inverted output-ignores-input representation-collapse evaluation-inputs graph-grows graph-leaks
-    weights-untied shared-weights missing-nonlinearity eval-mode-in-training train-mode-in-evaluation bad-init
-    symmetric-init exploding vanishing learning-rate-too-high learning-rate-too-low not-updated hooks-scale dead-units
-    saturated attention-collapse embedding-unused weight-decay-dominates adam-epsilon momentum clip-always-on
-    underflow bf16-update-lost scaler-churn batch-norm ranks-disagree loss-spike diverged loss-flat kinks
-    zero-gradient
+    weights-untied shared-weights missing-nonlinearity eval-mode-in-training train-mode-in-evaluation
+    dropout-in-evaluation bad-init symmetric-init exploding vanishing learning-rate-too-high learning-rate-too-low
+    not-updated hooks-scale dead-units saturated attention-collapse embedding-unused weight-decay-dominates
+    adam-epsilon momentum clip-always-on underflow bf16-update-lost scaler-churn batch-norm ranks-disagree loss-spike
+    diverged loss-flat kinks zero-gradient
 """
 
 _FOUND: dict[str, Detector] = {

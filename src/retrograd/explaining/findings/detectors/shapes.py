@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from retrograd.core.runs.findings import Finding
-from retrograd.explaining.findings.axes import Axes, AxisTable, Contraction, axes_of, find_contractions, is_batch_first
+from retrograd.explaining.findings.axes import Axes, AxisTable, Contraction, axes_of, find_contractions
 from retrograd.explaining.findings.chain import AFFINE, LOSSES, RESHAPES, SOFTMAXES, Chain, argument_of, is_float
 from retrograd.explaining.findings.entry import Entry, Family, first_operation
 from retrograd.explaining.findings.record import Record
