@@ -676,6 +676,16 @@ FAULTS = (
         base=REGRESSION,
     ),
     Fault(
+        "input-drifts",
+        "work on a copy",
+        (
+            ("# training", "data = torch.randn(32, 8)\nlabels = (data @ truth).argmax(1)\n# training"),
+            (X, "x = data.div_(0.9)\n"),
+            ("    y = (x @ truth).argmax(1)\n", "    y = labels\n"),
+        ),
+        (("data.div_(0.9)", "data.clone().div_(0.9)"),),
+    ),
+    Fault(
         "graph-grows",
         "detach what is carried over (hidden state, running loss)",
         (
