@@ -5,7 +5,20 @@ from __future__ import annotations
 import re
 
 from retrograd.core.runs.findings import Finding
-from retrograd.explaining.findings.axes import Axes, AxisTable, Contraction, axes_of, find_contractions, is_batch_first
+from retrograd.explaining.findings.axes import (
+    ATTENTION,
+    RECURRENT,
+    Attended,
+    Axes,
+    AxisTable,
+    Contraction,
+    Dim,
+    axes_of,
+    find_attended,
+    find_codes,
+    find_contractions,
+    is_batch_first,
+)
 from retrograd.explaining.findings.chain import AFFINE, LOSSES, RESHAPES, SOFTMAXES, Chain, argument_of, is_float
 from retrograd.explaining.findings.entry import Entry, Family, first_operation
 from retrograd.explaining.findings.record import Record
@@ -67,11 +80,13 @@ def wrong_dimension(record: Record, chain: Chain, number: int, entry: Entry) -> 
     message = next((found for judge in _JUDGES if (found := judge(table, chain, number))), "")
     if not message:
         return None
+    is_layer = chain.name(number) in RECURRENT or chain.name(number) == ATTENTION
     return entry.finding_at(
         record,
         chain,
         number,
         message,
+        **({"line": made} if is_layer and (made := record.line_of(operation.module)) else {}),
         evidence=[
             ("operation", f"{chain.name(number)}({operation.arguments})"),
             ("operands", ", ".join(operation.takes[:2])),
@@ -227,24 +242,72 @@ def _judge_classes(_: AxisTable, chain: Chain, number: int) -> str:
     )
 
 
+def _judge_sequence(table: AxisTable, chain: Chain, number: int) -> str:
+    """A recurrent layer, or attention, that runs along the samples of a batch."""
+    if chain.name(number) not in RECURRENT and chain.name(number) != ATTENTION:
+        return ""
+    layers = find_attended(table, chain)
+    own = next((each for each in layers if each.number == number), None)
+    if (
+        own is None
+        or not own.along
+        or not own.apart[0]
+        or any(_runs_along(table, each, own.apart[0]) for each in layers)
+    ):
+        return ""
+    shape = list(chain.taken(number, 0 if own.is_ordered else 1) or ())
+    along = own.along[0].size if len(own.along) == 1 else shape[0]
+    what = "" if _is_by_target(table, own) else _name_position(table, chain, own)
+    if not what and not _is_by_target(table, own):
+        return ""
+    why = what or f"outputs are compared with targets for each of these {along}, so they are the samples"
+    return (
+        f"{chain.name(number)} gets {shape} and runs along the dimension of size {along}, as if it were the sequence: "
+        f"{why}. Samples of a batch are mixed, and what should be a sequence is not read as one"
+    )
+
+
+def _runs_along(table: AxisTable, layer: Attended, dim: Dim) -> bool:
+    return table.descends(layer.along, dim) or table.descends(dim, layer.along)
+
+
+def _is_by_target(table: AxisTable, layer: Attended) -> bool:
+    """Check whether outputs are compared with targets for each entry that it mixes, and for none that it does not."""
+    samples = table.roots(layer.along) & table.targeted
+    apart = table.roots(layer.apart[0])
+    return len(samples) == 1 and any(
+        table.samples_of(axes) == samples and not any(table.roots(dim) & apart for dim in axes)
+        for axes in table.compared
+    )
+
+
+def _name_position(table: AxisTable, chain: Chain, layer: Attended) -> str:
+    """Name the line at which positions are added along the other dimension; empty where there is none, or one here."""
+    codes = [each for each in find_codes(table, chain) if each.number < layer.number and each.varies]
+    along = [[table.descends(layer.along, each.axes[place]) for place in each.varies] for each in codes]
+    apart = [[table.descends(layer.apart[0], each.axes[place]) for place in each.varies] for each in codes]
+    if not table.is_batch(layer.along) or any(map(any, along)) or not any(map(all, apart)):
+        return ""
+    at = next(each for each, is_apart in zip(codes, apart, strict=True) if all(is_apart))
+    return f"positions are added along the other one ({chain.listed[at.number].line.rpartition('/')[2]})"
+
+
 def _judge_recurrent(_: AxisTable, chain: Chain, number: int) -> str:
     """The last step of a recurrent layer, or a mean over steps, taken along what it holds for the batch."""
     operation, shape = chain.listed[number], chain.taken(number)
     maker = operation.operands[0] if operation.operands else -1
-    if maker < 0 or shape is None or len(shape) != 3 or chain.name(maker) not in _RECURRENT:
+    if maker < 0 or shape is None or len(shape) != 3 or chain.name(maker) not in RECURRENT:
         return ""
-    is_batch_first = chain.listed[maker].arguments.rstrip(") ").endswith("True")
-    batch = 0 if is_batch_first else 1
+    batch = 0 if is_batch_first(chain, maker) else 1
     if _picked_dimension(chain, number) != batch:
         return ""
-    order = "batch first" if is_batch_first else "time first (batch_first is False)"
+    order = "batch first" if not batch else "time first (batch_first is False)"
     return (
         f"The output of {chain.name(maker)} has shape {list(shape)}, {order}, and {_WHAT[chain.name(number)]} is "
         f"taken along dimension {batch}: over its {shape[batch]} sequences, and not over steps"
     )
 
 
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _WHAT = {
     "getitem": "the last element",
     "mean": "the mean",
@@ -262,7 +325,7 @@ def _picked_dimension(chain: Chain, number: int) -> int | None:
     return _dimension(chain, number) if chain.name(number) in _WHAT else None
 
 
-_JUDGES = (_judge_softmax, _judge_weights, _judge_normalize, _judge_classes, _judge_recurrent)
+_JUDGES = (_judge_softmax, _judge_weights, _judge_normalize, _judge_classes, _judge_sequence, _judge_recurrent)
 
 
 @family.detector("reshape-mixes-batch")
