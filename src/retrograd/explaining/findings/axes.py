@@ -127,6 +127,10 @@ class AxisTable:
         """Check whether samples are in a dimension."""
         return bool(self.roots(dim) & self.batch)
 
+    def is_of_inputs(self, dim: Dim) -> bool:
+        """Check whether a dimension was one of what a model was called with."""
+        return not self.roots(dim).isdisjoint(self._of_inputs)
+
     def samples_of(self, axes: Axes) -> frozenset[int]:
         """The dimensions of inputs that are in the first one."""
         return self.roots(axes[0]) & self._of_inputs.keys() if axes else frozenset()
