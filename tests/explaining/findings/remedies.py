@@ -131,6 +131,19 @@ SCHEDULED = (
     + "    if step % 10 == 9:\n        scheduler.step()\n"
 )
 
+ORDERED = BASE.replace(BASE[BASE.index("net = ") : BASE.index("optimizer =")], """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.place, self.head = nn.Linear(2, 16), nn.Embedding(40, 16), nn.Linear(16, 2)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+    def forward(self, x):
+        places = self.place(torch.arange(x.size(1)))
+        return self.head(self.layer(self.inner(x) + places).mean(1))
+net = Net()
+""").replace("x = torch.randn(32, 8)", "x = torch.randn(32, 6, 2)").replace(
+    "(x @ truth).argmax(1)", "(x[:, :3, 0].sum(1) > x[:, 3:, 0].sum(1)).long()"
+)  # fmt: skip
+
 DEEP_LAYERS = "*[layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.ReLU())]"
 DEEP = BASE.replace("nn.ReLU(), nn.Linear(16, 3)", f"nn.ReLU(), {DEEP_LAYERS}, nn.Linear(16, 3)")
 INITIALISED = DEEP.replace(
@@ -637,6 +650,27 @@ FAULTS = (
         (("log_softmax(0)", "log_softmax(-1)"),),
     ),
     Fault(
+        "wrong-dim",
+        "batch_first=True",
+        ((", batch_first=True", ""),),
+        ((", 0.0)", ", 0.0, batch_first=True)"),),
+        "sequence",
+        base=ORDERED,
+    ),
+    Fault(
+        "positions-shared",
+        "torch.arange(x.size(1)).unsqueeze(0)",
+        (("torch.arange(x.size(1))", "torch.arange(x.size(0)).unsqueeze(1)"),),
+        (("torch.arange(x.size(0)).unsqueeze(1)", "torch.arange(x.size(1)).unsqueeze(0)"),),
+        base=ORDERED,
+    ),
+    Fault(
+        "result-dropped",
+        "assign the result, x = x.clamp",
+        ((OUT, OUT + "\n    out.clamp(-3, 3)"),),
+        (("    out.clamp(", "    out = out.clamp("),),
+    ),
+    Fault(
         "reshape-mixes-batch",
         "use permute or transpose",
         (
@@ -680,10 +714,10 @@ FAULTS = (
         "work on a copy",
         (
             ("# training", "data = torch.randn(32, 8)\nlabels = (data @ truth).argmax(1)\n# training"),
-            (X, "x = data.div_(0.9)\n"),
+            (X, "x = data.div_(0.7)\n"),
             ("    y = (x @ truth).argmax(1)\n", "    y = labels\n"),
         ),
-        (("data.div_(0.9)", "data.clone().div_(0.9)"),),
+        (("data.div_(0.7)", "data.clone().div_(0.7)"),),
     ),
     Fault(
         "graph-grows",

@@ -4,6 +4,7 @@ from retrograd.explaining.findings.detector import Detector
 from retrograd.explaining.findings.detectors import (
     accumulation,
     architecture,
+    axes,
     batch_norm,
     broken_graphs,
     call_order,
@@ -44,7 +45,7 @@ from retrograd.explaining.findings.detectors.nonfinite import (
 )
 
 _FAMILIES = (
-    accumulation.family, architecture.family, batch_norm.family, broken_graphs.family, call_order.family,
+    accumulation.family, architecture.family, axes.family, batch_norm.family, broken_graphs.family, call_order.family,
     clipping.family, failed.family, gradient_flow.family, graphs.family, hyper_parameters.family,
     initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family, loss_sense.family,
     missing_gradients.family, modes.family, optimizers.family, precision.family, probes.family, ranks.family,
@@ -68,7 +69,7 @@ _ORDER = """
     dropout-in-evaluation bad-init symmetric-init exploding vanishing learning-rate-too-high learning-rate-too-low
     not-updated hooks-scale dead-units saturated attention-collapse embedding-unused weight-decay-dominates
     adam-epsilon momentum clip-always-on underflow bf16-update-lost scaler-churn batch-norm ranks-disagree loss-spike
-    diverged loss-flat kinks zero-gradient
+    diverged loss-flat kinks zero-gradient positions-shared result-dropped
 """
 
 _FOUND: dict[str, Detector] = {
