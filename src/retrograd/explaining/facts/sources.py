@@ -10,11 +10,12 @@ from retrograd.explaining.facts.nonfinite_look import NonFiniteLook
 from retrograd.explaining.facts.operations import ForwardOperations
 from retrograd.explaining.facts.saved_pairs import SavedPairs
 from retrograd.explaining.facts.second_derivatives import SecondDerivatives
+from retrograd.explaining.facts.state_changes import StateChanges
 from retrograd.explaining.facts.tensors import InputSource, StateSource
 from retrograd.explaining.facts.units import UnitLooks
 from retrograd.explaining.facts.weights import LoadSource
 
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks,
-    NonFiniteLook, FreedGraphs, SavedPairs, SecondDerivatives, LoadSource,
+    NonFiniteLook, FreedGraphs, SavedPairs, SecondDerivatives, LoadSource, StateChanges,
 )  # fmt: skip

@@ -333,7 +333,6 @@ def bit_flipped(record: Record, entry: Entry) -> Iterator[Finding]:
             step=flip.step,
             evidence=[
                 ("change of the sum of its bits", f"2 to the power of {flip.bit}", "a power of two"),
-                *([("in-place operations on it meanwhile", flip.writes)] if flip.writes >= 0 else []),
                 ("tensors that were compared", flip.compared),
             ],
         )
