@@ -58,6 +58,11 @@ class TurnTaking:
         """True if there is no tensor."""
         return not self._parts
 
+    @property
+    def taken(self) -> int:
+        """How many tensors have sums that are not compared yet."""
+        return len(self._taken)
+
     def take(self) -> None:
         """Take the sums of the next tensors."""
         place = self._place
@@ -72,10 +77,6 @@ class TurnTaking:
             for (part, then), now in zip(taken, _read([part for part, _ in taken]), strict=True):
                 if then and now and then != now:
                     yield part, then, now
-
-    def forget(self) -> None:
-        """Forget the sums."""
-        self._taken = []
 
 
 def _read(parts: list[Part]) -> list[int | None]:
@@ -96,6 +97,7 @@ class StateChanges(FactSource):
         self._buffers = TurnTaking()
         self._has_buffers: bool | None = None
         self._since = -1
+        self._step: int | None = None
 
     def model_added(self, name: str, model: nn.Module) -> None:
         """A model is recorded from now on."""
@@ -108,12 +110,13 @@ class StateChanges(FactSource):
     def update_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""
         turns = self._states.get(optimizer)
+        self._step = self.host.step if self.host.is_recorded else None
         if turns is not None:
             self._tell(turns, self.host.optimizers.find(optimizer, MOST_OPTIMIZERS))
 
     def update_ends(self, optimizer: Optimizer) -> None:
         """An optimizer has updated."""
-        if not self.host.is_recorded:
+        if self._step is None:
             return
         turns = self._states.get(optimizer)
         if turns is None:
@@ -126,7 +129,7 @@ class StateChanges(FactSource):
         turns.take()
         if self._has_buffers:
             self._buffers.take()
-        self._since = self.host.step
+        self._since = self._step
 
     def end(self) -> None:
         """Forget everything."""
@@ -134,6 +137,7 @@ class StateChanges(FactSource):
         self._buffers = TurnTaking()
 
     def _tell(self, turns: TurnTaking, optimizer: str) -> None:
+        compared = turns.taken
         changed = list(turns.compare())
         if not changed or self.host.step > self._since + 1:
             return
@@ -147,7 +151,7 @@ class StateChanges(FactSource):
                 optimizer=optimizer,
                 sites=tuple(each.name for each, _, _ in changed[:3]),
                 since=self._since,
-                compared=_AT_ONCE,
+                compared=compared,
                 bit=find_bit(then, now) if len(changed) == 1 else -1,
             )
         )

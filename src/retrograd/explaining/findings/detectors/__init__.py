@@ -49,12 +49,12 @@ _FAMILIES = (
 
 _ORDER = """
     bit-flipped nan-input nan-forward nan-backward nan-update failed no-graph freed-graph overwritten
-    recomputed-otherwise inference-tensor unused-in-ddp second-derivative layers-in-a-list missing-gradient not-optimized missing-zero-grad
-    zero-grad-misplaced optimizer-never-steps backward-never-called step-before-backward step-too-seldom
-    double-backward accumulation-not-divided clip-after-step clip-before-backward clip-before-unscale
-    clip-other-parameters lr-zero scheduler-per-step scheduler-before-step lr-jump optimizer-made-anew
-    optimizer-before-change keys-not-loaded snapshot-not-copied averages-not-put-back resume-incomplete
-    softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits
+    recomputed-otherwise inference-tensor unused-in-ddp second-derivative layers-in-a-list missing-gradient
+    not-optimized missing-zero-grad zero-grad-misplaced optimizer-never-steps backward-never-called
+    step-before-backward step-too-seldom double-backward accumulation-not-divided clip-after-step
+    clip-before-backward clip-before-unscale clip-other-parameters lr-zero scheduler-per-step scheduler-before-step
+    lr-jump optimizer-made-anew optimizer-before-change keys-not-loaded snapshot-not-copied averages-not-put-back
+    resume-incomplete softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits
     nll-on-probabilities bce-on-logits dropout-misplaced broadcast-loss wrong-dim reshape-mixes-batch relu-on-output
     loss-wrong-sign loss-reduction-sum input-unscaled graph-grows graph-leaks weights-untied shared-weights
     missing-nonlinearity eval-mode-in-training train-mode-in-evaluation bad-init symmetric-init exploding vanishing
