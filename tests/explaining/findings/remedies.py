@@ -1233,7 +1233,73 @@ class Cubed(nn.Module):
     ),
 )
 
+BEGIN = "# training\n"
+AVERAGED = """    for name, value in net.state_dict().items():
+        average[name].lerp_(value, 0.2)
+    if step % 10 == 9:
+        trained = {name: value.clone() for name, value in net.state_dict().items()}
+        net.load_state_dict(average)
+        with torch.no_grad():
+            print(net(x).mean())
+"""
+FIRST_SESSION = """import io
+file = io.BytesIO()
+for _ in range(20):
+    x = torch.randn(32, 8)
+    optimizer.zero_grad()
+    F.cross_entropy(net(x), (x @ truth).argmax(1)).backward()
+    optimizer.step()
+torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": 20}, file)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+"""
+
+FAULTS += (
+    Fault(
+        "keys-not-loaded",
+        "take the prefix off the keys",
+        (
+            ("truth =", 'given = {f"module.{key}": value + 0.1 for key, value in net.state_dict().items()}\ntruth ='),
+            (BEGIN, BEGIN + "net.load_state_dict(given, strict=False)\n"),
+        ),
+        (("(given, ", '({key.removeprefix("module."): value for key, value in given.items()}, '),),
+    ),
+    Fault(
+        "snapshot-not-copied",
+        "keep a copy",
+        (
+            (
+                UPDATE,
+                UPDATE + "    if step == 20:\n        best = net.state_dict()\n"
+                "    if step == 39:\n        net.load_state_dict(best)\n",
+            ),
+        ),
+        (("best = net.state_dict()", "best = {name: value.clone() for name, value in net.state_dict().items()}"),),
+    ),
+    Fault(
+        "averages-not-put-back",
+        "keep a copy of the weights before, and load it after the evaluation",
+        (
+            (BEGIN, "average = {name: value.clone() for name, value in net.state_dict().items()}\n" + BEGIN),
+            (UPDATE, UPDATE + AVERAGED),
+        ),
+        (("print(net(x).mean())\n", "print(net(x).mean())\n        net.load_state_dict(trained)\n"),),
+    ),
+    Fault(
+        "resume-incomplete",
+        "load the states of the optimizer",
+        (
+            (
+                BEGIN,
+                FIRST_SESSION + BEGIN + 'file.seek(0)\nsaved = torch.load(file)\nnet.load_state_dict(saved["net"])\n',
+            ),
+            ("for step in range(40)", 'for step in range(saved["step"], 60)'),
+        ),
+        (('(saved["net"])\n', '(saved["net"])\noptimizer.load_state_dict(saved["optimizer"])\n'),),
+    ),
+)
+
 NO_CHANGE_OF_CODE = {
+    "bit-flipped": "memory, not code: see tests/core/recording/test_weight_changes.py",
     "embedding-unused": "what goes in is to be looked at",
     "loss-spike": "the batch of that step is to be looked at",
     "loss-flat": "it claims no cause",
