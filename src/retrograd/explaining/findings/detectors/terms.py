@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
-from retrograd.core.history.facts import CARRIED, Call
+from retrograd.core.history.facts import CARRIED, MADE_BEFORE, Call
 from retrograd.core.runs.findings import Finding
-from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, factor_of
+from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, factor_of, tensor_of
 from retrograd.explaining.findings.entry import Entry, Family
-from retrograd.explaining.findings.gradients import BLIND, DETACHING, describe_cut
-from retrograd.explaining.findings.loss_terms import SQUARES, Loss, Term, list_losses
+from retrograd.explaining.findings.gradients import BLIND, COPYING, DETACHING, LEAVING, describe_cut
+from retrograd.explaining.findings.loss_terms import SQUARES, Loss, Term, list_losses, write
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.updates import clears
 
@@ -97,7 +98,8 @@ def term_without_effect(record: Record, entry: Entry) -> Iterator[Finding]:
     losses = _need_losses(record)
     said: set[str] = set()
     for loss in losses:
-        for finding in (*_judge_terms(record, loss, losses, entry), *_judge_equal(record, loss, entry)):
+        judged = (_judge_terms(record, loss, losses, entry), _judge_numbers(record, loss, entry))
+        for finding in itertools.chain(*judged, _judge_equal(record, loss, entry)):
             if finding.line not in said:
                 said.add(finding.line)
                 yield finding
@@ -173,9 +175,18 @@ def _find_cause(record: Record, loss: Loss, losses: list[Loss], term: Term) -> t
 
 
 def _comes_of_trained(record: Record, chain: Chain, cut: int) -> bool:
-    """Check whether what is cut off comes of a module that an optimizer holds."""
+    """Check whether what is cut off comes of a module that an optimizer holds, or is a parameter itself."""
+    operation = chain.listed[cut]
+    if not operation.module and operation.operands[:1] == (MADE_BEFORE,):
+        return any(
+            tensor_of(each) in operation.takes for name in _list_held(record) for each in record.looks.get(name, ())
+        )
     before = {chain.listed[each].module for each in chain.ancestors(cut)} - {""}
     return any(_holders(record, module) for module in before)
+
+
+def _list_held(record: Record) -> list[str]:
+    return [name for made in record.optimizers.values() for name in made.parameters]
 
 
 def _list_grads(record: Record, loss: Loss) -> list[Call]:
@@ -183,9 +194,9 @@ def _list_grads(record: Record, loss: Loss) -> list[Call]:
 
 
 def _has_frozen(record: Record, chain: Chain, before: frozenset[int]) -> bool:
-    """Check whether a layer of a model that an optimizer holds in part has made it, and is frozen, maybe for a while."""
+    """Check whether a layer of a model that an optimizer holds in part has made it, and is frozen."""
     layers = {chain.listed[each].module for each in before if not chain.listed[each].mode} - {""}
-    held = {name.partition(":")[0].partition(".")[0] for made in record.optimizers.values() for name in made.parameters}
+    held = {name.partition(":")[0].partition(".")[0] for name in _list_held(record)}
     return any(each.partition(".")[0] in held or each in held for each in layers)
 
 
@@ -239,6 +250,47 @@ def _judge_trained(record: Record, loss: Loss, term: Term, entry: Entry) -> Iter
     line = lost.line if lost is not None else term.line
     tail = f"; {lost.sentence}" if lost is not None else ""
     yield _describe(record, loss, term, entry, why + tail, case="other", line=line)
+
+
+def _judge_numbers(record: Record, loss: Loss, entry: Entry) -> Iterator[Finding]:
+    """Judge plain numbers that are added: is one of them what ``item`` has made of a result with a graph?"""
+    chain, parts = loss.chain, next((each for each in loss.parts if each.step == loss.chain.step), None)
+    if parts is None:
+        return
+    copies = [term.number for term in loss.terms if term.number >= 0 and chain.name(term.number) in COPYING]
+    sums = [each for each in Graph(record, chain, loss.number).numbers if _adds_number(chain, each)]
+    for number in sorted((*copies, *sums)):
+        added = _number_of(chain, number)
+        for left in (each for each in range(number) if chain.name(each) in LEAVING and chain.operands(each)):
+            source = chain.operands(left)[0]
+            weight = added / (parts.sum_of(source) or math.nan)
+            is_it = chain.listed[source].node and abs(float(f"{weight:.2g}") - weight) < 1e-5 * abs(weight)
+            if is_it and abs(added) >= LEAST * abs(parts.value):
+                lost = describe_cut(chain.listed[left])
+                text = f"{weight:.2g} · {write(record, chain, source)}".removeprefix("1 · ")
+                yield entry.finding(
+                    f"The term {text} trains nothing: {lost.sentence}",
+                    case="cut",
+                    site=_site_of(chain, source),
+                    step=chain.step,
+                    line=lost.line,
+                    evidence=[("the number that is added", added), ("line of the loss", chain.listed[number].line)],
+                    repair=lost.repair + ".",
+                )
+                return
+
+
+def _adds_number(chain: Chain, number: int) -> bool:
+    is_sum = chain.name(number) in ("add", "sub") and len(chain.listed[number].operands) == 1
+    return is_sum and not chain.made(number)
+
+
+def _number_of(chain: Chain, number: int) -> float:
+    """The plain number among the arguments of an operation; NaN for none."""
+    try:
+        return float(chain.listed[number].arguments.split(",")[0])
+    except ValueError:
+        return math.nan
 
 
 def _judge_equal(record: Record, loss: Loss, entry: Entry) -> Iterator[Finding]:
