@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ STEPS = 6
 
 def layers(*sizes: int) -> nn.Sequential:
     made: list[nn.Module] = []
-    for first, second in zip(sizes, sizes[1:], strict=False):
+    for first, second in pairwise(sizes):
         made += [nn.Linear(first, second), nn.Tanh()]
     return nn.Sequential(*made[:-1])
 
@@ -62,7 +63,7 @@ def number_added(net: TwoHeads, x: Tensor, y: Tensor) -> Tensor:
 
 def copied(net: TwoHeads, x: Tensor, y: Tensor) -> Tensor:
     out, again = net(x)
-    rebuilt = torch.tensor(float(((again - x) ** 2).mean()))  # fault
+    rebuilt = torch.tensor(((again - x) ** 2).mean().item())  # fault
     return F.cross_entropy(out, y) + 0.2 * rebuilt
 
 
@@ -139,7 +140,7 @@ def adversarial(detached: bool, penalty: bool | None = None, pixels: bool = True
             loss.backward()
             judges.step()
             score = judge(fake.detach() if detached else fake)  # fault of generator
-            loss = F.softplus(-score).mean()
+            loss = F.softplus(-score).mean()  # fault of generator: in this line
             if pixels:
                 loss = loss + (fake - real).abs().mean()
             makes.zero_grad()
@@ -166,7 +167,7 @@ def proximal(again: bool) -> Program:
         torch.manual_seed(0)
         net = ActorCritic()
         optimizer = torch.optim.Adam(net.parameters(), 1e-2)
-        yield net
+        yield {"actor": net.actor, "critic": net.critic}
         for _ in range(3):
             s = torch.randn(32, 3)
             with torch.no_grad():
@@ -197,10 +198,8 @@ class Codes(nn.Module):
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         place = torch.cdist(z.detach(), self.codes.weight.detach()).argmin(1)
-        if self.kind == "product":
-            code = F.one_hot(place, 8).float() @ self.codes.weight
-        else:
-            code = self.codes(place)
+        one_hot = F.one_hot(place, 8).float()
+        code = one_hot @ self.codes.weight if self.kind == "product" else self.codes(place)
         own = 0.25 * F.mse_loss(z, code.detach())
         through = z + (code - z).detach()
         if self.kind == "right":

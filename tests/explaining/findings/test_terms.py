@@ -31,9 +31,11 @@ def record_of(program: Program) -> Record:
     training, history = program(), History()
     recorder = Recorder(next(training), history, sources=SOURCES)
     recorder.attach()
-    for _ in training:
-        pass
-    recorder.close()
+    try:
+        for _ in training:
+            pass
+    finally:
+        recorder.close()
     assert not [event for event in history.events if event.kind == "fault"]
     return Record(history)
 
