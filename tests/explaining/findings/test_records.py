@@ -8,11 +8,16 @@ import pytest
 
 from retrograd.explaining.findings.detectors import DETECTORS
 from retrograd.explaining.findings.record import CannotTell
-from tests.explaining.findings import records_of_calls, records_of_operations, records_of_statistics
+from tests.explaining.findings import records_of_calls, records_of_operations, records_of_probes, records_of_statistics
 from tests.explaining.findings.by_hand import ask, check
 from tests.explaining.findings.records import Row
 
-ROWS = [*records_of_calls.ROWS, *records_of_operations.ROWS, *records_of_statistics.ROWS]
+ROWS = [
+    *records_of_calls.ROWS,
+    *records_of_operations.ROWS,
+    *records_of_probes.ROWS,
+    *records_of_statistics.ROWS,
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.slug)
