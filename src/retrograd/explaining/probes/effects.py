@@ -73,7 +73,7 @@ def _list_called(function: Any, seen: set[CodeType]) -> Iterator[tuple[CodeType,
 
 
 def _changes(code: CodeType, known: dict[str, Any]) -> bool:
-    if code.co_name in _INSIDE:
+    if code.co_name in _INSIDE or code.co_filename == "<string>":  # as dataclasses and named tuples write
         return False
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
