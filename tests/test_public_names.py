@@ -17,6 +17,7 @@ import retrograd as rg
 PUBLIC = [
     "AdjointCheck",
     "Auxiliary",
+    "Card",
     "Comparison",
     "Finding",
     "Findings",
@@ -42,6 +43,7 @@ PUBLIC = [
     "check_causal",
     "compact",
     "compare",
+    "describe",
     "draw_graph",
     "every",
     "explain",

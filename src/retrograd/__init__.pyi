@@ -27,6 +27,8 @@ from retrograd.core.views.table import print_table as print_table
 from retrograd.core.views.text_heatmap import format_heatmap as format_heatmap
 from retrograd.core.views.text_heatmap import print_heatmap as print_heatmap
 from retrograd.explaining import findings as findings
+from retrograd.explaining.card.card import Card as Card
+from retrograd.explaining.card.describe import describe as describe
 from retrograd.explaining.comparing.comparison import Comparison as Comparison
 from retrograd.explaining.comparing.comparison import compare as compare
 from retrograd.explaining.facts.nonfinite_probe import NotFinite as NotFinite

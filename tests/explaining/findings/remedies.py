@@ -28,6 +28,13 @@ for step in range(STEPS):
 """A program with which nothing is wrong."""
 
 
+DROPS = """
+class Drops(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.2)
+"""
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault of a program.
@@ -245,6 +252,18 @@ FAULTS = (
         ((MADE, "torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=20.0)"),),
         (("decay=20.0", "decay=0.0"),),
         "Adam",
+    ),
+    Fault(
+        "dropout-in-evaluation",
+        "pass `training=self.training`",
+        (
+            ("# training", DROPS + "net = nn.Sequential(net[0], nn.ReLU(), Drops(), net[2])\n# training"),
+            (
+                "    optimizer.step()",
+                "    optimizer.step()\n    net.eval()\n    with torch.no_grad():\n        net(x)\n    net.train()",
+            ),
+        ),
+        (("F.dropout(x, 0.2)", "F.dropout(x, 0.2, training=self.training)"),),
     ),
     Fault(
         "bad-init",
