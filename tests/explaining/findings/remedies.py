@@ -1298,6 +1298,91 @@ FAULTS += (
     ),
 )
 
+DECODER = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(12, 16), nn.Linear(16, 12)
+        self.register_buffer("later", torch.ones(9, 9, dtype=torch.bool).triu(1))
+    def forward(self, ids):
+        x = self.embed(ids)
+        scores = (x @ x.transpose(1, 2) / 4).masked_fill(self.later, -torch.inf)
+        return self.out(x + scores.softmax(-1) @ x)
+net = Decoder()
+optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+# training
+for step in range(STEPS):
+    ids = (torch.arange(10) + torch.randint(0, 12, (32, 1))) % 12
+    optimizer.zero_grad()
+    loss = F.cross_entropy(net(ids[:, :-1]).transpose(1, 2), ids[:, 1:])
+    loss.backward()
+    optimizer.step()
+"""
+
+FAULTS += (
+    Fault(
+        "own-backward",
+        "multiply what backward returns by what the forward multiplies by",
+        (
+            (
+                MODULE,
+                MODULE
+                + """class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x * factor
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+class Scaled(nn.Module):
+    def forward(self, x):
+        return Scale.apply(x, 2.0)
+""",
+            ),
+            (NET, "nn.Sequential(nn.Linear(8, 16), Scaled(), nn.ReLU(), nn.Linear(16, 3))"),
+        ),
+        (("return gradient, None", "return gradient * ctx.factor, None"),),
+    ),
+    Fault(
+        "samples-mix",
+        "dim=-1 for softmax",
+        (
+            (
+                MODULE,
+                MODULE
+                + """class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key, self.out = nn.Linear(2, 4), nn.Linear(16, 3)
+    def forward(self, x):
+        key = self.key(x.view(-1, 4, 2))
+        weights = (key @ key.transpose(1, 2)).flatten(0, 1).softmax(dim=0)
+        return self.out((weights.view(-1, 4, 4) @ key).flatten(1))
+""",
+            ),
+            (NET, "Attention()"),
+        ),
+        (("softmax(dim=0)", "softmax(dim=-1)"),),
+    ),
+    Fault(
+        "future-seen",
+        "use what masked_fill returns",
+        (
+            (
+                "scores = (x @ x.transpose(1, 2) / 4).masked_fill(",
+                "scores = x @ x.transpose(1, 2) / 4\n        scores.masked_fill(",
+            ),
+        ),
+        (("        scores.masked_fill(", "        scores = scores.masked_fill("),),
+        base=DECODER,
+    ),
+)
+
 NO_CHANGE_OF_CODE = {
     "bit-flipped": "memory, not code: see tests/core/recording/test_weight_changes.py",
     "embedding-unused": "what goes in is to be looked at",
