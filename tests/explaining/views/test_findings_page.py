@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from retrograd.core.history.sink import Event
-from retrograd.core.runs.findings import Finding, Findings
+from retrograd.core.runs.findings import Explained, Finding, Findings
 from retrograd.core.views.report import report, write_report
 from retrograd.core.views.report.findings import describe_findings
 from retrograd.core.views.report.scope import choose_scope
@@ -58,7 +58,7 @@ def test_without_a_loss_only_sites_are_shown() -> None:
 
 
 def write(path: Path, findings: Findings, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(report, "explain_with_reasons", lambda run, names: (findings, {}))
+    monkeypatch.setattr(report, "explain_for_page", lambda run, names: Explained(findings))
     return write_report(make_history(invent_training(name_resnet(), 400)), path / "report.html")
 
 

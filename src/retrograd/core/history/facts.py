@@ -11,9 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+from retrograd.core.history.data_facts import AttendedTokens, Spread, Targets
 from retrograd.core.history.fact import Fact, JsonObject
+from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.history.saved_facts import Recomputed, ZeroGradient
+from retrograd.core.history.probe_facts import FunctionCheck, Probe
 from retrograd.core.history.sink import Event, Moment
+from retrograd.core.history.weights_facts import Changed, CountedOn, Load, StateRead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +261,8 @@ class Operations(Fact):
         loss: number of the operation that made what backward began from; −1 where that is not among them, or no
             backward began.
         is_cut: there were more operations, which are not listed.
+        dropped: numbers of operations that are called by a statement which takes no result, nor does another operation;
+            None in runs of versions that did not record it.
     """
 
     kind = "operations"
@@ -265,6 +271,7 @@ class Operations(Fact):
     outputs: tuple[int, ...] = ()
     loss: int = -1
     is_cut: bool = False
+    dropped: tuple[int, ...] | None = None
 
     def operations(self) -> list[Operation]:
         """The operations."""
@@ -521,7 +528,11 @@ class Kink(Fact):
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
     NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
+    StateRead, Load, CountedOn, Changed,
+    Targets, Spread, AttendedTokens,
+    LossParts,
     Recomputed, ZeroGradient,
+    Probe, FunctionCheck,
 )  # fmt: skip
 """Every kind of fact."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import itertools
 import sys
 import sysconfig
@@ -109,6 +110,17 @@ def line_at(code: CodeType, offset: int) -> int:
 def is_stand_in(frame: FrameType) -> bool:
     """Return whether this frame only looks like one of the program: it holds none of its variables."""
     return frame.f_code.co_code == _CALL.co_code and frame.f_code.co_varnames == _CALL.co_varnames
+
+
+_POP, _CACHE = dis.opmap["POP_TOP"], dis.opmap["CACHE"]
+
+
+def is_statement(frame: FrameType) -> bool:
+    """Return whether the call that this frame is in is a statement of its own: what it returns is thrown away."""
+    code, place = frame.f_code.co_code, frame.f_lasti + 2
+    while code[place] == _CACHE:
+        place += 2
+    return code[place] == _POP
 
 
 _FRAMES_AROUND = 2
