@@ -1,36 +1,56 @@
-"""What was minimised."""
+"""What was minimised, and what the targets were."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
+from retrograd.core.amounts import count_of
+from retrograd.core.history.data_facts import SHIFTS, Targets
 from retrograd.explaining.card.card import CardEntry
-from retrograd.explaining.card.words import show
-from retrograd.explaining.findings.chain import Chain, argument_of
+from retrograd.explaining.card.words import show, show_share
+from retrograd.explaining.findings.loss_terms import Loss, describe_loss
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
 
+_LONGEST = 160
+"""Letters of an expression on a line."""
+
 
 def describe_losses(record: Record) -> Iterator[CardEntry]:
-    """What backward passes began from, by the line that made it; its values where there is one alone."""
-    found: dict[str, str] = {}
-    for chain in record.chains:
-        root = record.root_of(chain)
-        if root >= 0:
-            found.setdefault(record.place_of(chain, root)[1], _write(chain, root))
-    training = record.once(Training)
+    """What backward passes began from, by the line that made it; its values where all are of one loss."""
+    losses, training = describe_loss(record), record.once(Training)
     first, last, lost = training.initial, training.late, training.lost
     curve, values = "", {}
-    if len(found) <= 1 and np.isfinite(first) and _is_one(training):
+    if len(losses) <= 1 and np.isfinite(first) and _is_one(training):
         ended = show(last) if lost is None else f"not finite from step {lost:,} on"
         curve, values = f"{show(first)} → {ended}", {"first": first, "last": last, "lost": lost}
-    for line, text in found.items():
+    for loss in losses:
+        text, is_ours = _write(loss), "/site-packages/" not in loss.line
+        short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
         yield CardEntry(
-            topic="loss", text="; ".join(filter(None, (text, curve))), line=line, values={"expression": text, **values}
+            topic="loss",
+            text="; ".join(filter(None, (short, curve))),
+            line=loss.line if is_ours or not loss.terms else loss.terms[0].line,
+            details=(text,) if short != text else (),
+            values={
+                "expression": loss.text,
+                "terms": [
+                    {
+                        "expression": each.text,
+                        "sign": each.sign,
+                        "line": each.line,
+                        "gradient": each.has_graph,
+                        "share": share,
+                    }
+                    for each, share in zip(loss.terms, _weigh(loss), strict=True)
+                ],
+                **values,
+            },
         )
-    if curve and not found:
+    if curve and not losses:
         yield CardEntry(topic="loss", text=curve, values=values)
 
 
@@ -43,14 +63,58 @@ def _is_one(training: Training) -> bool:
     return True
 
 
-def _write(chain: Chain, number: int) -> str:
-    """The last operations of a loss."""
-    operation = chain.listed[number]
-    operands = [_name(chain, each) for each in chain.operands(number)]
-    reduction = argument_of(operation, "reduction") or ""
-    return f"{chain.name(number)}({', '.join(filter(None, (*operands, reduction)))})"
+def _weigh(loss: Loss) -> list[float | None]:
+    """The share of each term in the sizes of all, over all passes that were looked at; None where it is not known."""
+    sizes = [math.fsum(map(abs, each.values)) if each.values else math.nan for each in loss.terms]
+    total = math.fsum(sizes)
+    return [size / total if total > 0 else None for size in sizes]
 
 
-def _name(chain: Chain, number: int) -> str:
-    module = chain.listed[number].module
-    return f"{module}(…)" if module else f"{chain.name(number)}(…)"
+def _write(loss: Loss) -> str:
+    """The expression of a loss, with the share of each of several terms, and those that no gradient passes."""
+    text, several = "", len(loss.terms) > 1
+    for term, share in zip(loss.terms, _weigh(loss), strict=True):
+        known = several and share is not None
+        notes = [show_share(round(1000 * share), 1000)] if known and share is not None else []
+        notes += [] if term.has_graph else ["no gradient"]
+        sign = (" − " if term.sign < 0 else " + ") if text else "−" * (term.sign < 0)
+        text += f"{sign}{term.text}" + (f" [{', '.join(notes)}]" if notes else "")
+    return text
+
+
+def describe_targets(record: Record) -> Iterator[CardEntry]:
+    """What the losses were given as targets, by the line that called them."""
+    found: dict[str, list[Targets]] = {}
+    for fact in record.of(Targets):
+        if fact.rank == record.first_rank:
+            found.setdefault(fact.line, []).append(fact)
+    for line, looks in found.items():
+        last, each = looks[-1], [look for look in looks if look.elements > look.ignored]
+        shares = [look.share for look in each if not math.isnan(look.share)]
+        shifts = [shift for place, shift in enumerate(SHIFTS) if each and all(_at(look, place) == 1 for look in each)]
+        ignored = sum(look.ignored for look in looks)
+        said = [f"{last.dtype}, {count_of(last.elements, 'number')} a batch" if last.dtype else ""]
+        if last.classes:
+            said.append(
+                f"{last.classes:,} classes, of which a batch has {show(np.median([look.seen for look in looks]))}"
+            )
+        said += [f"the most frequent is {show_share(round(1000 * np.median(shares)), 1000)}"] if shares else []
+        if ignored:
+            said.append(f"{show_share(ignored, sum(look.elements for look in looks))} ignored")
+        said += [f"the input moved by {shift}" if shift else "the input itself" for shift in shifts[:1]]
+        said += ["in the memory of the input"] if all(look.same for look in looks) else []
+        yield CardEntry(
+            topic="target",
+            label=last.loss,
+            text=", ".join(filter(None, said)),
+            line=line,
+            values={
+                "loss": last.loss, "dtype": last.dtype, "elements": last.elements, "classes": last.classes,
+                "ignored": ignored, "share": float(np.median(shares)) if shares else None, "shifts": shifts,
+                "same": last.same, "looked": len(looks),
+            },
+        )  # fmt: skip
+
+
+def _at(look: Targets, place: int) -> float:
+    return look.shifts[place] if place < len(look.shifts) else -1.0
