@@ -15,7 +15,7 @@ from retrograd.explaining.findings.loss_terms import Loss, describe_loss
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
 
-_LONGEST = 160
+_LONGEST = 200
 """Letters of an expression on a line."""
 
 
@@ -29,7 +29,7 @@ def describe_losses(record: Record) -> Iterator[CardEntry]:
         curve, values = f"{show(first)} → {ended}", {"first": first, "last": last, "lost": lost}
     for loss in losses:
         text, is_ours = _write(loss), "/site-packages/" not in loss.line
-        short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+        short = text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition(' ')[0]} …"
         yield CardEntry(
             topic="loss",
             text="; ".join(filter(None, (short, curve))),
@@ -50,8 +50,9 @@ def describe_losses(record: Record) -> Iterator[CardEntry]:
                 **values,
             },
         )
-    if curve and not losses:
-        yield CardEntry(topic="loss", text=curve, values=values)
+    if not losses and record.called("backward"):
+        why = "not known, because no operation that it was made of was recorded"
+        yield CardEntry(topic="loss", text="; ".join(filter(None, (why, curve))), values=values)
 
 
 def _is_one(training: Training) -> bool:
@@ -93,7 +94,7 @@ def describe_targets(record: Record) -> Iterator[CardEntry]:
         shares = [look.share for look in each if not math.isnan(look.share)]
         shifts = [shift for place, shift in enumerate(SHIFTS) if each and all(_at(look, place) == 1 for look in each)]
         ignored = sum(look.ignored for look in looks)
-        said = [f"{last.dtype}, {count_of(last.elements, 'number')} a batch" if last.dtype else ""]
+        said = [f"{last.dtype}, {count_of(last.elements, 'element')} a batch" if last.dtype else ""]
         if last.classes:
             said.append(
                 f"{last.classes:,} classes, of which a batch has {show(np.median([look.seen for look in looks]))}"
@@ -101,7 +102,7 @@ def describe_targets(record: Record) -> Iterator[CardEntry]:
         said += [f"the most frequent is {show_share(round(1000 * np.median(shares)), 1000)}"] if shares else []
         if ignored:
             said.append(f"{show_share(ignored, sum(look.elements for look in looks))} ignored")
-        said += [f"the input moved by {shift}" if shift else "the input itself" for shift in shifts[:1]]
+        said += [_tell_shift(shift) for shift in shifts[:1]]
         said += ["in the memory of the input"] if all(look.same for look in looks) else []
         yield CardEntry(
             topic="target",
@@ -114,6 +115,12 @@ def describe_targets(record: Record) -> Iterator[CardEntry]:
                 "same": last.same, "looked": len(looks),
             },
         )  # fmt: skip
+
+
+def _tell_shift(shift: int) -> str:
+    """Where in the input the target stands: of next-token training one place ahead."""
+    where = "at the same place" if not shift else f"{count_of(abs(shift), 'place')} {'ahead' if shift > 0 else 'back'}"
+    return f"each the token {where}"
 
 
 def _at(look: Targets, place: int) -> float:
