@@ -15,6 +15,7 @@ from retrograd.core.history.data_facts import AttendedTokens, Spread, Targets
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.history.saved_facts import Recomputed, ZeroGradient
+from retrograd.core.history.probe_facts import FunctionCheck, Probe
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.history.weights_facts import Changed, CountedOn, Load, StateRead
 
@@ -527,6 +528,7 @@ FACTS: tuple[type[Fact], ...] = (
     Targets, Spread, AttendedTokens,
     LossParts,
     Recomputed, ZeroGradient,
+    Probe, FunctionCheck,
 )  # fmt: skip
 """Every kind of fact."""
 

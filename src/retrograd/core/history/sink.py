@@ -30,6 +30,7 @@ EventKind = Literal[
     "targets", "spread", "attended",
     "terms",
     "zeros", "recomputed",
+    "probe", "function",
 ]  # fmt: skip
 """From ``call`` on: facts, see :mod:`retrograd.core.history.facts`, and findings reported during the run."""
 

@@ -22,6 +22,7 @@ from retrograd.explaining.findings.detectors import (
     modes,
     optimizers,
     precision,
+    probes,
     ranks,
     refused,
     schedule,
@@ -46,17 +47,17 @@ _FAMILIES = (
     accumulation.family, architecture.family, batch_norm.family, broken_graphs.family, call_order.family,
     clipping.family, failed.family, gradient_flow.family, graphs.family, hyper_parameters.family,
     initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family, loss_sense.family,
-    missing_gradients.family, modes.family, optimizers.family, precision.family, ranks.family, refused.family,
-    schedule.family, second_derivative.family, shapes.family, spread.family, targets.family, terms.family,
-    units.family, weights.family, zeros.family,
+    missing_gradients.family, modes.family, optimizers.family, precision.family, probes.family, ranks.family,
+    refused.family, schedule.family, second_derivative.family, shapes.family, spread.family, targets.family,
+    terms.family, units.family, weights.family, zeros.family,
 )  # fmt: skip
 
 _ORDER = """
     nan-input nan-forward nan-backward nan-update failed no-graph freed-graph overwritten recomputed-otherwise
     inference-tensor unused-in-ddp second-derivative layers-in-a-list missing-gradient not-optimized missing-zero-grad
-    term-without-effect straight-through-loss td-target-gradient summed-before-mask log-prob-as-entropy
-    zero-grad-misplaced optimizer-never-steps backward-never-called step-before-backward step-too-seldom
-    double-backward accumulation-not-divided clip-after-step clip-before-backward clip-before-unscale
+    term-without-effect straight-through-loss td-target-gradient summed-before-mask log-prob-as-entropy own-backward
+    future-seen samples-mix zero-grad-misplaced optimizer-never-steps backward-never-called step-before-backward
+    step-too-seldom double-backward accumulation-not-divided clip-after-step clip-before-backward clip-before-unscale
     clip-other-parameters lr-zero scheduler-per-step scheduler-before-step lr-jump optimizer-made-anew
     optimizer-before-change keys-not-loaded snapshot-not-copied averages-not-put-back resume-incomplete bit-flipped
     softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits nll-on-probabilities
