@@ -10,8 +10,9 @@ import numpy as np
 from retrograd.core.amounts import count_of
 from retrograd.core.history.data_facts import SHIFTS, Targets
 from retrograd.explaining.card.card import CardEntry
-from retrograd.explaining.card.words import show, show_share
-from retrograd.explaining.findings.loss_terms import Loss, describe_loss
+from retrograd.explaining.card.words import show, show_change, show_share
+from retrograd.explaining.findings.chain import factor_of
+from retrograd.explaining.findings.loss_terms import Loss, Term, describe_loss, write
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
 
@@ -28,12 +29,12 @@ def describe_losses(record: Record) -> Iterator[CardEntry]:
         ended = show(last) if lost is None else f"not finite from step {lost:,} on"
         curve, values = f"{show(first)} → {ended}", {"first": first, "last": last, "lost": lost}
     for loss in losses:
-        text, is_ours = _write(loss), "/site-packages/" not in loss.line
+        text = _write(record, loss)
         short = text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition(' ')[0]} …"
         yield CardEntry(
             topic="loss",
             text="; ".join(filter(None, (short, curve))),
-            line=loss.line if is_ours or not loss.terms else loss.terms[0].line,
+            line=_find_line(record, loss),
             details=(text,) if short != text else (),
             values={
                 "expression": loss.text,
@@ -55,6 +56,12 @@ def describe_losses(record: Record) -> Iterator[CardEntry]:
         yield CardEntry(topic="loss", text="; ".join(filter(None, (why, curve))), values=values)
 
 
+def _find_line(record: Record, loss: Loss) -> str:
+    """Where the program makes a loss: of one that a package makes, where a term is made, or the model is called."""
+    lines = [loss.line, *(term.line for term in loss.terms), *(call.line for call in record.called("forward")[:1])]
+    return next((line for line in lines if "/site-packages/" not in line), loss.line)
+
+
 def _is_one(training: Training) -> bool:
     """Check whether all losses of the run are of one thing."""
     try:
@@ -71,16 +78,30 @@ def _weigh(loss: Loss) -> list[float | None]:
     return [size / total if total > 0 else None for size in sizes]
 
 
-def _write(loss: Loss) -> str:
+def _write(record: Record, loss: Loss) -> str:
     """The expression of a loss, with the share of each of several terms, and those that no gradient passes."""
     text, several = "", len(loss.terms) > 1
     for term, share in zip(loss.terms, _weigh(loss), strict=True):
         known = several and share is not None
         notes = [show_share(round(1000 * share), 1000)] if known and share is not None else []
         notes += [] if term.has_graph else ["no gradient"]
+        told, inner, weights = term.text, *_find_weights(loss, term)
+        if len(weights) > 1 and max(weights) - min(weights) > 0.01 * max(map(abs, weights)):
+            told = f"w · {write(record, loss.chain, inner, loss.chain.listed[inner].module)}"
+            notes.insert(0, f"w {show_change([abs(weights[0]), abs(weights[-1])])}")
         sign = (" − " if term.sign < 0 else " + ") if text else "−" * (term.sign < 0)
-        text += f"{sign}{term.text}" + (f" [{', '.join(notes)}]" if notes else "")
+        text += f"{sign}{told}" + (f" [{', '.join(notes)}]" if notes else "")
     return text
+
+
+def _find_weights(loss: Loss, term: Term) -> tuple[int, list[float]]:
+    """What a term weights, and by how much in each pass: its expression has the weight of the pass that was noted."""
+    chain, inner = loss.chain, term.number
+    if chain.name(inner) == "mul" and not factor_of(chain, inner) and any(term.values):
+        inner = chain.operands(inner)[0] if chain.operands(inner) else inner
+    is_number = inner >= 0 and math.prod(chain.made(inner)) == 1 and "w · " not in term.text
+    sums = [(parts.sum_of(term.top), parts.sum_of(inner)) for parts in loss.parts] if is_number else []
+    return inner, [top / below for top, below in sums if below and math.isfinite(top / below)]
 
 
 def describe_targets(record: Record) -> Iterator[CardEntry]:
@@ -103,7 +124,9 @@ def describe_targets(record: Record) -> Iterator[CardEntry]:
         if ignored:
             said.append(f"{show_share(ignored, sum(look.elements for look in looks))} ignored")
         said += [_tell_shift(shift) for shift in shifts[:1]]
-        said += ["in the memory of the input"] if all(look.same for look in looks) else []
+        said += ["the input itself, in the same memory"] if all(look.same for look in looks) else []
+        if len(said) == 1:
+            continue  # of numbers that are no classes all that a reader cares for is with the inputs
         yield CardEntry(
             topic="target",
             label=last.loss,
