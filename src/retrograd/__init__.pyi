@@ -31,11 +31,16 @@ from retrograd.explaining.card.card import Card as Card
 from retrograd.explaining.card.describe import describe as describe
 from retrograd.explaining.comparing.comparison import Comparison as Comparison
 from retrograd.explaining.comparing.comparison import compare as compare
+from retrograd.explaining.facts.nonfinite_probe import NotFinite as NotFinite
+from retrograd.explaining.facts.nonfinite_probe import find_nan as find_nan
 from retrograd.explaining.findings.explain import explain as explain
 from retrograd.explaining.gradients.explain import GradientReasons as GradientReasons
 from retrograd.explaining.gradients.explain import explain_gradients as explain_gradients
 from retrograd.explaining.kinks.kinks import Kinks as Kinks
 from retrograd.explaining.kinks.kinks import find_kinks as find_kinks
+from retrograd.explaining.probes.checks import check_batch as check_batch
+from retrograd.explaining.probes.checks import check_causal as check_causal
+from retrograd.explaining.probes.result import Mixing as Mixing
 from retrograd.explaining.views.comparing.comparison_page import write_comparison as write_comparison
 from retrograd.following.bundles.bundle import open_bundle as open_bundle
 from retrograd.following.bundles.replay import replay as replay

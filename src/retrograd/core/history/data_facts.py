@@ -27,6 +27,7 @@ class Targets(Fact):
         most, share: the most frequent one, and its share.
         tail: share of those that stand in the tail of a row, behind which there is no other.
         lengths: how many different lengths rows have without that tail.
+        filler: the tokens within these tails are all the same one.
         shifts: of each of :data:`SHIFTS` the share of targets that are the token so many positions ahead of the one
             at the same place; −1 where there is none to compare with.
         tokens: line where these tokens are looked up in an embedding; empty where none of that size were.
@@ -46,6 +47,7 @@ class Targets(Fact):
     share: float = math.nan
     tail: float = math.nan
     lengths: int = 0
+    filler: bool = False
     shifts: tuple[float, ...] = ()
     tokens: str = ""
     axis: int = 0

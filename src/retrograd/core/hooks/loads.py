@@ -7,11 +7,12 @@ remembered are names, numbers and weak references, and of values sums of some bi
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 import threading
 import weakref
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +24,11 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
+from retrograd.core.hooks.discovery import constructed_optimizers
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.core.hooks.engine import is_tracing, is_transformed, uncompiled, uncompiled_itself
 from retrograd.core.hooks.listeners import Patch, Undo, replace, wrap_method
+from retrograd.core.hooks.optimizer import held_by
 from retrograd.core.hooks.torch_calls import describe_frame, program_frame
 from retrograd.core.identities import IdentityDict
 
@@ -34,8 +37,8 @@ _OFTEN = 20
 """Loads of one line and target that are noted; of later ones those at powers of two."""
 _MOST_TENSORS, _MOST_ELEMENTS = 64, 4096
 """Of values: tensors that are read, and elements of each."""
-_MOST_FILES, _MOST_REMEMBERED = 8, 1 << 14
-"""Files whose keys are remembered, and tensors of files."""
+_MOST_FILES, _MOST_REMEMBERED, _MOST_KNOWN = 8, 1 << 14, 2
+"""Files whose keys are remembered; tensors of files, and of a state that was taken."""
 _DEPTH, _MOST_ITEMS = 4, 64
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -98,7 +101,7 @@ class LoadLog:
         self._files = 0
         self._keys: deque[tuple[int, Shapes]] = deque(maxlen=_MOST_FILES)
         self._tensors: IdentityDict[Tensor, int] = IdentityDict()
-        self._taken: IdentityDict[Any, tuple[int, str]] = IdentityDict()
+        self._taken: IdentityDict[Tensor, tuple[int, str]] = IdentityDict()
         self._times: Counter[tuple[str, int]] = Counter()
 
     def since(self, number: int) -> list[ReadNote | LoadNote]:
@@ -146,8 +149,8 @@ class LoadLog:
 
     def take(self, state: Any, line: str) -> None:
         """The program has taken the state of a module."""
-        if isinstance(state, OrderedDict):
-            self._taken[state] = self.step, line
+        for _, tensor in itertools.islice(_tensors(state), _MOST_KNOWN):  # the program may put them into another dict
+            self._taken[tensor] = self.step, line
 
     def count_load(self, line: str, target: object) -> int:
         """Count a load; returns how many there were, 0 where it is not to be noted."""
@@ -158,13 +161,13 @@ class LoadLog:
 
     def describe_source(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Where a state is from."""
-        taken, taken_line = self._taken.get(state, (-1, ""))
         tensors = [each for _, each in _tensors(state)]
+        taken, taken_line = next((self._taken[each] for each in tensors if each in self._taken), (-1, ""))
         files = Counter(self._tensors[each] for each in tensors if each in self._tensors)
         return {
             "taken": taken,
             "taken_line": taken_line,
-            "written": max((_version_of(each) for each in tensors if each.is_floating_point()), default=-1),
+            "written": _count_writes([each for each in tensors if each.is_floating_point()]),
             "file": files.most_common(1)[0][0] if files else 0,
         }
 
@@ -188,8 +191,12 @@ def _tensors(state: Mapping[Any, Any]) -> Iterator[tuple[Any, Tensor]]:
     return ((key, each) for key, each in state.items() if isinstance(each, Tensor))
 
 
-def _version_of(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+def _count_writes(tensors: list[Tensor]) -> int:
+    """How many operations have written into the tensor that most have; −1 where an optimizer updates one of them."""
+    updated = {each.data_ptr() for optimizer in constructed_optimizers() for each in held_by(optimizer)}
+    if any(each.data_ptr() in updated for each in tensors):
+        return -1
+    return max((each._version for each in tensors if not each.is_inference()), default=-1)
 
 
 def _describe_part(found: Any) -> dict[str, Any] | None:

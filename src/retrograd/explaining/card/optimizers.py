@@ -45,8 +45,13 @@ def _describe(record: Record, made: OptimizerMade, updates: Sequence[Update], ev
     of_first = np.array([each[0] for each in rates if each], float)
     shape = describe_shape(of_first) if np.isfinite(of_first).all() else ""
     clipping = _find_clipping(done)
+    alone = len(record.optimizers) == 1  # of several, nothing tells whose a scheduler is
     skips = f" and {skipped:,} skipped by loss scaling" if skipped else ""
-    by = f"; {', '.join(dict.fromkeys(name for name, _ in schedulers))}" if schedulers and shape else ""
+    by = (
+        f"; {', '.join(dict.fromkeys(name for name, _ in schedulers))}"
+        if schedulers and (alone or shape != "constant")
+        else ""
+    )
     told = list(dict.fromkeys(show_change(each["lr"]) for each in groups if each["lr"]))
     said = [
         f"{count_of(len(done), 'update')}{skips}" if updates else "no update",

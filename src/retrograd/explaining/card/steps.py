@@ -65,7 +65,8 @@ def _list_calls(update: Update, *, several: bool, models: bool) -> tuple[str, ..
     behind = 0
     for call in update.before:
         where, _, at = call.line.rpartition(":")
-        if where != file or not at.isdigit() or int(at) <= int(number or 0):
+        is_earlier = where != file or not at.isdigit() or int(at) < int(number or 0)
+        if is_earlier or (at == number and call.name != "scheduler.step"):
             break
         behind += 1
     return tuple(_name(call, several=several, models=models) for call in (*calls[behind:], *calls[:behind]))

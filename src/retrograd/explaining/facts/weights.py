@@ -17,7 +17,7 @@ from retrograd.core.history.sink import Moment
 from retrograd.core.history.weights_facts import CountedOn, Load, StateRead
 from retrograd.core.hooks.engine import grad_enabled
 from retrograd.core.hooks.loads import LoadNote, ReadNote, Sums, are_equal, load_watch, log, sum_some_bits
-from retrograd.core.hooks.parts import parameters_of
+from retrograd.core.hooks.parts import modules_of, parameters_of
 from retrograd.core.hooks.torch_calls import describe_frame, program_frame
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT
@@ -35,6 +35,13 @@ class _Pending:
     step: int
     is_evaluated: bool = False
     now: Sums | None = None
+
+
+def is_part(target: object, model: nn.Module) -> bool:
+    """Return whether a target is a model, a part of it, or what wraps it."""
+    return isinstance(target, nn.Module) and (
+        any(each is target for each in modules_of(model)) or any(each is model for each in modules_of(target))
+    )
 
 
 Variable = tuple[str, str, str]
@@ -63,7 +70,7 @@ class LoadSource(FactSource):
         trains = grad_enabled() and model.training
         if self._pending and not trains:
             for each in self._pending:
-                each.is_evaluated = True
+                each.is_evaluated |= is_part(each.note.target(), model)
         if trains and self._counters.is_waiting:
             self._counters.look(sys._getframe(1))
 

@@ -94,7 +94,7 @@ class Axis:
         found = {keys: each for keys, each in arguments.tensors() if each.dim() > dim and not each.is_sparse}
         if not found:
             raise ProbeError(
-                f"The model would be called with ({arguments.describe()}), which holds no tensor that has dimension {dim}.",
+                f"The model would be called with ({arguments.describe()}): no tensor there has dimension {dim}.",
                 repair="give a batch of tensors: a tensor, a tuple of arguments, or a dict of named ones.",
                 reason=f"other {what} are put into a tensor to see which outputs change.",
             )
@@ -122,6 +122,18 @@ class Axis:
             {keys: each.index_select(self.dim, places.to(each.device)) for keys, each in self.tensors.items()}
         )
 
+    def count_sequences(self) -> int:
+        """Count the tensors that hold something of their own at each place: ids, or vectors; no masks, no targets."""
+        found: list[Tensor] = []
+        for each in self.tensors.values():
+            is_dense = each.dim() > self.dim + 1 if each.is_floating_point() else each.dim() == self.dim + 1
+            values = each.detach().reshape(-1)[:_SEEN]
+            is_known = any(_is_shifted(each, other, self.dim) for other in found)
+            is_counted = not each.is_floating_point() and bool((each == each[:1]).all()) and each.size(0) > 1
+            if is_dense and len(values.unique()) > 2 and not is_known and not is_counted:
+                found.append(each)
+        return len(found)
+
     def find_other(self, place: int) -> int | None:
         """Find a place at which something else stands than at this one; None where all are the same."""
         for other in (each % self.size for each in range(place + 1, place + self.size)):
@@ -130,6 +142,19 @@ class Axis:
             ):
                 return other
         return None
+
+
+_SEEN = 1 << 16
+
+
+def _is_shifted(one: Tensor, other: Tensor, dim: int) -> bool:
+    """Return whether a tensor is another, at the same places or one on, where it is not negative."""
+    if one.shape != other.shape or one.is_floating_point() or other.is_floating_point():
+        return False
+    size = one.size(dim)
+    return any(
+        bool(((a := one.narrow(dim, 0, size - by)) == other.narrow(dim, by, size - by))[a >= 0].all()) for by in (0, 1)
+    )
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

@@ -7,7 +7,7 @@ knowledge of the dimensions of results inside the model, so the first operation 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ _HUGE = 1e8
 """Numbers beyond it are those of masks, and no measure of the others."""
 
 _MOVES = frozenset({"view", "reshape", "flatten", "unflatten", "view_as", "reshape_as"})
-_ROWWISE = frozenset({"linear", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "addmm", "normalize"})
-"""Operations that add up what stands in one row, or patch: they mix what others have put there."""
+_ROWWISE = frozenset({"linear", "layer_norm", "rms_norm", "addmm"})
+"""Operations that add up what stands along the last dimension: they mix what others have put there."""
 
 _MASKS = frozenset({"masked_fill", "where", "tril", "triu", "masked_scatter"})
 
@@ -79,9 +79,9 @@ class MixingProbe(ABC):
         runs = [self._run(each) for each in self._variants]
         self._check_alike(self._trial.run(self._arguments))
         pairs = tuple(sorted(self._pairs(self.base, runs)))
-        answer = {
-            "what": self.what, "called_with": self._arguments.describe(), "has_mask": self._trial.has_mask,
-            "mixes": bool(self._mixed(self.base, runs)), "pairs": pairs,
+        answer: dict[str, Any] = {
+            "what": self.what, "called_with": self._arguments.describe(), "pairs": pairs,
+            "mixes": bool(self._mixed(self.base, runs)), "has_mask": self._trial.has_mask(self.axis.size),
         }  # fmt: skip
         if not answer["mixes"]:
             return Mixing(**answer | {"pairs": ()})
@@ -136,7 +136,7 @@ class MixingProbe(ABC):
 
     # ---- where ----
 
-    def _locate(self, *, without_norm: bool) -> dict[str, str]:
+    def _locate(self, *, without_norm: bool) -> dict[str, Any]:
         """Find the first operation that mixes, among those that an output which is mixed is made of."""
         lists: list[list[Made]] = []
         runs = []
@@ -154,29 +154,38 @@ class MixingProbe(ABC):
                 return self._describe(first, number)
         return {"reason": "where that happens was not found"}
 
-    def _describe(self, made: list[Made], number: int) -> dict[str, str]:
+    def _describe(self, made: list[Made], number: int) -> dict[str, Any]:
         at = made[number]
         reason = f"`{at.name}` is the first operation that makes one number of several {self.what}"
         if at.name == "batch_norm":
             reason = "batch norm takes mean and variance over the batch in training"
-        moved = _find_move(made, number) if at.name in _ROWWISE else None
+        moved = _find_move(made, number, self.axis.size) if at.name in _ROWWISE else None
         if moved is not None:
             reason = f"`{moved.name}` puts several {self.what} into one row, which `{at.name}` adds up"
             at = moved
-        return {"operation": at.name, "module": at.module, "line": at.line, "reason": reason}
+        return {
+            "operation": at.name, "module": at.module, "line": at.line, "reason": reason,
+            "shape": tuple(at.tensors[0].shape),
+        }  # fmt: skip
 
 
 def _shapes(made: Made) -> list[torch.Size]:
     return [each.shape for each in made.tensors]
 
 
-def _find_move(made: list[Made], number: int) -> Made | None:
-    """The last operation that gave another shape to what this one takes, with nothing but views in between."""
+def _find_move(made: list[Made], number: int, size: int) -> Made | None:
+    """Find what has put several samples along the last dimension of what an operation takes: a reshape of these."""
     takes = made[number].takes
     while takes:
         at = made[takes[0]]
-        if at.name in _MOVES:
-            return at
+        if at.name in _MOVES and at.takes:
+            before = made[at.takes[0]].tensors[0]
+            along = [dim for dim, each in enumerate(before.shape) if each == size]
+            if len(along) != 1 or before.numel() != at.tensors[0].numel():
+                return None
+            places = torch.arange(size).view(-1, *(1,) * (before.dim() - along[0] - 1)).expand(before.shape)
+            rows = places.reshape(at.tensors[0].shape)
+            return at if bool((rows != rows[..., :1]).any()) else None
         if at.name not in _HANDS_ON:
             return None
         takes = at.takes
@@ -220,6 +229,20 @@ class SampleProbe(MixingProbe):
                 rows = changed(base[keys], run[keys]).movedim(dim, 0).flatten(1).any(1)
                 found |= {(row, of) for row in rows.nonzero().flatten().tolist() if row != of}
         return found
+
+    def is_anonymous(self) -> bool:
+        """Check that samples do not depend on each other, nor on their places, as along a dimension of samples."""
+        if self.ask().mixes:
+            return False
+        places = torch.arange(self.axis.size)
+        places[0], places[self._other] = self._other, 0
+        self._trial.model.eval()  # the draws of dropout belong to places
+        base, swapped = self._trial.run(self._arguments), self._trial.run(self.axis.take(places))
+        pairs = [
+            (base[keys].index_select(dim, places.to(base[keys].device)), swapped[keys])
+            for keys, dim in self.along.items()
+        ]
+        return all(one.shape == other.shape and not bool(changed(one, other).any()) for one, other in pairs)
 
 
 class PositionProbe(MixingProbe):
@@ -270,7 +293,7 @@ class PositionProbe(MixingProbe):
             for place, run in zip(self._places, early[1:], strict=True)
         )
 
-    def _describe(self, made: list[Made], number: int) -> dict[str, str]:
+    def _describe(self, made: list[Made], number: int) -> dict[str, Any]:
         """Name a mask without effect where there is one: it is the cause."""
         found = super()._describe(made, number)
         at = made[number]
@@ -280,13 +303,8 @@ class PositionProbe(MixingProbe):
         if at.name == "batch_norm":
             return found
         if before:
-            reason = f"the result of `{before[-1].name}` is not used, so `{at.name}` brings in later positions"
+            reason = f"the result of `{before[-1].name}` is not used, and nothing else hides later positions"
             return found | {"operation": before[-1].name, "line": before[-1].line, "reason": reason}
         return found | {
             "reason": f"`{at.name}` is the first operation whose result at a position depends on later ones"
         }
-
-
-PROBES: Mapping[str, Callable[[Trial, Arguments, int], MixingProbe]] = {
-    "samples": SampleProbe, "positions": PositionProbe,
-}  # fmt: skip

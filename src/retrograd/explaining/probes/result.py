@@ -24,6 +24,7 @@ class Mixing:
         module: the path of the module that it is in.
         line: who called it, ``file:line``.
         reason: in words.
+        shape: of what that operation makes.
         called_with: the arguments of the model.
         has_mask: a triangular mask was at work, or an operation was told to be causal.
     """
@@ -36,6 +37,7 @@ class Mixing:
     module: str = ""
     line: str = ""
     reason: str = ""
+    shape: tuple[int, ...] = ()
     called_with: str = ""
     has_mask: bool = False
 

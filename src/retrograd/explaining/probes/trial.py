@@ -60,7 +60,7 @@ class Trial:
 
     Attributes:
         model: the copy.
-        has_mask: a run has been given a triangular mask, or was told to be causal.
+        masks: sizes of the triangular masks that runs were given; 0 where an operation was told to be causal.
         norms: calls of batch norm with statistics of the batch, in the last run.
 
     Raises:
@@ -72,7 +72,7 @@ class Trial:
         entries = walk_modules(path, self.model)
         self._paths = {id(each.module): each.path for each in entries}
         self._is_compiled = bool(compiled_regions(entries))
-        self.has_mask = False
+        self.masks: set[int] = set()
         self.norms = 0
 
     def run(self, arguments: Arguments, made: list[Made] | None = None, *, without_norm: bool = False) -> Outputs:
@@ -96,6 +96,10 @@ class Trial:
         if made is not None:
             watch.end(found)
         return outputs
+
+    def has_mask(self, positions: int) -> bool:
+        """Return whether a run has hidden what is behind each of so many positions."""
+        return bool(self.masks & {0, positions})
 
     def path_of(self, module: nn.Module | None) -> str:
         """The path of a module of the copy."""
@@ -144,13 +148,13 @@ class _Operations(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is F.batch_norm and _uses_batch(*args, **kwargs):
+        if function is F.batch_norm and _uses_batch(*args, **_renamed(kwargs)):
             self.norms += 1
             if self._without_norm:
-                args, kwargs = _without_batch(*args, **kwargs)
+                args, kwargs = _without_batch(*args, **_renamed(kwargs))
         operands = tensors_of(args, kwargs)
-        if not self._trial.has_mask:
-            self._trial.has_mask = kwargs.get("is_causal") is True or any(map(is_causal_mask, operands))
+        self._trial.masks |= {each.size(-1) for each in operands if is_causal_mask(each)}
+        self._trial.masks |= {0} if kwargs.get("is_causal") is True else set()
         result = function(*args, **kwargs)
         if self._made is not None and self._room > 0 and (name := name_function(function)):
             self._keep(self._made, name, operands, args[:1] if name == "setitem" else result)
@@ -161,8 +165,8 @@ class _Operations(TorchFunctionMode):
         if not tensors:
             return
         takes = tuple(self._makers[id(each)] for each in operands if id(each) in self._makers)
-        for each in takes:
-            made[each].is_used = True
+        for number in takes:
+            made[number].is_used = True
         line, path = user_line(sys._getframe(2)), self._trial.path_of(running_module())
         made.append(Made(name, line, path, takes, [clone(each) for each in tensors]))
         self._room -= sum(each.numel() for each in tensors)
@@ -181,24 +185,28 @@ class _Operations(TorchFunctionMode):
         self._held.clear()
 
 
+def _renamed(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"given" if name == "input" else name: each for name, each in kwargs.items()}
+
+
 def _uses_batch(
-    input: Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False,
+    given: Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False,
     *rest: Any, **named: Any,
 ) -> bool:  # fmt: skip
     return training
 
 
 def _without_batch(
-    input: Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False,
+    given: Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False,
     *rest: Any, **named: Any,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The arguments of batch norm with a mean of 0 and a variance of 1 in place of the batch's."""
-    mean = torch.zeros(input.size(1), device=input.device, dtype=input.dtype if weight is None else weight.dtype)
-    return (input, mean, torch.ones_like(mean), weight, bias, False, *rest), named
+    mean = torch.zeros(given.size(1), device=given.device, dtype=given.dtype if weight is None else weight.dtype)
+    return (given, mean, torch.ones_like(mean), weight, bias, False, *rest), named
 
 
 def is_causal_mask(tensor: Tensor) -> bool:
-    """Return whether a tensor masks what is behind each position: triangular, [..., n, n] of bool, of 0 and −inf, or 1 and 0."""
+    """Return whether a tensor [..., n, n] has one value up to the diagonal and another one behind it."""
     if tensor.dim() < 2 or tensor.size(-1) != tensor.size(-2) or tensor.size(-1) < 3 or tensor.requires_grad:
         return False
     square = tensor.detach().reshape(-1, *tensor.shape[-2:])[0]

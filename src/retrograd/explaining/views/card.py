@@ -17,7 +17,7 @@ def draw_card(card: Card) -> str:
 def _draw_line(line: CardEntry) -> str:
     place = f" <small>{escape(shorten_line(line.line))}</small>" if line.line else ""
     text = escape(": ".join(filter(None, (line.label, line.text))))
-    more = "".join(f"<li>{escape(detail)}</li>" for detail in line.details)
-    folded = f"<details><summary>more</summary><ul>{more}</ul></details>" if more else ""
+    more = "".join(f"<dd>{escape(detail)}</dd>" for detail in line.details)
+    folded = f"<details><summary>more</summary><dl>{more}</dl></details>" if more else ""
     cells = f'<th style="text-align:left;vertical-align:top">{escape(line.topic)}</th>'
     return f'<tr>{cells}<td style="text-align:left">{text}{place}{folded}</td></tr>'

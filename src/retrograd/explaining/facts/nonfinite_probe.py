@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from retrograd.core.errors import ProbeError
 from retrograd.core.history.facts import NonFinite, read_facts
 from retrograd.core.history.history import History
+from retrograd.core.hooks.backward import unheard
 from retrograd.core.hooks.isolation import copy_nest, isolated_autograd, unseen_by_discovery
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.randomness import random_kept
@@ -83,7 +84,7 @@ def find_nan(model: nn.Module, batch: Any, loss: Callable[..., Any] | None = Non
     arguments = read_batch(copied, batch)
     args, kwargs, given = copy_nest((arguments.args, arguments.kwargs, batch), lambda each: each.detach().clone())
     history = History()
-    with random_kept(), unseen_by_discovery(), isolated_autograd():
+    with random_kept(), unseen_by_discovery(), unheard(), isolated_autograd():
         recorder = Recorder(copied, history, sources=(NonFiniteWatch,))
         recorder.attach()
         try:
