@@ -178,7 +178,7 @@ def proximal(again: bool) -> Program:
                 if again:
                     old, _ = net.rate(s, a)  # fault
                 new, value = net.rate(s, a)
-                ratio, advantage = torch.exp(new - old), gain - value.detach()
+                ratio, advantage = torch.exp(new - old), gain - value.detach()  # fault where both are in one line
                 surrogate = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
                 loss = -surrogate.mean() + 0.5 * F.mse_loss(value, gain)
                 optimizer.zero_grad()

@@ -1392,3 +1392,56 @@ NO_CHANGE_OF_CODE = {
     "ranks-disagree": "several processes: see tests/explaining/findings/test_batch_norm_ranks_hooks.py",
 }
 """Detectors whose remedy is not a change of code, with the reason."""
+
+_QUANTIZED = """class Quantized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.codes, self.decode = nn.Linear(8, 4), nn.Embedding(16, 4), nn.Linear(4, 3)
+    def forward(self, x):
+        z = self.encode(x)
+        code = self.codes(torch.cdist(z.detach(), self.codes.weight.detach()).argmin(1))
+        through = z + (code - z).detach()
+        return self.decode(through), F.mse_loss(through, z.detach())
+net = Quantized()
+"""
+_Q = "F.smooth_l1_loss(out.gather(1, y[:, None]).squeeze(1), {target})"
+_LATER = "x[:, 0] + 0.9 * net(x.flip(0)).max(1).values"
+_LOG = "log_prob = F.log_softmax(out, 1).gather(1, y[:, None]).squeeze(1)\n    loss = -(log_prob * x[:, 0]).mean()"
+
+FAULTS += (
+    Fault(
+        "term-without-effect",
+        "leave `item` out there",
+        ((LOSS, f"{LOSS} + 2 * out.square().mean().item()"),),
+        ((".item()", ""),),
+    ),
+    Fault(
+        "straight-through-loss",
+        "mse_loss(codes, x.detach())",
+        ((f"net = {NET}\n", _QUANTIZED), (OUT, "out, own = net(x)"), (LOSS, f"{LOSS} + own")),
+        (("F.mse_loss(through, z.detach())", "F.mse_loss(code, z.detach())"),),
+    ),
+    Fault(
+        "td-target-gradient",
+        "compute the target under torch.no_grad()",
+        ((LOSS, _Q.format(target=_LATER)),),
+        (
+            (
+                f"loss = {_Q.format(target=_LATER)}",
+                f"with torch.no_grad():\n        target = {_LATER}\n    loss = {_Q.format(target='target')}",
+            ),
+        ),
+    ),
+    Fault(
+        "summed-before-mask",
+        "sum over the last dimension alone, sum(-1)",
+        ((LOSS, '(F.cross_entropy(out, y, reduction="none") + 0.001 * out.square().sum()).mean()'),),
+        ((".square().sum()", ".square().sum(-1)"),),
+    ),
+    Fault(
+        "log-prob-as-entropy",
+        "subtract the entropy itself",
+        ((f"loss = {LOSS}", f"{_LOG} - 0.05 * log_prob.mean()"),),
+        (("0.05 * log_prob.mean()", "0.05 * -(out.softmax(1) * out.log_softmax(1)).sum(1).mean()"),),
+    ),
+)

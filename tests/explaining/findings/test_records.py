@@ -35,6 +35,8 @@ WITH_PROGRAMS = {
     "no-graph", "freed-graph", "overwritten", "layers-in-a-list", "missing-gradient", "not-optimized",
     "recomputed-otherwise", "inference-tensor", "unused-in-ddp",  # test_refused.py
     "second-derivative", "kinks",
+    "term-without-effect", "straight-through-loss", "td-target-gradient", "summed-before-mask",
+    "log-prob-as-entropy",  # test_terms.py
 }  # fmt: skip
 """Detectors that are tried with whole programs: in files of their own, and in ``remedies.py``."""
 

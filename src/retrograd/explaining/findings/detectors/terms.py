@@ -180,7 +180,8 @@ def _find_cause(record: Record, loss: Loss, losses: list[Loss], term: Term) -> t
         return "penalty", ungraded[-1].line, "autograd.grad made the gradient that it is made of without a graph", ""
     distance = next((each for each in sorted(before, reverse=True) if chain.name(each) in LOSSES), -1)
     if distance >= 0 and not _has_frozen(record, chain, before):
-        side = chain.listed[chain.operands(distance)[0]].line if chain.operands(distance) else ""
+        sides = [chain.listed[each] for each in chain.operands(distance)[:1]]
+        side = next((each.line for each in sides if not each.module), "")
         made = f"both sides of {chain.name(distance)} are made of data, or of a model that is not trained here"
         return "data", side or chain.listed[distance].line, made, ""
     return "", "", "", ""
