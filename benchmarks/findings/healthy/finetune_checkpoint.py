@@ -12,7 +12,9 @@ truth = torch.randn(16, 4)
 
 
 def build(classes):
-    return nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, classes))
+    return nn.Sequential(
+        nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, classes)
+    )
 
 
 def loop(model, optimizer, start, end, target, averages=None):
@@ -42,7 +44,11 @@ def loop(model, optimizer, start, end, target, averages=None):
 
 
 def save(path, model, optimizer, it):
-    state = {"net": {"module." + k: v for k, v in model.state_dict().items()}, "optim": optimizer.state_dict(), "it": it}
+    state = {
+        "net": {"module." + k: v for k, v in model.state_dict().items()},
+        "optim": optimizer.state_dict(),
+        "it": it,
+    }
     torch.save(state, path)
 
 
@@ -54,11 +60,11 @@ save(path, model, optimizer, 90)
 
 checkpoint = torch.load(path)  # the run was cut off there
 model = build(4)
-model.load_state_dict({k[len("module."):]: v for k, v in checkpoint["net"].items()})
+model.load_state_dict({k[len("module.") :]: v for k, v in checkpoint["net"].items()})
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 optimizer.load_state_dict(checkpoint["optim"])
-loop(model, optimizer, checkpoint["it"], 160, lambda x: (x @ truth).argmax(1))
-save(path, model, optimizer, 160)
+loop(model, optimizer, checkpoint["it"], 120, lambda x: (x @ truth).argmax(1))
+save(path, model, optimizer, 120)
 
 checkpoint = torch.load(path)
 weights = {k.replace("module.", ""): v for k, v in checkpoint["net"].items() if not k.startswith("module.5")}
