@@ -24,11 +24,16 @@ PHASES: tuple[Phase, ...] = ("train", "forward", "eval", "no_grad", "inference",
 
 EventKind = Literal[
     "loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note", "error",
-    "call", "calls", "optimizer", "modes", "input", "buffer", "parameter", "units", "operations", "softmax", "graph",
-    "nonfinite", "overwrite", "shared", "unpacked", "freed", "lost", "kink", "read", "load",
-    "counted", "changed", "finding",
+    "call", "calls", "optimizer", "modes", "dropout", "input", "buffer", "parameter", "units", "operations", "softmax",
+    "graph",
+    "nonfinite", "overwrite", "shared", "unpacked", "freed", "lost", "kink", "finding",
+    "read", "load", "counted", "changed",
+    "targets", "spread", "attended",
+    "terms",
+    "zeros", "recomputed",
+    "probe", "function",
 ]  # fmt: skip
-"""The last three lines are facts, see :mod:`retrograd.core.history.facts`, and findings reported during the run."""
+"""From ``call`` on: facts, see :mod:`retrograd.core.history.facts`, and findings reported during the run."""
 
 
 UPDATES: tuple[EventKind, ...] = ("update", "skipped")

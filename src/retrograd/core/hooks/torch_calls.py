@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import itertools
 import sys
 import sysconfig
@@ -58,7 +59,7 @@ is_inner = AnswerCache[str, bool](lambda file: file.startswith(_OUTSIDE))
 is_ours = AnswerCache[str, bool](lambda file: file.startswith(_OURS))
 """Source file → whether it is ours."""
 
-_is_installed = AnswerCache[str, bool](
+is_installed = AnswerCache[str, bool](
     lambda file: is_inner[file] or file.startswith(_PYTHON) or any(each in file for each in _PACKAGES)
 )
 """Source file → whether it belongs to an installed package, or to Python."""
@@ -82,7 +83,7 @@ def user_line(frame: FrameType | None = None) -> str:
 def program_frame(frame: FrameType) -> FrameType:
     """The innermost frame of the program itself, from this one outwards; where all is installed, of who called us."""
     outer: FrameType | None = frame
-    while outer is not None and _is_installed[outer.f_code.co_filename]:
+    while outer is not None and is_installed[outer.f_code.co_filename]:
         outer = outer.f_back
     return user_frame(frame) if outer is None else outer
 
@@ -109,6 +110,17 @@ def line_at(code: CodeType, offset: int) -> int:
 def is_stand_in(frame: FrameType) -> bool:
     """Return whether this frame only looks like one of the program: it holds none of its variables."""
     return frame.f_code.co_code == _CALL.co_code and frame.f_code.co_varnames == _CALL.co_varnames
+
+
+_POP, _CACHE = dis.opmap["POP_TOP"], dis.opmap["CACHE"]
+
+
+def is_statement(frame: FrameType) -> bool:
+    """Return whether the call that this frame is in is a statement of its own: what it returns is thrown away."""
+    code, place = frame.f_code.co_code, frame.f_lasti + 2
+    while code[place] == _CACHE:
+        place += 2
+    return code[place] == _POP
 
 
 _FRAMES_AROUND = 2

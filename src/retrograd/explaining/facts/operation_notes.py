@@ -38,6 +38,7 @@ from retrograd.core.hooks.torch_calls import (
     is_bare,
     is_inner,
     is_ours,
+    is_statement,
     user_line,
 )
 
@@ -64,6 +65,7 @@ class OperationNotes(ForwardListener):
         noted: the operations, in order.
         spans: for each of them the number of the first node that was made meanwhile, and the one after the last,
             counted from the first that was made.
+        dropped: numbers of those the result of which is thrown away by the statement that called them.
         is_cut: there were more than the limit.
     """
 
@@ -87,6 +89,7 @@ class OperationNotes(ForwardListener):
         """Forget what was noted."""
         self.noted: list[Operation] = []
         self.spans: list[tuple[int, int]] = []
+        self.dropped: list[int] = []
         self.is_cut = False
         self._first = next_sequence_number()
         self._grad = GradSwitch()
@@ -199,6 +202,8 @@ class OperationNotes(ForwardListener):
             )
         )
         self._remember(made, number, is_written=is_written)
+        if made and not is_written and made[0] is not first and _is_dropped(call.frame):
+            self.dropped.append(number)
         if made:
             for see in self._see:
                 see(number, self.noted[-1], call)
@@ -278,3 +283,12 @@ class OperationNotes(ForwardListener):
             frame = frame.f_back
         found = line or "", module or ""
         return (*found, None) if inner is None else (*inner, found)
+
+
+def _is_dropped(frame: FrameType | None) -> bool:
+    """Return whether a statement calls a function, or a module that is this function alone, and takes no result."""
+    calls = 0
+    while frame is not None and is_inner[frame.f_code.co_filename]:
+        calls += frame.f_code in MODULE_CALLS
+        frame = frame.f_back
+    return frame is not None and calls <= 1 and is_statement(frame)

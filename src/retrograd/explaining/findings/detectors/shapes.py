@@ -5,6 +5,20 @@ from __future__ import annotations
 import re
 
 from retrograd.core.runs.findings import Finding
+from retrograd.explaining.findings.axes import (
+    ATTENTION,
+    RECURRENT,
+    Attended,
+    Axes,
+    AxisTable,
+    Contraction,
+    Dim,
+    axes_of,
+    find_attended,
+    find_codes,
+    find_contractions,
+    is_batch_first,
+)
 from retrograd.explaining.findings.chain import AFFINE, LOSSES, RESHAPES, SOFTMAXES, Chain, argument_of, is_float
 from retrograd.explaining.findings.entry import Entry, Family, first_operation
 from retrograd.explaining.findings.record import Record
@@ -62,15 +76,17 @@ def _depends(chain: Chain, number: int) -> list[bool]:
 @first_operation
 def wrong_dimension(record: Record, chain: Chain, number: int, entry: Entry) -> Finding | None:
     """A function that works along a dimension that it should not."""
-    message = next((found for judge in _JUDGES if (found := judge(chain, number))), "")
+    table, operation = axes_of(record, chain), chain.listed[number]
+    message = next((found for judge in _JUDGES if (found := judge(table, chain, number))), "")
     if not message:
         return None
-    operation = chain.listed[number]
+    is_layer = chain.name(number) in RECURRENT or chain.name(number) == ATTENTION
     return entry.finding_at(
         record,
         chain,
         number,
         message,
+        **({"line": made} if is_layer and (made := record.line_of(operation.module)) else {}),
         evidence=[
             ("operation", f"{chain.name(number)}({operation.arguments})"),
             ("operands", ", ".join(operation.takes[:2])),
@@ -88,7 +104,7 @@ def _dimension(chain: Chain, number: int) -> int | None:
     return int(text) % len(shape) if text is not None and re.fullmatch(r"-?\d+", text) else None
 
 
-def _judge_softmax(chain: Chain, number: int) -> str:
+def _judge_softmax(table: AxisTable, chain: Chain, number: int) -> str:
     """A softmax whose result the loss takes: over the batch or positions, or over a single element."""
     shape, dim, name = chain.taken(number), _dimension(chain, number), chain.name(number)
     if name not in SOFTMAXES or shape is None or dim is None or not _is_last(chain, number):
@@ -101,13 +117,20 @@ def _judge_softmax(chain: Chain, number: int) -> str:
         )
     maker = chain.maker(number, 0, frozenset({"dropout", "contiguous", "to", "float"}))
     is_features = chain.name(maker) == "linear" and chain.made(maker) == shape and dim != len(shape) - 1
-    if is_features or (dim == 0 and len(shape) > 1 and shape[0] == _batch(chain, number)):
-        what = "the batch" if dim == 0 else "positions and not classes"
+    is_batch = _is_batch_alone(table, table.taken(number), dim)
+    if is_features or is_batch or (dim == 0 and len(shape) > 1 and shape[0] == _target_size(table, chain, number)):
+        what = "the batch" if dim == 0 or is_batch else "positions and not classes"
         return (
             f"{name} runs over dimension {dim} of {list(shape)}, which is {what}: the probabilities of one sample do "
             "not add up to 1"
         )
     return ""
+
+
+def _is_batch_alone(table: AxisTable, axes: Axes, dim: int) -> bool:
+    """Check whether samples are in this dimension and in no other one."""
+    others = [each for place, each in enumerate(axes) if place != dim and each]
+    return bool(others) and table.is_batch(axes[dim]) and not any(map(table.is_batch, others))
 
 
 def _is_last(chain: Chain, number: int) -> bool:
@@ -119,88 +142,83 @@ def _is_last(chain: Chain, number: int) -> bool:
 _LAYERS = AFFINE | {"matmul", "bmm", "einsum", "mm", "lstm", "gru", "mul"}
 
 
-def _batch(chain: Chain, number: int) -> int | None:
-    """The size of the target's first dimension, or of what the model got."""
+def _target_size(table: AxisTable, chain: Chain, number: int) -> int | None:
+    """The size of the target's first dimension; of what the model got, where what the model got is not known."""
     for each in chain.descendants((number,)):
         if chain.name(each) in LOSSES:
-            return (chain.taken(each, 1) or (None,))[0]
+            return None if table.batch else (chain.taken(each, 1) or (None,))[0]
     first = next((shape for each in range(len(chain)) if (shape := chain.taken(each)) and len(shape) > 1), None)
-    return first[0] if first else None
+    return first[0] if first and not table.batch else None
 
 
-def _judge_attention(chain: Chain, number: int) -> str:
+def _judge_weights(table: AxisTable, chain: Chain, number: int) -> str:
     """Weights that are normalised over one dimension, and summed over another one."""
     shape, dim = chain.taken(number), _dimension(chain, number)
     if chain.name(number) != "softmax" or shape is None or dim is None or len(shape) < 2:
         return ""
-    summed = _summed_dimension(chain, number, len(shape))
-    if summed is None or summed == dim:
+    summed = _summed(table, chain, number, dim)
+    if not summed:
         return ""
-    is_gate = any(chain.name(user) in _CHOOSING for user, _ in _users_behind(chain, number))
+    place, is_gate = summed[0][1], any(each.kind == "pick" for each, _ in summed)
+    if _is_batch_alone(table, table.of(number), dim):
+        return (
+            f"Weights of shape {list(shape)} are normalised by softmax over dimension {dim}, in which samples are, and "
+            f"{'the largest is picked' if is_gate else 'summed'} over another one: those of one sample do not add up "
+            "to 1, and samples of a batch depend on each other"
+        )
+    is_plain = all(
+        each.kind == "weights" or (each.kind == "product" and len(shape) > 2 and place == len(shape) - 1)
+        or (each.kind == "pick" and place == len(shape) - 1 and _is_of_layer(chain, number))
+        for each, place in summed
+    )  # fmt: skip
+    is_of_samples = any(table.is_batch(each.dim) for each, _ in summed)  # as that of soft clusters
+    if not is_plain or (is_of_samples and not table.is_of_inputs(table.of(number)[dim])):
+        return ""
     if is_gate:
         return (
             f"The weights of a gate, of shape {list(shape)}, are normalised by softmax over dimension {dim}, and the "
-            f"largest is picked along dimension {summed}: those of one sample do not add up to 1"
+            f"largest is picked along dimension {place}: those of one sample do not add up to 1"
         )
     return (
         f"Attention weights of shape {list(shape)} are normalised by softmax over dimension {dim}, and summed over "
-        f"dimension {summed}: the weights of one sum do not add up to 1"
+        f"dimension {place}: the weights of one sum do not add up to 1"
     )
 
 
-def _judge_normalize(chain: Chain, number: int) -> str:
-    """Vectors that are normalised along one dimension, and whose inner products run along the other one."""
+def _judge_normalize(table: AxisTable, chain: Chain, number: int) -> str:
+    """Vectors that are normalised along one dimension, and whose inner products run along another one."""
     shape = chain.taken(number)
-    if chain.name(number) != "normalize" or shape is None or len(shape) != 2:
+    if chain.name(number) != "normalize" or shape is None or len(shape) < 2:
         return ""
-    text = argument_of(chain.listed[number], "dim")
-    dim = 1 if text is None else _dimension(chain, number)
-    along = _multiplied_along(chain, number)
-    if dim is None or along in (None, dim):
+    dim = 1 if argument_of(chain.listed[number], "dim") is None else _dimension(chain, number)
+    summed = [] if dim is None else _summed(table, chain, number, dim)
+    if not summed or any(each.kind == "pick" for each, _ in summed):
+        return ""
+    is_feature = all(not table.features.isdisjoint(table.roots(each.dim)) for each, _ in summed)
+    is_batch = dim is not None and _is_batch_alone(table, table.of(number), dim)
+    if any(table.is_batch(each.dim) for each, _ in summed) or not (is_feature or is_batch or len(shape) == 2):
         return ""
     return (
-        f"normalize runs over dimension {dim} of {list(shape)}, and inner products over dimension {along}: the vectors "
-        "that are multiplied do not have length 1"
+        f"normalize runs over dimension {dim} of {list(shape)}, and inner products over dimension {summed[0][1]}: the "
+        "vectors that are multiplied do not have length 1"
     )
 
 
-def _multiplied_along(chain: Chain, number: int) -> int | None:
-    """The dimension of a matrix along which products with it are summed; None where that is not plain."""
-    found: set[int | None] = set()
-    for user in chain.users(number):
-        operands, name = chain.listed[user].operands, chain.name(user)
-        if name in ("matmul", "mm"):
-            found |= {place for place, each in ((1, operands[0]), (0, operands[1])) if each == number}
-        elif name in ("t", "T", "mT", "transpose"):
-            turned = _multiplied_along(chain, user)
-            found.add(None if turned is None else 1 - turned)
-        else:
-            found.add(None)
-    return next(iter(found)) if len(found) == 1 else None
+def _summed(table: AxisTable, chain: Chain, number: int, dim: int) -> list[tuple[Contraction, int]]:
+    """Over which dimensions products with what is normalised are summed; empty where one is that along which it is.
 
-
-def _summed_dimension(chain: Chain, number: int, dimensions: int) -> int | None:
-    """The dimension of a softmax over which its product with something else is summed; None where that is not plain."""
-    found: set[int | None] = set()
-    for user, made in _users_behind(chain, number):
-        name = chain.name(user)
-        is_product = name in ("matmul", "bmm") and made == chain.listed[user].operands[0] and dimensions > 2
-        if is_product or (_picks_last(chain, user, dimensions) and _is_of_layer(chain, number)):
-            found.add(dimensions - 1)
-        elif name == "mul" and len(chain.operands(user)) == 2:
-            sums = [each for each in chain.users(user) if chain.name(each) == "sum"]
-            found |= {_dimension(chain, each) for each in sums} if len(sums) == len(chain.users(user)) else {None}
-        else:
-            found.add(None)
-    return next(iter(found)) if len(found) == 1 else None
-
-
-_CHOOSING = ("max", "topk", "argmax")
-"""Functions by which a gate picks experts."""
-
-
-def _picks_last(chain: Chain, number: int, dimensions: int) -> bool:
-    return chain.name(number) in _CHOOSING and _dimension(chain, number) == dimensions - 1
+    Returns:
+        Each sum, and the place of its dimension in what was normalised.
+    """
+    axes, found = table.of(number), []
+    for each in find_contractions(table, chain, number) or ():
+        if not each.dim:  # of size 1: nothing is summed
+            continue
+        places = [place for place, own in enumerate(axes) if own and table.descends(each.dim, own)]
+        if len(places) != 1 or places[0] == dim:
+            return []
+        found.append((each, places[0]))
+    return found
 
 
 def _is_of_layer(chain: Chain, number: int) -> bool:
@@ -209,19 +227,7 @@ def _is_of_layer(chain: Chain, number: int) -> bool:
     return chain.name(maker) == "linear" and chain.made(maker) == chain.taken(number)
 
 
-def _users_behind(chain: Chain, number: int) -> list[tuple[int, int]]:
-    """Who takes what an operation made, behind dropout and a dimension added at the end, and from which of these."""
-    found = []
-    for user in chain.users(number):
-        is_same = chain.name(user) == "dropout" or (
-            chain.name(user) == "unsqueeze"
-            and chain.listed[user].arguments in ("-1", "dim=-1", f"dim={len(chain.made(number))}")
-        )
-        found += _users_behind(chain, user) if is_same else [(user, number)]
-    return found
-
-
-def _judge_classes(chain: Chain, number: int) -> str:
+def _judge_classes(_: AxisTable, chain: Chain, number: int) -> str:
     """Logits of which dimension 1 is not a class."""
     shape = chain.taken(number)
     if chain.name(number) != "cross_entropy" or shape is None or len(shape) < 3:
@@ -239,24 +245,85 @@ def _judge_classes(chain: Chain, number: int) -> str:
     )
 
 
-def _judge_recurrent(chain: Chain, number: int) -> str:
+def _judge_sequence(table: AxisTable, chain: Chain, number: int) -> str:
+    """A recurrent layer, or attention, that runs along the samples of a batch, or along heads."""
+    if chain.name(number) not in _SEQUENCE:
+        return ""
+    layers = find_attended(table, chain)
+    own = next((each for each in layers if each.number == number), None)
+    apart = own.apart[-1] if own is not None else ()
+    if own is None or not own.along or not apart or any(_runs_along(table, each, apart) for each in layers):
+        return ""
+    shape = list(chain.taken(number, 0 if own.is_ordered else 1) or ())
+    if chain.name(number) not in (*RECURRENT, ATTENTION):
+        return _tell_heads(table, own, apart, shape)
+    if _is_by_target(table, own):
+        why = "outputs are compared with targets for each of its entries, so these are the samples"
+    else:
+        why = _name_position(table, chain, own)
+    place = 0 if own.along == table.taken(number)[0] else 1
+    return why and (
+        f"{chain.name(number)} gets {shape} and runs along dimension {place}, "
+        f"as if it were the sequence, and {why}: samples of a batch are mixed, and steps are kept apart"
+    )
+
+
+_SEQUENCE = (*RECURRENT, ATTENTION, "scaled_dot_product_attention", "softmax")
+
+
+def _tell_heads(table: AxisTable, own: Attended, apart: Dim, shape: list[int]) -> str:
+    """Attention along a dimension that was split off features, while steps are kept apart."""
+    is_split = bool(table.roots(own.along) & table.features) and not table.roots(apart) & table.features
+    if not is_split or len(own.apart) < 2 or not own.apart[0] or table.is_batch(apart):
+        return ""
+    return (
+        f"Attention over keys of shape {shape} runs along a dimension that was split off the features, as heads are, "
+        f"and the {apart[0].size} entries of the one before it are kept apart: steps of a sequence cannot see each "
+        "other"
+    )
+
+
+def _runs_along(table: AxisTable, layer: Attended, dim: Dim) -> bool:
+    return table.descends(layer.along, dim) or table.descends(dim, layer.along)
+
+
+def _is_by_target(table: AxisTable, layer: Attended) -> bool:
+    """Check whether outputs are compared with targets for each entry that it mixes, and for none that it does not."""
+    samples = table.roots(layer.along) & table.targeted
+    apart = table.roots(layer.apart[0])
+    return len(samples) == 1 and any(
+        table.samples_of(axes) == samples and not any(table.roots(dim) & apart for dim in axes)
+        for axes in table.compared
+    )
+
+
+def _name_position(table: AxisTable, chain: Chain, layer: Attended) -> str:
+    """Name the line at which positions are added along the other dimension; empty where there is none, or one here."""
+    codes = [each for each in find_codes(table, chain) if each.number < layer.number and each.varies]
+    along = [[table.descends(layer.along, each.axes[place]) for place in each.varies] for each in codes]
+    apart = [[table.descends(layer.apart[0], each.axes[place]) for place in each.varies] for each in codes]
+    if not table.is_batch(layer.along) or any(map(any, along)) or not any(map(all, apart)):
+        return ""
+    at = next(each for each, is_apart in zip(codes, apart, strict=True) if all(is_apart))
+    return f"positions are added along the other one ({chain.listed[at.number].line.rpartition('/')[2]})"
+
+
+def _judge_recurrent(_: AxisTable, chain: Chain, number: int) -> str:
     """The last step of a recurrent layer, or a mean over steps, taken along what it holds for the batch."""
     operation, shape = chain.listed[number], chain.taken(number)
     maker = operation.operands[0] if operation.operands else -1
-    if maker < 0 or shape is None or len(shape) != 3 or chain.name(maker) not in _RECURRENT:
-        return ""
-    is_batch_first = chain.listed[maker].arguments.rstrip(") ").endswith("True")
-    batch = 0 if is_batch_first else 1
+    if maker < 0 or chain.name(maker) not in RECURRENT or shape is None or shape != chain.made(maker) or len(shape) < 3:
+        return ""  # the last state is no course of steps
+    batch = 0 if is_batch_first(chain, maker) else 1
     if _picked_dimension(chain, number) != batch:
         return ""
-    order = "batch first" if is_batch_first else "time first (batch_first is False)"
+    order = "batch first" if not batch else "time first (batch_first is False)"
     return (
         f"The output of {chain.name(maker)} has shape {list(shape)}, {order}, and {_WHAT[chain.name(number)]} is "
         f"taken along dimension {batch}: over its {shape[batch]} sequences, and not over steps"
     )
 
 
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _WHAT = {
     "getitem": "the last element",
     "mean": "the mean",
@@ -274,14 +341,14 @@ def _picked_dimension(chain: Chain, number: int) -> int | None:
     return _dimension(chain, number) if chain.name(number) in _WHAT else None
 
 
-_JUDGES = (_judge_softmax, _judge_attention, _judge_normalize, _judge_classes, _judge_recurrent)
+_JUDGES = (_judge_softmax, _judge_weights, _judge_normalize, _judge_classes, _judge_sequence, _judge_recurrent)
 
 
 @family.detector("reshape-mixes-batch")
 @first_operation
 def reshape_mixes(record: Record, chain: Chain, number: int, entry: Entry) -> Finding | None:
     """A reshape where a permutation is meant."""
-    what = _mixes(chain, number)
+    what = _mixes(chain, number) or _tears(axes_of(record, chain), chain, number)
     if not what:
         return None
     before, after = list(chain.taken(number) or ()), list(chain.made(number))
@@ -303,13 +370,26 @@ def _mixes(chain: Chain, number: int) -> str:
     old = tuple(size for size in before if size != 1)
     new = tuple(size for size in chain.made(number) if size != 1)
     maker = chain.listed[number].operands[0] if chain.listed[number].operands else -1
-    if chain.name(maker) in ("permute", "transpose", "t", "T", "mT", "movedim", "swapaxes"):
+    if chain.name(maker) in _TURNS:
         return ""
     if len(old) == len(new) > 1 and old != new and sorted(old) == sorted(new):
         return "samples and steps" if len(old) > 2 else "rows and columns"
     if _splits_across(old, new) or _splits_across(new, old):
         return "steps and heads"
     return ""
+
+
+_TURNS = ("permute", "transpose", "t", "T", "mT", "movedim", "swapaxes")
+
+
+def _tears(table: AxisTable, chain: Chain, number: int) -> str:
+    """Describe what a reshape of activations mixes whose sizes fit no way to split and merge its dimensions."""
+    if number not in table.mixed or table.is_free(number, 0) or not chain.listed[number].node:
+        return ""
+    maker = chain.listed[number].operands[0]
+    dims = [dim for dim in table.taken(number) if dim]
+    is_known = maker >= 0 and chain.name(maker) not in _TURNS and table.is_batch(dims[0])
+    return "samples and features" if is_known else ""
 
 
 def _splits_across(old: tuple[int, ...], new: tuple[int, ...]) -> bool:
