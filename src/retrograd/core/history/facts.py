@@ -348,6 +348,8 @@ class GraphSize(Fact):
         looks, parts: how many graphs were looked at before, and of how many of them a part is still held.
         held, module, line: the operation that made what is held of one of them, in which module, and who called it; or
             the class of its node alone.
+        variable, stored: the variable that holds one of them, as in ``losses`` or ``self.mean``, and the line that
+            stores there; empty where it was not found.
         ring, ring_line: a Function that keeps its output as an attribute of ``ctx``, ``Exp.y``, and who called it.
     """
 
@@ -358,6 +360,8 @@ class GraphSize(Fact):
     held: str = ""
     module: str = ""
     line: str = ""
+    variable: str = ""
+    stored: str = ""
     ring: str = ""
     ring_line: str = ""
 

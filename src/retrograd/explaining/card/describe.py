@@ -9,7 +9,7 @@ from retrograd.core.runs.findings import Explained
 from retrograd.core.runs.reader import Given
 from retrograd.explaining.card.card import Card, CardEntry
 from retrograd.explaining.card.inputs import describe_inputs
-from retrograd.explaining.card.losses import describe_losses
+from retrograd.explaining.card.losses import describe_losses, describe_targets
 from retrograd.explaining.card.optimizers import describe_optimizers
 from retrograd.explaining.card.parameters import describe_parameters
 from retrograd.explaining.card.steps import describe_cycle, describe_modes
@@ -20,8 +20,8 @@ from retrograd.explaining.findings.explain import explain_record, make_record
 from retrograd.explaining.findings.record import Record
 
 TOPICS: tuple[Callable[[Record], Iterator[CardEntry]], ...] = (
-    describe_parameters, describe_losses, describe_optimizers, describe_cycle, describe_inputs, describe_modes,
-    describe_loads, describe_precision, describe_ranks, describe_omissions,
+    describe_parameters, describe_losses, describe_optimizers, describe_cycle, describe_inputs, describe_targets,
+    describe_modes, describe_loads, describe_precision, describe_ranks, describe_omissions,
 )  # fmt: skip
 """What is said of a record, the most telling first."""
 
