@@ -107,6 +107,58 @@ MICRO = BASE.replace(
 """,
 )
 
+SEQUENCES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Embedding(12, 24), nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 12))
+optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+# training
+for step in range(STEPS):
+    tokens = torch.zeros(16, 20, dtype=torch.long)
+    for row in range(16):
+        length = 4 + row % 4
+        tokens[row, :length] = (torch.randint(0, 11, ()) + torch.arange(length)) % 11 + 1
+    optimizer.zero_grad()
+    logits = net(tokens[:, :-1])
+    loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=0)
+    loss.backward()
+    optimizer.step()
+"""
+"""A language model of rows of different length."""
+
+ATTENDING = SEQUENCES.replace(
+    "net = nn.Sequential(nn.Embedding(12, 24), nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 12))\n",
+    """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(12, 24), nn.Linear(24, 12)
+        self.attention = nn.MultiheadAttention(24, 2, batch_first=True)
+    def forward(self, tokens):
+        h = self.words(tokens)
+        return self.out(h + self.attention(h, h, h, key_padding_mask=(tokens == 0))[0])
+net = Net()
+""",
+)
+
+VIEWS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+# training
+for step in range(STEPS):
+    x = torch.randn(32, 16)
+    one, two = net(x + 0.1 * torch.randn_like(x)), net(x + 0.1 * torch.randn_like(x))
+    loss = F.cross_entropy(-torch.cdist(one, two), torch.arange(32))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 CLIPPED = BASE.replace(
     UPDATE, "    loss.backward()\n    nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n    optimizer.step()\n"
 )
@@ -1194,6 +1246,57 @@ class Saving(nn.Sequential):
             (OUT, "with torch.inference_mode():\n        features = net[1](net[0](x))\n    out = net[2](features)"),
         ),
         (("torch.inference_mode()", "torch.no_grad()"),),
+    ),
+    Fault(
+        "targets-shifted-twice",
+        "leave `labels[:, 1:]` and `logits[:, :-1]` out where the loss shifts",
+        (("logits.flatten(0, 1), tokens[:, 1:]", "logits[:, :-1].flatten(0, 1), tokens[:, 1:][:, 1:]"),),
+        base=SEQUENCES,
+    ),
+    Fault(
+        "targets-not-shifted",
+        "`logits[:, :-1]` with `tokens[:, 1:]`",
+        (("tokens[:, 1:]", "tokens[:, :-1]"),),
+        base=SEQUENCES.replace("tokens[:, :-1]", "tokens[:, : len(tokens[0]) - 1]"),
+    ),
+    Fault("padding-in-loss", "pass ignore_index to the loss", ((", ignore_index=0", ""),), base=SEQUENCES),
+    Fault("mask-inverted", "`key_padding_mask=(tokens == pad)`", (("(tokens == 0)", "(tokens != 0)"),), base=ATTENDING),
+    Fault(
+        "sorted-labels",
+        "a permutation of the indices",
+        (("torch.randperm(240)[:16]", "torch.arange(16 * step, 16 * step + 16) % 240"),),
+        base=BASE.replace(
+            "# training",
+            "labels = torch.arange(240) // 16 % 3\ninputs = torch.randn(240, 8) + labels[:, None]\n# training",
+        )
+        .replace("x = torch.randn(32, 8)", "rows = torch.randperm(240)[:16]\n    x = inputs[rows]")
+        .replace("(x @ truth).argmax(1)", "labels[rows]"),
+    ),
+    Fault(
+        "output-ignores-input",
+        "averaged, indexed or overwritten",
+        (("return self[2](h)", "return self[2](h.mean(0, keepdim=True).expand_as(h))"),),
+        base=BASE.replace(
+            "net = nn.Sequential(",
+            """class Net(nn.Sequential):
+    def forward(self, x):
+        h = self[1](self[0](x))
+        return self[2](h)
+net = Net(""",
+        ),
+    ),
+    Fault(
+        "representation-collapse",
+        "negatives, a variance and covariance term",
+        (("F.cross_entropy(-torch.cdist(one, two), torch.arange(32))", "(one - two).square().mean()"),),
+        base=VIEWS,
+    ),
+    Fault(
+        "evaluation-inputs",
+        "apply the transform of the training data",
+        (("net((raw - 50) / 20)", "net(raw)"),),
+        base=BASE
+        + "    with torch.no_grad():\n        raw = 50 + 20 * torch.randn(32, 8)\n        net((raw - 50) / 20)\n",
     ),
     Fault(
         "second-derivative",
