@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.core.launch.recorded import Command, Outcome
+from tests.core.launch.recorded import Command, Outcome, uncounted
 
 HERE = Path(__file__).parent / "core" / "launch"
 SCRIPTS = HERE / "scripts"
@@ -74,7 +74,7 @@ class Stage:
         code, output, errors = run(ours, folders[1], environment, start)
         rest, warnings = WARNING.subn("", errors)
         assert (code, output, LINE.sub("", rest)) == expected, errors
-        return Outcome(code, output, LINE.findall(rest), warnings, folders[1] / "run")
+        return Outcome(code, output, LINE.findall(uncounted(rest)), warnings, folders[1] / "run")
 
 
 def run(

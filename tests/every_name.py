@@ -201,6 +201,7 @@ def give_reasons() -> None:
 USES: dict[str, Callable[[], Any]] = {
     "AdjointCheck": lambda: repr(rg.check_adjoint(net, x)),
     "Auxiliary": use_function,
+    "Card": lambda: str(rg.describe(made("history"))),
     "Comparison": lambda: repr(rg.compare(made("history"), made("history"))),
     "Finding": explain,
     "Findings": explain,
@@ -220,6 +221,7 @@ USES: dict[str, Callable[[], Any]] = {
     "Run": lambda: isinstance(None, rg.Run),
     "Trace": lambda: rg.Trace.load(made("trace").save(FOLDER / "trace.json.gz")),
     "check_adjoint": lambda: rg.check_adjoint(noisy, x, progress=True),
+    "describe": lambda: rg.describe(made("history")).as_json(),
     "draw_graph": lambda: [rg.draw_graph(made("graph"), FOLDER / name) for name in ("graph.svg", "graph.html")],
     "compact": use_compaction,
     "compare": lambda: str(rg.compare(made("history"), made("history"))),

@@ -35,6 +35,7 @@ DEFERRED = {
     "retrograd": "whatever is asked of us waits for what is loaded here",
     "retrograd.core.cli": "`retrograd run` needs none of the other commands, and a script waits until it has been read",
     "retrograd.explaining.facts.nonfinite_look": "a graph is searched once its loss is not finite, and most never are",
+    "retrograd.explaining.facts.zero_gradients": "a pass is followed where gradients are zero, and most never are",
     "retrograd.explaining.launch.commands": "a command needs little of the others, and torch only where it reads a run",
     "retrograd.following.launch.commands": "a command needs little of the others, and torch only where it replays",
     "retrograd.core.cli.commands": "what is not public (``rg.…`` is loaded late) and needs torch, which takes seconds",

@@ -38,6 +38,7 @@
     ├── FunctionError              bad-function
     ├── FeatureError               cannot-extract
     ├── AdjointError               cannot-check
+    ├── ProbeError                 cannot-probe
     ├── CompareError               cannot-compare
     ├── SavedTensorError
     │   ├── OverwrittenError       saved-overwritten
@@ -312,6 +313,12 @@ class AdjointError(RetrogradError):
     """A model cannot be checked for adjoints or kinks."""
 
     slug = "cannot-check"
+
+
+class ProbeError(RetrogradError):
+    """A question to a model and a batch cannot be answered with them."""
+
+    slug = "cannot-probe"
 
 
 class CompareError(RetrogradError, ValueError):

@@ -5,7 +5,7 @@ loaded before it is asked for, and a part that is not there provides nothing.
 
     sources, watches    sources of facts of every recording, and those that cost too much for that (``FactSource``)
     explain             ``(run) -> Findings``
-    explain_gradients   ``(run, names) -> (Findings, reasons by name)``, of parameters that never got a gradient
+    explain_for_page    ``(run, names) -> Explained``; the names are of parameters that never got a gradient
     comparison_page     ``(runs, …) -> str``
     inventory_block     ``(inventory or its file) -> (facts, packed)``, for the report
     run_inventory       the class that takes the inventory for ``retrograd run --inventory``

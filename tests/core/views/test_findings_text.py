@@ -9,7 +9,7 @@ from retrograd.core.views.findings_text import format_findings, list_findings
 from tests.explaining.findings.made import MADE, SYMPTOM
 
 TEXT = """\
-2 findings in 400 steps at 60 sites; 2 of 3 checks were possible; --not-checked lists the rest
+2 findings in 400 steps at 60 sites; 2 of 3 checks applied; --not-checked lists the rest
 
 critical   NaN is made in blocks.1.conv1, step 312: softmax over a row that is all -inf
            at blocks.1.conv1 · steps 312 to 399 · /home/me/train.py:48 · nan-origin

@@ -12,7 +12,7 @@ import numpy as np
 
 from retrograd.core.history.fact import Fact
 from retrograd.core.history.facts import GraphSize, Input, NonFinite, Parameter
-from retrograd.core.history.sink import Moment
+from retrograd.core.history.sink import Moment, Phase
 from retrograd.explaining.findings.record import Record
 from tests.explaining.findings.by_hand import make_record, spread
 from tests.explaining.findings.programs import make_calls, make_chain, make_optimizer, make_program
@@ -240,6 +240,17 @@ def far(error: float, losses: Sequence[float], name: str = "mse_loss") -> Make:
     return lambda: make_record(range(len(losses)), lambda step: sites, [error * each for each in losses], facts=[made])
 
 
+def drifting(factor: float, losses: Sequence[float], phase: Phase = "train") -> Make:
+    """A model whose inputs are so many times larger at each step."""
+    inputs = [
+        Input(
+            name="self:input.x", std=factor**k, value=0.0, shape=(8, 6), dtype="float32", moment=Moment(k, phase=phase)
+        )
+        for k in range(20)
+    ]
+    return chain(*CLASSES, outputs=[len(CLASSES) - 2], losses=losses, also=inputs)
+
+
 def _born(kind: str, reason: str) -> NonFinite:
     return NonFinite(name="", born=kind, operation="log", reason=reason, moment=Moment(2))
 
@@ -262,6 +273,12 @@ INPUTS = gather(
         given(80.0, LOST, _born("input", "")),
         given(80.0, LOST, _born("forward", "softmax over a row that is all −inf")),
     ),
+    faulty("input-drifts", drifting(1.3, [1.1] * 20), "warning", "goes from 1 to 146"),  # 1.3 ** 19
+    alike(
+        "input-drifts", drifting(1.3, [1.1 - 0.05 * k for k in range(20)]), drifting(1.02, [1.1] * 20),
+        drifting(0.7, [1.1] * 20), drifting(1.3, [1.1] * 20, "no_grad"),
+    ),
+    unknown("input-drifts", drifting(1.3, [1.1] * 6), "it takes 16"),
     unknown("input-unscaled", given(80.0, FLAT, dtype="int64"), "no input of floating type"),
     unknown("input-unscaled", far(2500.0, [1.0] * 6), "no input of floating type"),  # targets are off by 50
 )  # fmt: skip

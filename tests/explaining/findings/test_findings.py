@@ -80,7 +80,7 @@ def test_a_line_that_the_sentence_names_is_not_said_again() -> None:
 
 
 def test_the_headline_counts() -> None:
-    assert MADE.headline == "2 findings in 400 steps at 60 sites; 2 of 3 checks were possible"
+    assert MADE.headline == "2 findings in 400 steps at 60 sites; 2 of 3 checks applied"
     assert MADE.of("dead-units").headline.startswith("1 finding in 400 steps")
     assert Findings().headline == "no findings"
 

@@ -28,7 +28,7 @@ from retrograd.core.runs.layout import find_latest
 from retrograd.core.runs.reader import open_run
 from retrograd.explaining.launch.explaining import find_verdict
 from tests.commands import ENVIRONMENT, SCRIPTS, run
-from tests.core.launch.recorded import HEALTHY, Command, Outcome, recorded
+from tests.core.launch.recorded import HEALTHY, Command, Outcome, recorded, uncounted
 from tests.core.runs.written import write_run
 
 SICK = str(SCRIPTS / "diverges.py")
@@ -254,7 +254,7 @@ def test_a_run_that_ends_without_a_word_is_explained_later(tmp_path: Path, capsy
 
 
 def test_the_verdict(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_verdict(runs / "runs/well", "run") == f"; {HEALTHY}"
+    assert uncounted(find_verdict(runs / "runs/well", "run")) == f"; {HEALTHY}"
     lines = find_verdict(runs / "runs/ill", "run").split("\n")
     assert lines[0].startswith(". ")
     assert lines[1].startswith("  critical  ")
@@ -272,19 +272,19 @@ def test_processes_beside_the_history_are_explained_too(
     alone = find_verdict(both / "rank00000.p77", "run/rank00000.p77").split("\n")
     assert alone[0].startswith(". ")  # not that its record was not closed
     first, *lines = find_verdict(both, "run").split("\n")
-    assert first == "; no findings in rank00000; see it with: retrograd report run"
+    assert uncounted(first) == f"; {HEALTHY}".replace("findings;", "findings in rank00000;")
     assert lines[0].endswith(" in rank00000.p77, a process by itself:")
     assert lines[1:] == alone[1:]
     assert main(["explain", "--fail-on", "critical", str(both)]) == 1
     assert " in rank00000.p77, a process by itself:\ncritical  " in capsys.readouterr().out
     monkeypatch.setattr(LIMITS, "other_processes", 0)
     first, left = find_verdict(both, "run").split("\n")
-    assert first == "; no findings in rank00000; see it with: retrograd report run"
+    assert uncounted(first) == f"; {HEALTHY}".replace("findings;", "findings in rank00000;")
     assert left == "  1 more process is not explained here: retrograd explain run/rank00000.p77"
     shutil.rmtree(both / "rank00000.p77")
     shutil.copytree(runs / "runs/well/rank00000", both / "rank00000.p77")
     monkeypatch.undo()
-    assert find_verdict(both, "run") == f"; {HEALTHY}"
+    assert uncounted(find_verdict(both, "run")) == f"; {HEALTHY}"
     facts = both / "rank00000.p77" / "rank.json"
     error = {"kind": "ValueError", "message": "of the other", "in_backward": False, "lines": ["other.py:1"]}
     facts.write_text(json.dumps({**json.loads(facts.read_text()), "status": "failed", "error": error}))
@@ -317,7 +317,7 @@ def test_the_ranks_that_were_killed_are_named(
 def test_what_cannot_be_explained_keeps_the_end_of_a_run_as_it_is(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert closing._ask_verdict(runs / "runs/well", "run") == f"; {HEALTHY}"
+    assert uncounted(closing._ask_verdict(runs / "runs/well", "run")) == f"; {HEALTHY}"
     assert closing._ask_verdict(tmp_path, "run") == ""
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert closing._ask_verdict(runs / "runs/well", "run") == ""
@@ -432,3 +432,40 @@ def test_a_run_that_somebody_has_stopped_has_not_failed(tmp_path: Path) -> None:
     code, output, _ = run([sys.executable, "-m", "retrograd", "explain", str(tmp_path / "mine")], tmp_path)
     assert code == 0
     assert "mine, interrupted: " in output
+
+
+# ---- the card ----
+
+
+def test_the_answer_begins_with_what_the_run_did(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    well = str(runs / "runs/well")
+    assert main(["explain", well]) == 0
+    headline, empty, *lines = capsys.readouterr().out.splitlines()
+    assert headline.endswith("; this is what it did:")
+    assert " checks applied; --not-checked lists the rest" in headline
+    assert empty == ""
+    assert lines == str(rg.describe(well)).splitlines()
+    assert lines[0].startswith("parameters Sequential: all 354 parameters trained")
+    assert main(["explain", str(runs / "runs/ill")]) == 0
+    headline, _, first, *rest = capsys.readouterr().out.splitlines()
+    assert "what it did" not in headline
+    assert first.startswith("parameters ")
+    assert any(line.startswith("critical ") for line in rest[rest.index("") :])
+
+
+def test_the_card_alone(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    well, card = str(runs / "runs/well"), rg.describe(runs / "runs/well")
+    kept = (runs / "runs/well" / "findings.jsonl").exists()
+    assert main(["explain", "--card", well]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{well}, finished, did this:", "", *str(card).splitlines()]
+    assert main(["explain", "--card", "-v", well]) == 0
+    details = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith(" " * 11)]
+    assert details == [detail for line in card.lines for detail in line.details]
+    assert main(["explain", "--card", "--json", well]) == 0
+    assert json.loads(capsys.readouterr().out) == card.as_dict()
+    assert (runs / "runs/well" / "findings.jsonl").exists() == kept
+
+
+def test_the_card_alone_has_no_findings_to_fail_on(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--card", "--fail-on", "note", str(runs / "runs/ill")]) == 2
+    assert "--fail-on" in capsys.readouterr().err

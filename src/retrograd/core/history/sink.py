@@ -24,10 +24,16 @@ PHASES: tuple[Phase, ...] = ("train", "forward", "eval", "no_grad", "inference",
 
 EventKind = Literal[
     "loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note", "error",
-    "call", "calls", "optimizer", "modes", "input", "buffer", "parameter", "units", "operations", "softmax", "graph",
+    "call", "calls", "optimizer", "modes", "dropout", "input", "buffer", "parameter", "units", "operations", "softmax",
+    "graph",
     "nonfinite", "overwrite", "shared", "unpacked", "freed", "lost", "kink", "finding",
+    "read", "load", "counted", "changed",
+    "targets", "spread", "attended",
+    "terms",
+    "zeros", "recomputed",
+    "probe", "function",
 ]  # fmt: skip
-"""The last two lines are facts, see :mod:`retrograd.core.history.facts`, and findings reported during the run."""
+"""From ``call`` on: facts, see :mod:`retrograd.core.history.facts`, and findings reported during the run."""
 
 
 UPDATES: tuple[EventKind, ...] = ("update", "skipped")

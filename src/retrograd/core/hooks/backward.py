@@ -13,6 +13,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -212,6 +214,19 @@ def _end(changers: tuple[BackwardListener, ...], listeners: tuple[BackwardListen
         raise
     finally:
         _end(changers[:-1], listeners, failed)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Within it, those who listen by now hear of no pass; who comes meanwhile does, and must leave before its end."""
+    kept = [(each, each.all) for each in (backward_listeners, backward_changers, backward_followers)]
+    for listeners, _ in kept:
+        listeners.all = ()
+    try:
+        yield
+    finally:
+        for listeners, before in kept:
+            listeners.all = before
 
 
 def join_pass(listener: BackwardListener) -> None:

@@ -22,6 +22,7 @@ from retrograd.core.history.facts import Call
 from retrograd.core.hooks.backward import backward_listeners, join_pass
 from retrograd.core.hooks.discovery import construction_watch
 from retrograd.core.hooks.engine import without_transforms
+from retrograd.core.hooks.loads import load_watch
 from retrograd.core.hooks.names import name_models, walk_modules
 from retrograd.core.identities import IdentityDict
 from retrograd.core.launch.closing import is_reporting_process, say_end
@@ -111,6 +112,7 @@ class Session:
         self._step: int | None = None
         backward_listeners.add(self)
         construction_watch.hold()
+        load_watch.hold()
         self._sink = LateSink(self._open_unless_apart, self._make_step, self._give_up)
 
     def close(self) -> None:
@@ -121,6 +123,7 @@ class Session:
         self._spare.free()
         backward_listeners.remove(self)
         construction_watch.release()
+        load_watch.release()
         self._search.close()
         if self._inventory is not None:
             self._inventory.close()

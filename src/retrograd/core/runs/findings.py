@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, overload
 
 from retrograd.core.addresses import bounded
 from retrograd.core.amounts import count_of
@@ -88,7 +89,7 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """Its fields as JSON values; a number that is not finite is text."""
-        plain = _plain(asdict(self))
+        plain = make_plain(asdict(self))
         assert isinstance(plain, dict)
         return plain
 
@@ -122,11 +123,12 @@ def shorten_line(line: str) -> str:
     return show_line(line).rsplit("/", 1)[-1]
 
 
-def _plain(value: Any) -> Any:
+def make_plain(value: Any) -> Any:
+    """A value as JSON has it: lists for tuples, and text for a number that is not finite."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: make_plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [make_plain(each) for each in value]
     if hasattr(value, "item"):  # of numpy
         value = value.item()
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -186,7 +188,7 @@ class Findings(Sequence[Finding]):
 
     @property
     def headline(self) -> str:
-        """The number of findings, in what, after how many checks, and how many of these were possible."""
+        """The number of findings, in what, and how many of all checks applied to it."""
         if self.not_checked and not self.asked:
             return f"nothing was checked: {self.not_checked[0].reason}"
         count = count_of(len(self), "finding") if len(self) else "no findings"
@@ -197,7 +199,7 @@ class Findings(Sequence[Finding]):
             return "no step was recorded, so there is nothing to check"
         checks = count_of(len(self.asked), "check")
         if self.not_checked:
-            checks = f"{len(self.asked) - len(self.not_checked)} of {checks} were possible"
+            checks = f"{len(self.asked) - len(self.not_checked)} of {checks} applied"
         return f"{count}{about}; {checks}" if self.asked else f"{count}{about}"
 
     @property
@@ -320,10 +322,24 @@ def explain_run(run: Given) -> Findings:
     return Findings((), [_NOBODY]) if explain is None else explain(run)
 
 
-def explain_with_reasons(run: Given, names: Sequence[str]) -> tuple[Findings, dict[str, str]]:
-    """Explain a run, and why parameters of these names never got a gradient, as far as that is known."""
-    explain = find_provided("explain_gradients")
-    return (Findings((), [_NOBODY]), {}) if explain is None else explain(run, names)
+class Explained(NamedTuple):
+    """What a page tells of a run.
+
+    Attributes:
+        findings: what is wrong with it.
+        reasons: why parameters never got a gradient, by name, as far as that is known.
+        card: what it did: lines with ``topic``, ``label``, ``text``, ``line`` and ``details``.
+    """
+
+    findings: Findings
+    reasons: Mapping[str, str] = MappingProxyType({})
+    card: Sequence[Mapping[str, Any]] = ()
+
+
+def explain_for_page(run: Given, names: Sequence[str]) -> Explained:
+    """Explain a run, and why parameters of these names never got a gradient."""
+    explain = find_provided("explain_for_page")
+    return Explained(Findings((), [_NOBODY])) if explain is None else explain(run, names)
 
 
 _NOBODY = NotChecked("explain", "the part of retrograd that explains runs is not installed")

@@ -21,7 +21,7 @@ from retrograd.core.errors import DamagedRunError, RunError
 from retrograd.core.history.history import History
 from retrograd.core.history.ungraded import list_ungraded
 from retrograd.core.limits import LIMITS
-from retrograd.core.runs.findings import explain_with_reasons, read_findings
+from retrograd.core.runs.findings import Explained, explain_for_page, read_findings
 from retrograd.core.runs.reader import Run, open_run
 from retrograd.core.sites.site import parse_leniently
 from retrograd.core.views.downsample import ColumnBands, FloatArray, StepColumns, share_columns
@@ -43,7 +43,7 @@ from retrograd.core.views.report.facts import (
     list_modules,
     list_troubles,
 )
-from retrograd.core.views.report.findings import describe_findings, find_first_nonfinite
+from retrograd.core.views.report.findings import describe_card, describe_findings, find_first_nonfinite
 from retrograd.core.views.report.report import frame_report
 from retrograd.core.views.report.scope import Scope, choose_scope
 from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
@@ -103,8 +103,7 @@ class FollowedRun:
         self._resumed: object = None
         self._scope: Scope | None = None
         self._nonfinite: dict[str, Any] | None = None
-        self._findings = read_findings(self._run)
-        self._reasons: dict[str, str] = {}  # of parameters that never got a gradient
+        self._known = Explained(read_findings(self._run))
         self._explaining: threading.Thread | None = None
         self._explained, self._took, self._seen = 0.0, 0.0, -1
         self._extend()
@@ -256,7 +255,7 @@ class FollowedRun:
     def _describe(self, scope: Scope) -> dict[str, Any]:
         """All that the page tells, besides numbers."""
         run, manifest = self._run, scope.history.manifest
-        told = describe_ungraded(run.history, self._reasons, is_running=run.status == "running")
+        told = describe_ungraded(run.history, self._known.reasons, is_running=run.status == "running")
         places = add_ungraded(group_places(scope.sites), told, manifest)
         statistics = [
             Block(
@@ -270,7 +269,8 @@ class FollowedRun:
             **describe_run(run, scope),
             **describe_data(scope, places, Blocks(statistics, loss, None)),
             "exponents": None,
-            "findings": {**describe_findings(self._findings, scope, places), **self._tell_pending()},
+            "card": describe_card(self._known.card),
+            "findings": {**describe_findings(self._known.findings, scope, places), **self._tell_pending()},
             "nonfinite": self._nonfinite,
             "recorded": describe_recorded(scope, places),
             "troubles": list_troubles(manifest, scope.history.few_events, run.ranks, scope.unseen, places, run.damaged),
@@ -282,7 +282,7 @@ class FollowedRun:
 
     def _tell_pending(self) -> dict[str, Any]:
         """What the page says instead where nobody has looked for findings yet, and none were kept."""
-        if self._explained or len(self._findings):
+        if self._explained or len(self._known.findings):
             return {}
         is_long = self._run.history.rows.count > LIMITS.explained_rows
         return {"pending": True, "about": _NOT_LOOKED if is_long else "Looking for findings…"}
@@ -293,7 +293,7 @@ class FollowedRun:
         is_due = now - self._explained > self._took / LIMITS.look_share and rows != self._seen
         is_free = self._explaining is None or not self._explaining.is_alive()
         if rows > LIMITS.explained_rows:
-            self._findings = read_findings(self._run)
+            self._known = self._known._replace(findings=read_findings(self._run))
         elif is_due and is_free:
             self._seen = rows
             self._explaining = threading.Thread(target=self._explain, name="retrograd-explain", daemon=True)
@@ -303,13 +303,13 @@ class FollowedRun:
         begun = time.monotonic()
         try:
             run = open_run(self._run.path)  # by itself: a refresh takes files away that it reads
-            found, reasons = explain_with_reasons(run, list_ungraded(run.history))
+            known = explain_for_page(run, list_ungraded(run.history))
         except RunError:
             return  # at the next look it may be whole
         finally:
             self._explained, self._took = time.monotonic(), time.monotonic() - begun
         with self._lock:
-            self._findings, self._reasons = found, reasons
+            self._known = known
 
 
 def _series_of(measure: Measure, sites: list[str]) -> list[int]:

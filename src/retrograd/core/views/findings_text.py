@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from retrograd.core.amounts import count_of
@@ -21,6 +21,7 @@ def format_findings(
     every: bool = False,
     verbose: bool = False,
     not_checked: bool = False,
+    card: Sequence[str] = (),
     width: int | None = None,
     colour: bool = False,
 ) -> str:
@@ -31,12 +32,15 @@ def format_findings(
         every: all of them, else at most five.
         verbose: what each rests on, and what it explains.
         not_checked: what could not be checked, and why.
+        card: lines that say what the run did.
         width: columns that a line may have; None for any number.
         colour: mark severities with colours.
     """
     shown = findings[:] if every else findings.said
     show = partial(_show, width=width)
-    lines = [show(f"{findings.headline}{'; --not-checked lists the rest' if findings.not_checked else ''}"), ""]
+    headline = f"{findings.headline}{'; --not-checked lists the rest' if findings.not_checked else ''}"
+    lines = [show(f"{headline}{'; this is what it did:' if card and not len(findings) else ''}"), ""]
+    lines += [*map(show, card), ""] if card else []
     for finding in shown:
         lines += [_mark(show(_head(finding)), finding.severity if colour else None)]
         lines += [*map(show, _tell(finding, verbose)), ""]

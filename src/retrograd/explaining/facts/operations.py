@@ -6,8 +6,10 @@ and then at the step behind a sampled one at which a graph is met that is unlike
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -21,9 +23,13 @@ from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT
+from retrograd.explaining.facts.loss_looks import LossLooks
 from retrograd.explaining.facts.operation_notes import OperationNotes
 from retrograd.explaining.facts.softmax_looks import SoftmaxLooks
+from retrograd.explaining.facts.target_looks import TargetLooks
 from retrograd.explaining.facts.value_look import ValueLook
+from retrograd.explaining.facts.variables import find_holder
+from retrograd.explaining.facts.zero_gradients import NodeOperations
 
 MOST = 3000
 """Operations of a look."""
@@ -37,7 +43,7 @@ ALWAYS = 2
 _MOST_GRAPHS = 256
 """Graphs that are remembered."""
 
-LOOKS: tuple[type[ValueLook], ...] = (SoftmaxLooks,)
+LOOKS: tuple[Callable[[FactHost], ValueLook], ...] = (SoftmaxLooks, LossLooks, TargetLooks, NodeOperations.of)
 """What is shown the values of operations while they are noted."""
 
 _REMEMBERED = 16
@@ -63,8 +69,9 @@ class ForwardOperations(FactSource):
         self._name = ""
         self._outputs: list[int] = []
         self._passes = self._thread = 0
-        self._is_waiting = False
-        """A forward was noted, and no pass has come since."""
+        self._is_waiting = self._is_paused = False
+        """A forward was noted, and no pass has come since; an optimizer updates."""
+        self._losses: list[int] = []
         self._graphs: set[int] = set()
         self._next = -1
         """Recorded steps before that at which the next operations are noted."""
@@ -113,6 +120,7 @@ class ForwardOperations(FactSource):
             self._is_waiting = False
             nodes = None if graph is None else graph.nodes
             loss = self._notes.find(roots[0]) if roots else MADE_BEFORE
+            self._losses.append(loss)
             self._write(loss, nodes)
             for look in self._looks:
                 look.pass_begins(self._notes.noted, loss)
@@ -131,7 +139,31 @@ class ForwardOperations(FactSource):
         """Stop noting after a forward. Within a pass no mode can be taken off: then the next forward does it."""
         if threading.get_ident() == self._thread and not is_in_backward():
             self._passes = 0
-            self._stop()
+            if self._is_part_left():
+                self._notes.stop()
+                self._is_paused = True
+            else:
+                self._stop()
+
+    def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """Go on where another loss is to come of what has run."""
+        if self._is_paused:
+            self._is_paused = False
+            self._notes.start()
+
+    def _is_part_left(self) -> bool:
+        """Check whether a part of the models has run of which no pass has come, as of an actor beside its critic."""
+        noted = self._notes.noted
+        if not self._notes.is_started or self._is_waiting:
+            return False
+        reached, waiting = set[int](), [each for each in self._losses if each >= 0]
+        while waiting:
+            number = waiting.pop()
+            if number not in reached and noted[number].node:
+                reached.add(number)
+                waiting += [each for each in noted[number].operands if each >= 0]
+        ran = {each.module.partition(".")[0] for each in noted if each.node}
+        return bool(ran - {noted[each].module.partition(".")[0] for each in reached} - {""})
 
     def drain(self) -> None:
         """Record what was seen of values."""
@@ -143,11 +175,15 @@ class ForwardOperations(FactSource):
         self._stop()
 
     def _stop(self) -> None:
+        if self._is_paused:
+            self._notes.start()
+            self._is_paused = False
         if self._notes.is_started:
             if self._is_waiting:
                 self._write(MADE_BEFORE, None)
             self._notes.end()
             self._outputs.clear()
+            self._losses.clear()
             self._is_waiting = False
 
     def _write(self, loss: int, nodes: int | None) -> None:
@@ -192,6 +228,10 @@ _MOST_SIGNED = 20_000
 """Nodes of a graph of which each is watched; of a larger one its root alone."""
 
 
+_KEPT, _MOST_SEARCHES = 8, 3
+"""Graphs of earlier steps that are held when their holder is searched for, and how often that is done."""
+
+
 class GraphSizes:
     """Watches each recorded pass, and measures graphs at looks and at the first passes. It holds none."""
 
@@ -200,6 +240,7 @@ class GraphSizes:
         self._signs: list[ref[NodeSign]] = []  # without callbacks, which would run within compiled code
         self._count = self._living = 0
         self._parts = GraphParts()
+        self._searches = _MOST_SEARCHES
 
     def measure(self, roots: tuple[torch.Tensor, ...], notes: OperationNotes | None) -> GraphOutline | None:
         """A pass begins; returns the outline of its graph, where operations were noted, or it is time."""
@@ -228,12 +269,23 @@ class GraphSizes:
             number, ring = outline.rings[0]
             made = None if notes is None else notes.made_by(number)
             line = "" if made is None else made.line
+        alive = self._count_living()
+        variable, stored = self._find_holder(outline) if max(alive, held.parts) >= _KEPT else ("", "")
         self._host.note_fact(
             GraphSize(
-                value=float(outline.nodes), alive=self._count_living(), ring=ring, ring_line=line, **held._asdict()
+                value=float(outline.nodes), alive=alive, variable=variable, stored=stored, ring=ring, ring_line=line,
+                **held._asdict(),
             )
-        )
+        )  # fmt: skip
         return outline
+
+    def _find_holder(self, outline: GraphOutline) -> tuple[str, str]:
+        """The variable that holds graphs of earlier steps, and where it is stored."""
+        fresh = [sign.number for each in outline.signs if (sign := each()) is not None]
+        if not fresh or not self._searches:
+            return "", ""
+        self._searches -= 1
+        return find_holder(sys._getframe(1), min(fresh))
 
 
 class HeldParts(NamedTuple):

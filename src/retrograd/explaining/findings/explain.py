@@ -13,7 +13,6 @@ from retrograd.core.runs.findings import SEVERITIES, Finding, Findings, NotCheck
 from retrograd.core.runs.reader import Given, Run, find_run
 from retrograd.explaining.findings.detector import Detector
 from retrograd.explaining.findings.detectors import DETECTORS
-from retrograd.explaining.findings.detectors.missing_gradients import tell_reasons
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.stretches import list_parts
 
@@ -33,20 +32,6 @@ def explain(what: Given, *, detectors: Sequence[Detector] | None = None) -> Find
         ExplainError: it is nothing that was recorded.
     """
     return explain_record(make_record(what), detectors)
-
-
-def explain_with_reasons(what: Given, names: Sequence[str]) -> tuple[Findings, dict[str, str]]:
-    """Explain a run, and why parameters never got a gradient.
-
-    Args:
-        what: as for :func:`explain`.
-        names: parameters that got none.
-
-    Returns:
-        The findings, and for those of the names of which it is known, why.
-    """
-    record = make_record(what)
-    return explain_record(record), tell_reasons(record, names)
 
 
 def make_record(what: Given) -> Record:

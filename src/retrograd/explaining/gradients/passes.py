@@ -28,7 +28,7 @@ Why = Literal[
     "has one", "not yet", "unknown",
     "frozen", "not a leaf", "never called", "not used", "no_grad", "checkpoint", "inference_mode", "cut",
     "not in the loss", "no graph", "not asked for", "returned", "no derivative", "cleared", "failed",
-    "zero factor", "dead units", "saturated", "step function", "not picked", "hook", "zero",
+    "zero factor", "dead units", "saturated", "step function", "not picked", "hook", "zero", "cancels",
     "not optimized", "not in the model", "another copy", "no backward",
 ]  # fmt: skip
 """In one or two words: ``has one``; ``not yet`` (it will be there after backward); ``unknown``; and what is missing."""
@@ -207,6 +207,7 @@ class End:
         edge: which of the gradients that it gives.
         is_none: it gave None.
         is_hook: what it gave was not zero, and is zero where it arrives: a hook in between made it so.
+        is_sum: so it is with what another node gave: both add up to zero. The node is the one that gave both.
     """
 
     place: int
@@ -214,11 +215,14 @@ class End:
     edge: int
     is_none: bool = False
     is_hook: bool = False
+    is_sum: bool = False
 
     @property
     def why(self) -> Why:
         """In a word."""
         kind = self.kind
+        if self.is_sum:
+            return "cancels"
         if self.is_hook or kind.startswith("BackwardHookFunction"):
             return "hook"
         if self.is_none:
@@ -257,12 +261,20 @@ class ZeroWatch:
 
     def before(self, index: int, incoming: NodeGradients) -> None:
         """A node is about to run."""
-        place = self._places[index]
-        self._came[place] = self._came.get(place, False) or any(map(_is_some, incoming))
+        self.note_in(index, any(map(_is_some, incoming)))
 
     def after(self, index: int, outgoing: NodeGradients) -> None:
         """The pass has run."""
-        self._gave[self._places[index]] = tuple(None if each is None else _is_some(each) for each in outgoing)
+        self.note_out(index, tuple(None if each is None else _is_some(each) for each in outgoing))
+
+    def note_in(self, index: int, is_some: bool) -> None:
+        """Note whether what came in to a node was not zero."""
+        place = self._places[index]
+        self._came[place] = self._came.get(place, False) or is_some
+
+    def note_out(self, index: int, are_some: tuple[bool | None, ...]) -> None:
+        """Note the same of each gradient that it gave; None for none."""
+        self._gave[self._places[index]] = are_some
 
     def came(self, place: int) -> bool | None:
         """Return whether what came in to a node was not zero; None where it did not run."""
@@ -274,7 +286,13 @@ class ZeroWatch:
         seen = {place}
         waiting = [place]
         for target in waiting:  # grows while it is walked
-            for parent, edge, has_come in self._into(target):
+            into = self._into(target)
+            giving = [parent for parent, edge, has_come in into if not has_come and self._gives(parent, edge)]
+            if len(giving) > 1:
+                source = self._find_source(giving)
+                found.append(End(source, self._kinds[source], 0, is_sum=True))
+                continue
+            for parent, edge, has_come in into:
                 end = self._judge(parent, edge, has_come=has_come)
                 if end is not None:
                     found.append(end)
@@ -291,6 +309,23 @@ class ZeroWatch:
         if gave[edge]:
             return None if has_come else End(parent, kind, edge, is_hook=True)
         return End(parent, kind, edge, is_none=gave[edge] is None) if self._came.get(parent) else None
+
+    def _gives(self, parent: int, edge: int) -> bool:
+        return bool(self._gave.get(parent, {edge: None})[edge])
+
+    def _find_source(self, places: Sequence[int]) -> int:
+        """The node nearest to these that all of them got their gradients from; the first where there is none."""
+        shared = set.intersection(*({place, *self._list_before(place)} for place in places))
+        return next((place for place in (places[0], *self._list_before(places[0])) if place in shared), places[0])
+
+    def _list_before(self, place: int) -> list[int]:
+        """Nodes that ran before one and lead to it, the nearest first."""
+        waiting, seen = [place], {place}
+        for target in waiting:  # grows
+            fresh = [parent for parent, _ in self._parents.get(target, ()) if parent not in seen]
+            seen.update(fresh)
+            waiting += fresh
+        return waiting[1:]
 
     def _into(self, target: int) -> list[tuple[int, int, bool]]:
         came = self._came.get(target, False)

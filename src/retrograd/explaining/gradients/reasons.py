@@ -71,6 +71,10 @@ _ZEROS: dict[Why, tuple[str, str]] = {
         "{kind} multiplies by zeros: the other factor (an input, a weight, a mask) is zero",
         "look at the other factor; a gate that begins at zero leaves it unless what it multiplies is zero, too",
     ),
+    "cancels": (
+        "the two gradients that {kind} gave add up to exactly zero",
+        "see that it is not given the same tensor twice, as in x - x or the ratio of a policy to itself",
+    ),
     "hook": ("a hook behind {kind} made its gradient zero", "take the hook away, or let it return what it was given"),
     "no derivative": ("{kind} gave no gradient for it", "return a gradient for that input in its backward"),
     "zero": ("its gradient becomes zero in {kind}", "look at what this operation was given"),

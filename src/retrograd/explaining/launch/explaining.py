@@ -33,7 +33,10 @@ from retrograd.core.runs.findings import Findings, store_findings
 from retrograd.core.runs.layout import find_latest, is_run
 from retrograd.core.runs.reader import Run, open_run
 from retrograd.core.views.findings_text import format_findings, list_findings
-from retrograd.explaining.findings.explain import explain
+from retrograd.explaining.card.card import Card
+from retrograd.explaining.card.describe import describe_record
+from retrograd.explaining.findings.explain import explain_record, make_record
+from retrograd.explaining.findings.record import Record
 from retrograd.explaining.launch.options import ExplainOptions
 
 
@@ -50,6 +53,8 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
         RetrogradError: for a folder that holds no run, or anything that can be found wrong before a command runs.
     """
     code = 0
+    if arguments.card and arguments.fail_on:
+        raise LaunchError("--card checks nothing that --fail-on could fail on.", repair="give one of the two.")
     if arguments.command:
         request = _make_request(arguments)
         code = _run_watched(arguments.command, request, is_quiet=arguments.json)
@@ -61,8 +66,13 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
         run = arguments.run or find_latest()
         shown = str(run)
     with reading(run) as opened:
-        findings, others = find_and_store(opened), find_in_others(opened, LIMITS.rows_at_end)
-    _print(f"{shown}, {_tell_end(opened)}", findings, arguments)
+        record = make_record(opened)
+        card, about = describe_record(record), f"{shown}, {_tell_end(opened)}"
+        if arguments.card:
+            _print_card(card, about, arguments)
+            return code
+        findings, others = find_and_store(opened, record), find_in_others(opened, LIMITS.rows_at_end)
+    _print(about, findings, card, arguments)
     if told := list_others(others, shown):
         (say if arguments.json else print_text)("\n".join(told))
     if findings.unread:
@@ -153,9 +163,9 @@ def _is_in_front() -> bool:
         os.close(terminal)
 
 
-def find_and_store(run: Run) -> Findings:
-    """Explain a run, and keep the findings in its folder."""
-    findings = explain(run)
+def find_and_store(run: Run, record: Record | None = None) -> Findings:
+    """Explain a run, whose record may be there already, and keep the findings in its folder."""
+    findings = explain_record(record or make_record(run))
     with contextlib.suppress(OSError):  # the folder is somebody else's, and what is asked for is the answer
         if not findings.unread:  # a list of runs would show it as one without findings
             store_findings(run.path, findings)
@@ -196,7 +206,25 @@ def list_others(others: Mapping[str, Findings | None], shown: str) -> list[str]:
     return lines
 
 
-def _print(about: str, findings: Findings, arguments: ExplainOptions) -> None:
+def _print_card(card: Card, about: str, arguments: ExplainOptions) -> None:
+    if arguments.json:
+        print_text(card.as_json(), is_json=True)
+        return
+    lines = [
+        f"{about}, did this:" if card.lines else f"{about}: nothing was recorded",
+        "",
+        *_list_card(card, arguments),
+    ]
+    print_text("\n".join(show_plainly(line, keep="") for line in lines))
+
+
+def _list_card(card: Card, arguments: ExplainOptions) -> list[str]:
+    """The lines of a card; with ``-v`` what each leaves out below it."""
+    details = [tuple(f"{'':11}{text}" for text in line.details) if arguments.verbose else () for line in card.lines]
+    return [text for line, more in zip(card.lines, details, strict=True) for text in (str(line), *more)]
+
+
+def _print(about: str, findings: Findings, card: Card, arguments: ExplainOptions) -> None:
     if arguments.json:
         print_text(findings.as_json_lines(), end="", is_json=True)
         return
@@ -206,6 +234,7 @@ def _print(about: str, findings: Findings, arguments: ExplainOptions) -> None:
         every=arguments.all,
         verbose=arguments.verbose,
         not_checked=arguments.not_checked,
+        card=_list_card(card, arguments),
         width=shutil.get_terminal_size().columns if is_seen else None,
         colour=is_seen and "NO_COLOR" not in os.environ,
     )
@@ -255,7 +284,9 @@ def tell_verdict(findings: Findings | None, shown: str, whose: str = "") -> str:
     if findings is None:
         return f"; what is wrong, if anything, tells: retrograd explain {shown}; {report}"
     if not len(findings):
-        return f"; no findings{f' in {whose}' if whose else ''}; {report}"
+        applied = findings.headline.rpartition("; ")[2]
+        where = f" in {whose}" if whose else ""
+        return f"; no findings{where}; {applied}; what it did: retrograd explain {shown}; {report}"
     lines = [*list_findings(findings), f"more: retrograd explain {shown}"]
     return "\n  ".join([f". {count_of(len(findings), 'finding')}:", *lines])
 

@@ -24,6 +24,7 @@ examples:
   retrograd explain                                      the newest run below runs/
   retrograd explain runs/train-20250131-120000 -v        with the evidence
   retrograd explain runs/first --json --fail-on warning  JSON lines, and an exit code for CI
+  retrograd explain runs/first --card                    what it did, without what is wrong
   retrograd explain train.py --lr 0.1                    run it, watched closely, and explain what it did
   retrograd explain --steps 20 -m package.train          no longer than 20 steps
 
@@ -38,7 +39,8 @@ to it.
     verbose: bool = option("-v --verbose", False, "add the evidence for each finding, and what it explains")
     all: bool = option("--all", False, "all findings (default: at most five)")
     not_checked: bool = option("--not-checked", False, "what could not be checked, and why")
-    json: bool = option("--json", False, "all findings, as lines of JSON")
+    card: bool = option("--card", False, "what the run did, alone: nothing is checked")
+    json: bool = option("--json", False, "all findings, as lines of JSON; with --card the card, as one object")
     fail_on: Literal["critical", "warning", "note"] | None = option(
         "--fail-on", None, "exit with 1 if a finding is this severe, or worse"
     )

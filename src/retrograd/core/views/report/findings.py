@@ -19,6 +19,7 @@ from retrograd.core.runs.findings import (
     Findings,
     list_grounds,
     list_place,
+    shorten_line,
     tell_repair,
 )
 from retrograd.core.sites.site import parse_leniently
@@ -38,6 +39,19 @@ def describe_findings(findings: Findings, scope: Scope, places: Sequence[ModelPl
         "listed": [_describe(finding, scope, ungraded) for finding in findings],
         "not_checked": [(each.detector, each.reason) for each in findings.not_checked],
     }
+
+
+def describe_card(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the run did, for the page."""
+    return [
+        {
+            "topic": line["topic"],
+            "text": ": ".join(filter(None, (line["label"], line["text"]))),
+            "place": shorten_line(line["line"]),
+            "details": list(line["details"]),
+        }
+        for line in lines
+    ]
 
 
 def _describe(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace]) -> dict[str, Any]:

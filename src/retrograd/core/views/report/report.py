@@ -11,7 +11,7 @@ from retrograd.core.history.history import History
 from retrograd.core.history.sink import Phase
 from retrograd.core.history.ungraded import list_ungraded
 from retrograd.core.plugins import find_provided
-from retrograd.core.runs.findings import explain_with_reasons
+from retrograd.core.runs.findings import explain_for_page
 from retrograd.core.runs.layout import INVENTORY
 from retrograd.core.runs.reader import Given, Run, read_history, read_run
 from retrograd.core.views.page.frame import frame_page, write_page
@@ -28,7 +28,7 @@ from retrograd.core.views.report.facts import (
     list_modules,
     list_troubles,
 )
-from retrograd.core.views.report.findings import describe_findings, find_first_nonfinite
+from retrograd.core.views.report.findings import describe_card, describe_findings, find_first_nonfinite
 from retrograd.core.views.report.scope import choose_scope
 from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
 
@@ -88,13 +88,14 @@ def build_page(
     scope = choose_scope(history, phase, columns, megabytes)
     blocks = Blocks(make_statistic_blocks(scope), make_loss_block(scope), make_exponent_block(scope))
     status = run.status if isinstance(run, Run) else history.manifest.get("status")
-    findings, reasons = explain_with_reasons(run, list_ungraded(history))
+    findings, reasons, card = explain_for_page(run, list_ungraded(history))
     ungraded = describe_ungraded(history, reasons, is_running=status == "running")
     events, places = history.few_events, add_ungraded(group_places(scope.sites), ungraded, history.manifest)
     ranks, damaged = (run.ranks, run.damaged) if isinstance(run, Run) else ([], [])
     facts: dict[str, Any] = {
         **describe_run(run, scope),
         **describe_data(scope, places, blocks),
+        "card": describe_card(card),
         "findings": describe_findings(findings, scope, places),
         "nonfinite": find_first_nonfinite(scope, places),
         "recorded": describe_recorded(scope, places),

@@ -23,12 +23,18 @@ from retrograd.explaining.findings.detectors import (
     modes,
     optimizers,
     precision,
+    probes,
     ranks,
     refused,
     schedule,
     second_derivative,
     shapes,
+    spread,
+    targets,
+    terms,
     units,
+    weights,
+    zeros,
 )
 from retrograd.explaining.findings.detectors.nonfinite import (
     KinksInBackward,
@@ -41,24 +47,29 @@ from retrograd.explaining.findings.detectors.nonfinite import (
 _FAMILIES = (
     accumulation.family, architecture.family, axes.family, batch_norm.family, broken_graphs.family, call_order.family,
     clipping.family, failed.family, gradient_flow.family, graphs.family, hyper_parameters.family,
-    initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family,
-    loss_sense.family, missing_gradients.family, modes.family, optimizers.family, precision.family,
-    ranks.family, refused.family, schedule.family, second_derivative.family, shapes.family, units.family,
+    initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family, loss_sense.family,
+    missing_gradients.family, modes.family, optimizers.family, precision.family, probes.family, ranks.family,
+    refused.family, schedule.family, second_derivative.family, shapes.family, spread.family, targets.family,
+    terms.family, units.family, weights.family, zeros.family,
 )  # fmt: skip
 
 _ORDER = """
     nan-input nan-forward nan-backward nan-update failed no-graph freed-graph overwritten recomputed-otherwise
     inference-tensor unused-in-ddp second-derivative layers-in-a-list missing-gradient not-optimized missing-zero-grad
-    zero-grad-misplaced optimizer-never-steps backward-never-called step-before-backward step-too-seldom
-    double-backward accumulation-not-divided clip-after-step clip-before-backward clip-before-unscale
+    term-without-effect straight-through-loss td-target-gradient summed-before-mask log-prob-as-entropy own-backward
+    future-seen samples-mix zero-grad-misplaced optimizer-never-steps backward-never-called step-before-backward
+    step-too-seldom double-backward accumulation-not-divided clip-after-step clip-before-backward clip-before-unscale
     clip-other-parameters lr-zero scheduler-per-step scheduler-before-step lr-jump optimizer-made-anew
-    optimizer-before-change softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits
-    nll-on-probabilities bce-on-logits dropout-misplaced broadcast-loss wrong-dim reshape-mixes-batch positions-shared
-    result-dropped relu-on-output loss-wrong-sign loss-reduction-sum input-unscaled graph-grows graph-leaks
-    weights-untied shared-weights missing-nonlinearity eval-mode-in-training train-mode-in-evaluation bad-init
-    symmetric-init exploding vanishing learning-rate-too-high learning-rate-too-low not-updated hooks-scale dead-units
-    saturated attention-collapse embedding-unused weight-decay-dominates adam-epsilon momentum clip-always-on underflow
-    bf16-update-lost scaler-churn batch-norm ranks-disagree loss-spike diverged loss-flat kinks
+    optimizer-before-change keys-not-loaded snapshot-not-copied averages-not-put-back resume-incomplete bit-flipped
+    softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits nll-on-probabilities
+    bce-on-logits dropout-misplaced broadcast-loss wrong-dim reshape-mixes-batch relu-on-output loss-wrong-sign
+    loss-reduction-sum input-unscaled input-drifts targets-shifted-twice targets-not-shifted padding-in-loss
+    sorted-labels mask-inverted output-ignores-input representation-collapse evaluation-inputs graph-grows graph-leaks
+    weights-untied shared-weights missing-nonlinearity eval-mode-in-training train-mode-in-evaluation
+    dropout-in-evaluation bad-init symmetric-init exploding vanishing learning-rate-too-high learning-rate-too-low
+    not-updated hooks-scale dead-units saturated attention-collapse embedding-unused weight-decay-dominates
+    adam-epsilon momentum clip-always-on underflow bf16-update-lost scaler-churn batch-norm ranks-disagree loss-spike
+    diverged loss-flat kinks zero-gradient positions-shared result-dropped
 """
 
 _FOUND: dict[str, Detector] = {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from retrograd.core.history.facts import Input, Operation
 from retrograd.core.runs.findings import Finding
+from retrograd.core.sites.site import ROOT
 from retrograd.explaining.findings.births import Births
 from retrograd.explaining.findings.chain import AFFINE, VIEWS, Chain, argument_of, is_float, name_of
+from retrograd.explaining.findings.detectors.precision import find_skips
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import MOVED, Training
@@ -23,8 +26,17 @@ WIDE = 10.0
 NOT_FINITE = "the loss is not finite in the end"
 """An outcome of inputs that are not scaled."""
 
+OVERFLOWS = 100.0
+"""Scale of inputs from which on gradients of float16 that overflow are told to be of them; our own choice."""
+
 FAR = 100.0
 """How many times the largest output, and 1, an error is where targets are not scaled; our own choice."""
+
+DRIFTS = 5.0
+"""How many times larger inputs become, from the first quarter of the steps to the last; our own choice."""
+
+DRIFT_STEPS = 16
+"""Steps whose inputs were recorded, from which on they can be said to drift."""
 
 _ERRORS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 """Losses that are means of errors, or of their squares."""
@@ -58,11 +70,35 @@ def unscaled_input(record: Record, entry: Entry) -> Iterator[Finding]:
         return
     for name, listed in list_inputs(record).items():
         scale = [max(each.std, abs(each.value)) for each in listed]
-        if not min(scale) > WIDE or not _is_taken_as_it_is(record.chains, listed[0]):
+        if not min(scale) > WIDE or not is_taken_as_it_is(record.chains, listed[0]):
             continue
-        outcome = describe_outcome(record)
+        outcome = describe_outcome(record) or _describe_overflow(record, min(scale))
         if outcome:
             yield _describe(entry, name, listed, outcome)
+
+
+@family.detector("input-drifts")
+def drifting_input(record: Record, entry: Entry) -> Iterator[Finding]:
+    """Inputs whose scale moves away while training goes on, and a loss that does not fall."""
+    training = record.once(Training)
+    training.need_loss(DRIFT_STEPS)
+    for name, every in list_inputs(record).items():
+        listed = [each for each in every if each.moment.phase == "train"]
+        if name.partition(":")[0] not in record.root_names | {ROOT} or len(listed) < DRIFT_STEPS or training.fell:
+            continue
+        scales = np.array([math.hypot(each.std, each.value) for each in listed])
+        quarters = [float(np.median(part)) for part in np.array_split(scales, 4)]
+        is_steady = all(later > before for before, later in pairwise(quarters))
+        if is_steady and quarters[-1] > DRIFTS * quarters[0] > 0:
+            yield entry.finding(
+                f"Inputs drift: the root mean square of {name} goes from {scales[0]:.3g} to {scales[-1]:.3g} while the "
+                f"loss goes from {training.early:.3g} to {training.late:.3g}",
+                site=name,
+                span=listed,
+                evidence=[
+                    ("median of the last quarter over that of the first", quarters[-1] / quarters[0], f"> {DRIFTS:g}")
+                ],
+            )
 
 
 def _check_target(entry: Entry, record: Record) -> Iterator[Finding]:
@@ -123,7 +159,7 @@ def _largest_outputs(record: Record) -> float | None:
     return max((float(np.nanmax(values)) for values in pieces if np.isfinite(values).any()), default=None)
 
 
-def _is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:
+def is_taken_as_it_is(chains: Sequence[Chain], given: Input) -> bool:
     """Check whether an affine layer takes what the model was given, in another shape at most."""
     for chain in chains[:1]:
         for number in range(len(chain)):
@@ -148,6 +184,23 @@ def describe_outcome(record: Record) -> str:
     if not record.once(Training).fell:
         return f"the loss does not fall ({values[0]:.3g} to {end:.3g})"
     return ""
+
+
+def _describe_overflow(record: Record, scale: float) -> str:
+    """Describe that gradients overflow in float16 where inputs are so large; empty where they do not."""
+    skips = record.once(find_skips)
+    is_half = any(
+        chain.name(number) in AFFINE and chain.listed[number].makes[0].startswith("float16")
+        for chain in record.chains[:1]
+        for number in range(len(chain))
+        if chain.maker(number, 0, VIEWS) < 0
+    )
+    if skips is None or not skips.are_many or not is_half or scale < OVERFLOWS:
+        return ""
+    return (
+        f"the layer's gradient, the input times the error times the scale, overflows float16: {skips.skipped.sum()} of "
+        f"{len(skips.skipped)} updates were skipped, at scales down to {min(skips.scales.values(), default=1.0):g}"
+    )
 
 
 def guessing_loss(record: Record) -> float:

@@ -17,6 +17,7 @@ from retrograd.explaining.findings.gradients import (
     path_of,
 )
 from retrograd.explaining.findings.record import CannotTell, Record
+from retrograd.explaining.findings.zero_gradients import explain_zero, find_zero
 
 family = Family(__name__)
 
@@ -66,11 +67,11 @@ def _describe_missing_gradient(
 ) -> Finding:
     gradients = record.once(ParameterGradients)
     steps = max(gradients.steps[name][1] for name in trained)
-    gets = "get nothing but zeros for a gradient" if kind == "zero" else "never get a gradient"
+    gets = "get nothing but zeros for a gradient" if kind in ("zero", "faint") else "never get a gradient"
     verb = gets if len(names) > 1 else gets.replace("get", "gets", 1)
     path = path_of(names[0])
-    is_note = kind in ("spare", "unknown", "unseen") or (kind == "zero" and lost is None)
-    root = _root_of(record, names[0])
+    is_note = kind in ("spare", "unknown", "unseen", "faint") or (kind == "zero" and lost is None)
+    root = root_of(record, names[0])
     twin = _find_twin(record, gradients, root) if kind == "never called" else ""
     reason = f": {root} is never called, and {twin}, whose parameters have the same names, is in no optimizer"
     return entry.finding(
@@ -95,12 +96,12 @@ def _find_twin(record: Record, gradients: ParameterGradients, root: str) -> str:
 
     It is looked for where the optimizer holds nothing of the model but what is never called, as of a copy.
     """
-    mine = {name.removeprefix(f"{root}.") for name in gradients.held if _root_of(record, name) == root}
+    mine = {name.removeprefix(f"{root}.") for name in gradients.held if root_of(record, name) == root}
     if any(path == root or path.startswith(f"{root}.") for path in gradients.called):
         return ""
     for other in sorted((record.models | record.root_names) - {root}):
         names = [
-            name for name, (_, some) in gradients.steps.items() if some >= FEWEST and _root_of(record, name) == other
+            name for name, (_, some) in gradients.steps.items() if some >= FEWEST and root_of(record, name) == other
         ]
         if mine == {name.removeprefix(f"{other}.") for name in names} and not gradients.held & set(names):
             return other
@@ -119,7 +120,14 @@ def find_reason(
         if any(map(gradients.is_trained, of_module)):
             return None, ("", "")  # a bias before a norm, and the like
         flat = find_flat(record.chains, path)
-        return flat, ("zero", flat.line if flat is not None else "")
+        if flat is not None:
+            return flat, ("zero", flat.line)
+        fact = find_zero(record, mine)
+        kind, sentence = explain_zero(fact)
+        if fact is None or not sentence:
+            return None, ("zero", "")
+        found = LostGradient(fact.line, fact.operation or fact.node, sentence, _ZERO)
+        return found, ("zero" if kind in ("clamped", "step function", "cancels") else "faint", f"{fact.line} {kind}")
     if not any(gradients.may_be_used(name) for name in mine):
         return None, ("never used", path)
     trained = {path_of(name) for name in gradients.steps if gradients.is_trained(name)}
@@ -211,7 +219,7 @@ def not_optimized(record: Record, entry: Entry) -> Iterator[Finding]:
     if record.is_staged and not gradients.held <= gradients.selected:
         raise CannotTell("stages of a pipeline have parameters of one name")
     for root in sorted(record.models | record.root_names):
-        names = [name for name in gradients.steps if _root_of(record, name) == root]
+        names = [name for name in gradients.steps if root_of(record, name) == root]
         alone = [name for name in names if name not in gradients.held and gradients.steps[name][1] >= FEWEST]
         trained = [name for name in names if name in gradients.held and gradients.is_trained(name)]
         elsewhere = [name for name in gradients.steps if name in gradients.held and gradients.is_trained(name)]
@@ -246,7 +254,8 @@ def _describe_not_optimized(entry: Entry, record: Record, alone: list[str], trai
     )
 
 
-def _root_of(record: Record, name: str) -> str:
+def root_of(record: Record, name: str) -> str:
+    """The model that a parameter belongs to."""
     first = path_of(name).split(".")[0]
     return first if first in record.models else next(iter(record.root_names), "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -129,29 +130,70 @@ def _measure_update_lost(record: Record) -> Iterator[tuple[Site, float, float, s
         yield site, still, float(np.median(gradient.of["zero_share"])), types[str(site.value)]
 
 
+class Skips(NamedTuple):
+    """Updates that loss scaling has skipped.
+
+    Attributes:
+        first: the step of the first one.
+        skipped: which of all updates.
+        scales: that of each recorded step.
+    """
+
+    first: int
+    skipped: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    scales: dict[int, float]
+
+    @property
+    def late(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which of those behind the search for a scale."""
+        return self.skipped[SEARCH:]
+
+    @property
+    def last(self) -> float:
+        """The scale in the end."""
+        return self.scales[max(self.scales)] if self.scales else 1.0
+
+    @property
+    def churns(self) -> bool:
+        """True if the scale is lowered again and again."""
+        late = self.late
+        return len(late) >= 10 and bool(late.mean() > CHURN) and bool(self.skipped.sum() > SEARCH)
+
+    @property
+    def are_many(self) -> bool:
+        """True if they are more than the search for a scale takes, or no scale above 1 was found."""
+        return self.churns or self.last < 1
+
+
+def find_skips(record: Record) -> Skips | None:
+    """The updates that loss scaling has skipped; None where there is none."""
+    first = next((event for event in record.events if event.kind == "skipped"), None)
+    if first is None:
+        return None
+    tried = record.history.all_events.pieces(["kind"], UPDATES)
+    skipped = np.concatenate([find_kinds(piece, ["skipped"]) for piece in tried])
+    scales = {event.moment.step: event.value for event in record.events if event.kind == "scale"}
+    return Skips(first.moment.step, skipped, scales)
+
+
 @family.detector("scaler-churn")
 def scaler_churn(record: Record, entry: Entry) -> Iterator[Finding]:
     """A loss scale that is halved again and again."""
-    first = next((event for event in record.events if event.kind == "skipped"), None)
-    if first is None:
+    skips = record.once(find_skips)
+    if skips is None:
         raise CannotTell("no update was skipped by loss scaling")
-    tried = record.history.all_events.pieces(["kind"], UPDATES)
-    skipped = np.concatenate([find_kinds(piece, ["skipped"]) for piece in tried])
-    late = skipped[SEARCH:]
-    scales = {event.moment.step: event.value for event in record.events if event.kind == "scale"}
-    churns = len(late) >= 10 and late.mean() > CHURN and skipped.sum() > SEARCH
-    last = scales[max(scales)] if scales else 1.0
-    if not churns and not last < 1:
+    if not skips.are_many:
         return
-    why, repair = _judge(scales, {event.moment.step for event in record.events if event.kind == "skipped"})
+    skipped, late, last = skips.skipped, skips.late, skips.last
+    why, repair = _judge(skips.scales, {event.moment.step for event in record.events if event.kind == "skipped"})
     yield entry.finding(
         f"Loss scaling has skipped {skipped.sum()} of {len(skipped)} updates: {why}.",
-        step=first.moment.step,
+        step=skips.first,
         last_step=record.last_step,
         line=next((call.line for call in record.called("scaler.step")), ""),
         evidence=[
             (f"share of updates skipped after the first {SEARCH}", float(late.mean()), f"> {CHURN:g}")
-            if churns
+            if skips.churns
             else ("scale in the end", last, "< 1")
         ],
         repair=repair,

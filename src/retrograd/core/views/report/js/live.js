@@ -1,6 +1,7 @@
 /** Follows a run that is still being recorded: requests what is new, and redraws the page. */
 
 import { writeAbout } from "./about.js";
+import { writeDid } from "./did.js";
 import { find } from "./dom.js";
 import { forgetExponents } from "./exponents.js";
 import { writeFindings } from "./findings.js";
@@ -50,6 +51,7 @@ function adopt({ news, digests, columns }) {
     forgetExponents();
   }
   writeAbout(Object.keys(news));
+  if ("card" in news) writeDid();
   if ("findings" in news) writeFindings();
   if (columns || isOther) {
     facts.live.version += 1;

@@ -1,6 +1,7 @@
 /** The page of one run: words around the map, the map, and what autograd kept. */
 
 import { writeAbout } from "./about.js";
+import { writeDid } from "./did.js";
 import { find } from "./dom.js";
 import { writeFindings } from "./findings.js";
 import { showKept } from "./kept.js";
@@ -13,6 +14,7 @@ import { QUANTITIES } from "./state.js";
 
 async function start() {
   writeAbout();
+  writeDid();
   writeFindings();
   readView();
   find("nothing").hidden = QUANTITIES.length > 0;

@@ -1,0 +1,93 @@
+"""Facts about data: targets beside inputs, outputs over a batch, tokens that attention may take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from retrograd.core.history.fact import Fact
+
+SHIFTS = (-2, -1, 0, 1, 2, 3)
+"""Positions by which tokens are moved before targets are compared with them; 1 is predicting the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets(Fact):
+    """What a loss was given as its target, when it was looked at. ``name`` is the module that called it.
+
+    ``value`` is the loss, NaN where that is more than one number.
+
+    Attributes:
+        loss, line: the function, and who called it; ``gather`` where log-probabilities are picked.
+        dtype: of the targets; all but ``same`` is of integers.
+        elements: how many targets.
+        classes: of the logits, C; the loss of guessing is ln C.
+        ignored: targets that are ``ignore_index``. They are left out of what follows.
+        seen: different targets.
+        most, share: the most frequent one, and its share.
+        tail: share of those that stand in the tail of a row, behind which there is no other.
+        lengths: how many different lengths rows have without that tail.
+        filler: the tokens within these tails are all the same one.
+        shifts: of each of :data:`SHIFTS` the share of targets that are the token so many positions ahead of the one
+            at the same place; −1 where there is none to compare with.
+        tokens: line where these tokens are looked up in an embedding; empty where none of that size were.
+        axis: dimension of the tokens along which they are moved.
+        same: they are in the memory of a tensor that the model took, as in an autoencoder.
+    """
+
+    kind = "targets"
+    loss: str = ""
+    line: str = ""
+    dtype: str = ""
+    elements: int = 0
+    classes: int = 0
+    ignored: int = 0
+    seen: int = 0
+    most: int = 0
+    share: float = math.nan
+    tail: float = math.nan
+    lengths: int = 0
+    filler: bool = False
+    shifts: tuple[float, ...] = ()
+    tokens: str = ""
+    axis: int = 0
+    same: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread(Fact):
+    """How far the samples of a batch are apart in what a model returns, when it was looked at. ``name`` is the site.
+
+    ``value`` is Σ(x − x̄)² / Σx², where x̄ is the mean over the batch: 0 where all samples give the same.
+
+    Attributes:
+        samples: in the batch, the first dimension.
+        size: root mean square.
+        given: the same number of the model's input; NaN where none has as many samples.
+    """
+
+    kind = "spread"
+    samples: int = 0
+    size: float = math.nan
+    given: float = math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttendedTokens(Fact):
+    """The tokens that a padding mask lets attention take, when it was looked at. ``name`` is the module.
+
+    ``value`` is the share of positions that it lets pass.
+
+    Attributes:
+        line: who called the function that takes the mask.
+        kept, hidden: how many different tokens stand where it lets pass, and where it does not.
+        only: the token that it lets pass, where that is one.
+        lengths: how many different numbers of positions it lets pass in a row.
+    """
+
+    kind = "attended"
+    line: str = ""
+    kept: int = 0
+    hidden: int = 0
+    only: int = 0
+    lengths: int = 0

@@ -1,0 +1,142 @@
+"""What the optimizers were told: rates and their schedule, decay, clipping."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from retrograd.core.amounts import count_of, list_names
+from retrograd.core.history.facts import OptimizerMade
+from retrograd.core.runs.findings import shorten_line
+from retrograd.explaining.card.card import CardEntry
+from retrograd.explaining.card.schedules import describe_shape
+from retrograd.explaining.card.words import model_of, name_subtrees, show, show_change
+from retrograd.explaining.findings.record import Record
+from retrograd.explaining.findings.training import is_number
+from retrograd.explaining.findings.updates import CLIPS, Update, by_optimizer
+
+_USUAL = {
+    "betas": (0.9, 0.999), "eps": 1e-8, "momentum": 0, "dampening": 0, "nesterov": False, "amsgrad": False,
+    "maximize": False, "alpha": 0.99, "centered": False,
+}  # fmt: skip
+"""Settings that are said where they are not as most optimizers of torch take them."""
+
+
+def describe_optimizers(record: Record) -> Iterator[CardEntry]:
+    """The optimizers, that with most updates first."""
+    updates, every = by_optimizer(record.updates), list(record.looks)
+    first = {made.name: made for made in reversed(record.of(OptimizerMade))}
+    found = [_describe(record, made, updates.get(name, []), every) for name, made in first.items()]
+    yield from sorted(found, key=lambda each: -each.values["updates"])
+
+
+def _describe(record: Record, made: OptimizerMade, updates: Sequence[Update], every: list[str]) -> CardEntry:
+    done = [update for update in updates if update.call.name == "step"]
+    skipped, rates = len(updates) - len(done), [list(update.call.details.get("lr") or ()) for update in done]
+    groups = [_describe_group(group, place, rates, every) for place, group in enumerate(made.groups)]
+    schedulers = Counter((call.about, call.line) for call in record.called("scheduler.step"))
+    first = made.groups[0] if made.groups else {}
+    settings = {
+        name: first[name] for name, usual in _USUAL.items() if name in first and show(first[name]) != show(usual)
+    }
+    of_first = np.array([each[0] for each in rates if each], float)
+    shape = describe_shape(of_first) if np.isfinite(of_first).all() else ""
+    clipping = _find_clipping(done)
+    alone = len(record.optimizers) == 1  # of several, nothing tells whose a scheduler is
+    skips = f" and {skipped:,} skipped by loss scaling" if skipped else ""
+    by = (
+        f"; {', '.join(dict.fromkeys(name for name, _ in schedulers))}"
+        if schedulers and (alone or shape != "constant")
+        else ""
+    )
+    told = list(dict.fromkeys(show_change(each["lr"]) for each in groups if each["lr"]))
+    said = [
+        f"{count_of(len(done), 'update')}{skips}" if updates else "no update",
+        f"lr {list_names(told, 2)}{f' ({shape}{by})' if shape else ''}" if told else "",
+        _tell_decay(groups),
+        *(f"{name} {show(value)}" for name, value in settings.items()),
+        _tell_clipping(clipping) if updates else "",
+    ]
+    models = list(dict.fromkeys(model_of(record, name) for name in made.parameters))
+    return CardEntry(
+        topic="optimizer",
+        label=f"{made.name} of {list_names(models, 2)}" if models and len(record.models) > 1 else made.name,
+        text=", ".join(filter(None, said)),
+        line=made.line,
+        details=(
+            *(_list_group(each) for each in groups if len(groups) > 1),
+            *(f"{name}: stepped {count_of(n, 'time')} ({shorten_line(at)})" for (name, at), n in schedulers.items()),
+            *([_list_norms(clipping)] if clipping.get("median") is not None else []),
+        ),
+        values={
+            "name": made.name, "type": made.type, "updates": len(done), "skipped": skipped, "groups": groups,
+            "shape": shape, "settings": settings, "clipping": clipping,
+            "schedulers": [{"name": name, "line": at, "steps": n} for (name, at), n in schedulers.items()],
+        },
+    )  # fmt: skip
+
+
+def _describe_group(
+    group: Mapping[str, Any], place: int, rates: Sequence[Sequence[float]], every: list[str]
+) -> dict[str, Any]:
+    """Parameters, the first learning rate, the highest, and the last, and the decay of a group."""
+    mine = [each[place] for each in rates if len(each) > place] or ([group["lr"]] if is_number(group.get("lr")) else [])
+    ends = [mine[0], max(mine), mine[-1]] if mine else []
+    names = list(map(str, group.get("parameters", ())))
+    return {
+        "tensors": len(names) + int(group.get("unknown", 0)),
+        "of": name_subtrees(names, every),
+        "lr": [ends[0], ends[2]] if ends and ends[1] == max(ends[0], ends[2]) else ends,
+        "weight_decay": group["weight_decay"] if is_number(group.get("weight_decay")) else None,
+    }
+
+
+def _list_group(group: Mapping[str, Any]) -> str:
+    decay = "" if group["weight_decay"] is None else f", weight decay {show(group['weight_decay'])}"
+    return (
+        f"{count_of(group['tensors'], 'tensor')}, lr {show_change(group['lr'])}{decay}: {list_names(group['of'], 12)}"
+    )
+
+
+def _tell_decay(groups: Sequence[Mapping[str, Any]]) -> str:
+    known = [each for each in groups if each["weight_decay"] is not None]
+    decayed = [each for each in known if each["weight_decay"]]
+    if not decayed:
+        return "no weight decay" if known else ""
+    total, held = (sum(each["tensors"] for each in some) for some in (known, decayed))
+    which = "" if held == total else f" of {held:,} of {count_of(total, 'tensor')}"
+    return (
+        f"weight decay {list_names([show(each) for each in dict.fromkeys(e['weight_decay'] for e in decayed)])}{which}"
+    )
+
+
+def _find_clipping(updates: Sequence[Update]) -> dict[str, Any]:
+    """The clipping before each update; empty where there was none."""
+    calls = [clips[-1] for update in updates if (clips := update.named(*CLIPS))]
+    if not calls:
+        return {}
+    limits = np.array([call.details.get("max_norm", call.details.get("clip_value")) for call in calls], float)
+    norms = np.array([call.value for call in calls], float)
+    finite = norms[np.isfinite(norms)]
+    return {
+        "function": calls[-1].name, "line": calls[-1].line, "calls": len(calls), "limit": float(limits[-1]),
+        "acted": int((norms > limits).sum()) if len(finite) else None,
+        "median": float(np.median(finite)) if len(finite) else None,
+        "largest": float(finite.max()) if len(finite) else None,
+    }  # fmt: skip
+
+
+def _tell_clipping(clipping: Mapping[str, Any]) -> str:
+    if not clipping:
+        return "no clipping"
+    what = f"clips {'norms' if clipping['function'] == 'clip_grad_norm_' else 'values'} to {show(clipping['limit'])}"
+    acted = clipping["acted"]
+    return what if acted is None else f"{what}, which acted in {acted:,} of {clipping['calls']:,}"
+
+
+def _list_norms(clipping: Mapping[str, Any]) -> str:
+    norms = f"norms before it: median {show(clipping['median'])}, largest {show(clipping['largest'])}"
+    return f"{clipping['function']} ({shorten_line(clipping['line'])}): {norms}"

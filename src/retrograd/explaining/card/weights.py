@@ -1,0 +1,74 @@
+"""What states were loaded, from where, and how much of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from retrograd.core.amounts import count_of
+from retrograd.core.history.weights_facts import Load, StateRead
+from retrograd.core.runs.findings import shorten_line
+from retrograd.core.sites.site import ROOT
+from retrograd.explaining.card.card import CardEntry
+from retrograd.explaining.card.words import show_change
+from retrograd.explaining.findings.record import Record
+
+
+def describe_loads(record: Record) -> Iterator[CardEntry]:
+    """What ``load_state_dict`` has taken, by module or optimizer and line; the last of several."""
+    files = {read.number: read for read in record.of(StateRead)}
+    latest = {(load.of, load.name, load.line): load for load in record.of(Load) if load.rank == record.first_rank}
+    for load in latest.values():
+        read = files.get(load.file)
+        said = [_TELL[load.of](load), _tell_source(load, read)]
+        said += [f"{load.times:,} times"] if load.times > 1 else []
+        said += ["put back before the next update"] if load.stays is False and load.changed else []
+        yield CardEntry(
+            topic="loaded",
+            label=load.type if load.name in (ROOT, "") else load.name,
+            text=", ".join(filter(None, said)),
+            line=load.line,
+            details=_list_keys(load),
+            values={
+                "of": load.of, "name": load.name, "keys": load.value, "missing": load.missing, "strict": load.strict,
+                "unexpected": load.unexpected, "changed": load.changed, "file": read.name if read else "",
+                "times": load.times,
+            },
+        )  # fmt: skip
+
+
+def _tell_module(load: Load) -> str:
+    copied = int(load.value)
+    said = [
+        f"{copied:,} of {count_of(copied + load.missing, 'key')}" if load.missing else f"all {count_of(copied, 'key')}"
+    ]
+    said += [f"{load.unexpected:,} unexpected"] if load.unexpected else []
+    said += ["strict=False"] if not load.strict else []
+    said += ["from its own tensors"] if load.same and load.same == copied else []
+    said += ["which changed nothing"] if load.changed is False else []
+    return ", ".join(said)
+
+
+def _tell_optimizer(load: Load) -> str:
+    said = [f"the state of {count_of(int(load.value), 'parameter')}"]
+    said += [f"at its step {load.count:,}"] if load.count >= 0 else []
+    return ", ".join([*said, f"lr {show_change(load.lr)}"] if load.lr else said)
+
+
+def _tell_scheduler(load: Load) -> str:
+    return f"at epoch {load.count:,}" if load.count >= 0 else "its state"
+
+
+_TELL = {"module": _tell_module, "optimizer": _tell_optimizer, "scheduler": _tell_scheduler}
+
+
+def _tell_source(load: Load, read: StateRead | None) -> str:
+    if read is not None:
+        return f"from {read.name or 'an open file'}"
+    if load.taken < 0:
+        return ""
+    return f"as taken at step {load.taken:,}{f' ({shorten_line(load.taken_line)})' if load.taken_line else ''}"
+
+
+def _list_keys(load: Load) -> tuple[str, ...]:
+    named = (("missing", load.missing_keys, load.missing), ("unexpected", load.unexpected_keys, load.unexpected))
+    return tuple(f"{what}: {', '.join(keys)}{', …' if n > len(keys) else ''}" for what, keys, n in named if keys)
