@@ -33,6 +33,7 @@ WITH_PROGRAMS = {
     "no-graph", "freed-graph", "overwritten", "layers-in-a-list", "missing-gradient", "not-optimized",
     "recomputed-otherwise", "inference-tensor", "unused-in-ddp",  # test_refused.py
     "second-derivative", "kinks",
+    "zero-gradient",  # test_zeros.py
 }  # fmt: skip
 """Detectors that are tried with whole programs: in files of their own, and in ``remedies.py``."""
 
