@@ -1486,6 +1486,70 @@ class Scaled(nn.Module):
     ),
 )
 
+FAULTS += (
+    Fault(
+        "zero-gradient",
+        "compute the loss of what is in front of it",
+        ((OUT, "out = (net(x) - 9).clamp(0, 1)"),),
+        (("(net(x) - 9).clamp(0, 1)", "net(x) - 9"),),
+        "clamped",
+    ),
+    Fault(
+        "zero-gradient",
+        "as the last operation of a model, leave it out",
+        ((OUT, "out = torch.relu(net(x) - 9)"),),
+        (("torch.relu(net(x) - 9)", "net(x) - 9"),),
+        "dead units",
+    ),
+    Fault(
+        "zero-gradient",
+        "pass the gradient straight through",
+        ((OUT, "out = net(x).round()"),),
+        (("out = net(x).round()", "out = net(x)\n    out = out + (out.round() - out).detach()"),),
+        "step function",
+    ),
+    Fault(
+        "zero-gradient",
+        "divide it by a temperature",
+        (("F.cross_entropy(out, y)", "-F.softmax(1e4 * out, 1).gather(1, y[:, None]).mean()"),),
+        (("1e4 * out", "out"),),
+        "saturated",
+    ),
+    Fault(
+        "zero-gradient",
+        "look at its mask",
+        ((OUT, "out = torch.where(x[:, :1] > 99, net(x), 0.0)"),),
+        (("x[:, :1] > 99", "x[:, :1] < 99"),),
+        "not picked",
+    ),
+    Fault(
+        "zero-gradient",
+        "look at what it is multiplied with",
+        (("F.cross_entropy(out, y)", "0.0 * F.cross_entropy(out, y)"),),
+        (("0.0 * F.cross", "1.0 * F.cross"),),
+        "zero factor",
+    ),
+    Fault(
+        "zero-gradient",
+        "without a graph",
+        (
+            (
+                "F.cross_entropy(out, y)",
+                "-(out.log_softmax(1) - out.log_softmax(1)).exp().gather(1, y[:, None]).mean()",
+            ),
+        ),
+        (("(out.log_softmax(1) - out.log_softmax(1))", "(out.log_softmax(1) - out.log_softmax(1).detach())"),),
+        "cancels",
+    ),
+    Fault(
+        "zero-gradient",
+        "take the hook away",
+        ((OUT, "out = net(x)\n    out.register_hook(torch.zeros_like)"),),
+        (("\n    out.register_hook(torch.zeros_like)", ""),),
+        "hook",
+    ),
+)
+
 NO_CHANGE_OF_CODE = {
     "bit-flipped": "memory, not code: see tests/core/recording/test_weight_changes.py",
     "embedding-unused": "what goes in is to be looked at",
