@@ -28,6 +28,13 @@ for step in range(STEPS):
 """A program with which nothing is wrong."""
 
 
+DROPS = """
+class Drops(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.2)
+"""
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault of a program.
@@ -123,6 +130,19 @@ SCHEDULED = (
     BASE.replace("truth =", "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30)\ntruth =")
     + "    if step % 10 == 9:\n        scheduler.step()\n"
 )
+
+ORDERED = BASE.replace(BASE[BASE.index("net = ") : BASE.index("optimizer =")], """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.place, self.head = nn.Linear(2, 16), nn.Embedding(40, 16), nn.Linear(16, 2)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+    def forward(self, x):
+        places = self.place(torch.arange(x.size(1)))
+        return self.head(self.layer(self.inner(x) + places).mean(1))
+net = Net()
+""").replace("x = torch.randn(32, 8)", "x = torch.randn(32, 6, 2)").replace(
+    "(x @ truth).argmax(1)", "(x[:, :3, 0].sum(1) > x[:, 3:, 0].sum(1)).long()"
+)  # fmt: skip
 
 DEEP_LAYERS = "*[layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.ReLU())]"
 DEEP = BASE.replace("nn.ReLU(), nn.Linear(16, 3)", f"nn.ReLU(), {DEEP_LAYERS}, nn.Linear(16, 3)")
@@ -245,6 +265,18 @@ FAULTS = (
         ((MADE, "torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=20.0)"),),
         (("decay=20.0", "decay=0.0"),),
         "Adam",
+    ),
+    Fault(
+        "dropout-in-evaluation",
+        "pass `training=self.training`",
+        (
+            ("# training", DROPS + "net = nn.Sequential(net[0], nn.ReLU(), Drops(), net[2])\n# training"),
+            (
+                "    optimizer.step()",
+                "    optimizer.step()\n    net.eval()\n    with torch.no_grad():\n        net(x)\n    net.train()",
+            ),
+        ),
+        (("F.dropout(x, 0.2)", "F.dropout(x, 0.2, training=self.training)"),),
     ),
     Fault(
         "bad-init",
@@ -618,6 +650,27 @@ FAULTS = (
         (("log_softmax(0)", "log_softmax(-1)"),),
     ),
     Fault(
+        "wrong-dim",
+        "batch_first=True",
+        ((", batch_first=True", ""),),
+        ((", 0.0)", ", 0.0, batch_first=True)"),),
+        "sequence",
+        base=ORDERED,
+    ),
+    Fault(
+        "positions-shared",
+        "torch.arange(x.size(1)).unsqueeze(0)",
+        (("torch.arange(x.size(1))", "torch.arange(x.size(0)).unsqueeze(1)"),),
+        (("torch.arange(x.size(0)).unsqueeze(1)", "torch.arange(x.size(1)).unsqueeze(0)"),),
+        base=ORDERED,
+    ),
+    Fault(
+        "result-dropped",
+        "assign the result, x = x.clamp",
+        ((OUT, OUT + "\n    out.clamp(-3, 3)"),),
+        (("    out.clamp(", "    out = out.clamp("),),
+    ),
+    Fault(
         "reshape-mixes-batch",
         "use permute or transpose",
         (
@@ -655,6 +708,16 @@ FAULTS = (
         ((X, X + "    x = 100 * x + 300\n"), ("y = x @", "y = (x - 300) / 100 @")),
         ((OUT, "out = net((x - 300) / 100)"),),
         base=REGRESSION,
+    ),
+    Fault(
+        "input-drifts",
+        "work on a copy",
+        (
+            ("# training", "data = torch.randn(32, 8)\nlabels = (data @ truth).argmax(1)\n# training"),
+            (X, "x = data.div_(0.7)\n"),
+            ("    y = (x @ truth).argmax(1)\n", "    y = labels\n"),
+        ),
+        (("data.div_(0.7)", "data.clone().div_(0.7)"),),
     ),
     Fault(
         "graph-grows",
@@ -1170,7 +1233,158 @@ class Cubed(nn.Module):
     ),
 )
 
+BEGIN = "# training\n"
+AVERAGED = """    for name, value in net.state_dict().items():
+        average[name].lerp_(value, 0.2)
+    if step % 10 == 9:
+        trained = {name: value.clone() for name, value in net.state_dict().items()}
+        net.load_state_dict(average)
+        with torch.no_grad():
+            print(net(x).mean())
+"""
+FIRST_SESSION = """import io
+file = io.BytesIO()
+for _ in range(20):
+    x = torch.randn(32, 8)
+    optimizer.zero_grad()
+    F.cross_entropy(net(x), (x @ truth).argmax(1)).backward()
+    optimizer.step()
+torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": 20}, file)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+"""
+
+FAULTS += (
+    Fault(
+        "keys-not-loaded",
+        "take the prefix off the keys",
+        (
+            ("truth =", 'given = {f"module.{key}": value + 0.1 for key, value in net.state_dict().items()}\ntruth ='),
+            (BEGIN, BEGIN + "net.load_state_dict(given, strict=False)\n"),
+        ),
+        (("(given, ", '({key.removeprefix("module."): value for key, value in given.items()}, '),),
+    ),
+    Fault(
+        "snapshot-not-copied",
+        "keep a copy",
+        (
+            (
+                UPDATE,
+                UPDATE + "    if step == 20:\n        best = net.state_dict()\n"
+                "    if step == 39:\n        net.load_state_dict(best)\n",
+            ),
+        ),
+        (("best = net.state_dict()", "best = {name: value.clone() for name, value in net.state_dict().items()}"),),
+    ),
+    Fault(
+        "averages-not-put-back",
+        "keep a copy of the weights before, and load it after the evaluation",
+        (
+            (BEGIN, "average = {name: value.clone() for name, value in net.state_dict().items()}\n" + BEGIN),
+            (UPDATE, UPDATE + AVERAGED),
+        ),
+        (("print(net(x).mean())\n", "print(net(x).mean())\n        net.load_state_dict(trained)\n"),),
+    ),
+    Fault(
+        "resume-incomplete",
+        "load the states of the optimizer",
+        (
+            (
+                BEGIN,
+                FIRST_SESSION + BEGIN + 'file.seek(0)\nsaved = torch.load(file)\nnet.load_state_dict(saved["net"])\n',
+            ),
+            ("for step in range(40)", 'for step in range(saved["step"], 60)'),
+        ),
+        (('(saved["net"])\n', '(saved["net"])\noptimizer.load_state_dict(saved["optimizer"])\n'),),
+    ),
+)
+
+DECODER = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(12, 16), nn.Linear(16, 12)
+        self.register_buffer("later", torch.ones(9, 9, dtype=torch.bool).triu(1))
+    def forward(self, ids):
+        x = self.embed(ids)
+        scores = (x @ x.transpose(1, 2) / 4).masked_fill(self.later, -torch.inf)
+        return self.out(x + scores.softmax(-1) @ x)
+net = Decoder()
+optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+# training
+for step in range(STEPS):
+    ids = (torch.arange(10) + torch.randint(0, 12, (32, 1))) % 12
+    optimizer.zero_grad()
+    loss = F.cross_entropy(net(ids[:, :-1]).transpose(1, 2), ids[:, 1:])
+    loss.backward()
+    optimizer.step()
+"""
+
+FAULTS += (
+    Fault(
+        "own-backward",
+        "multiply what backward returns by what the forward multiplies by",
+        (
+            (
+                MODULE,
+                MODULE
+                + """class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x * factor
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+class Scaled(nn.Module):
+    def forward(self, x):
+        return Scale.apply(x, 2.0)
+""",
+            ),
+            (NET, "nn.Sequential(nn.Linear(8, 16), Scaled(), nn.ReLU(), nn.Linear(16, 3))"),
+        ),
+        (("return gradient, None", "return gradient * ctx.factor, None"),),
+    ),
+    Fault(
+        "samples-mix",
+        "dim=-1 for softmax",
+        (
+            (
+                MODULE,
+                MODULE
+                + """class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key, self.out = nn.Linear(2, 4), nn.Linear(16, 3)
+    def forward(self, x):
+        key = self.key(x.view(-1, 4, 2))
+        weights = (key @ key.transpose(1, 2)).flatten(0, 1).softmax(dim=0)
+        return self.out((weights.view(-1, 4, 4) @ key).flatten(1))
+""",
+            ),
+            (NET, "Attention()"),
+        ),
+        (("softmax(dim=0)", "softmax(dim=-1)"),),
+    ),
+    Fault(
+        "future-seen",
+        "use what masked_fill returns",
+        (
+            (
+                "scores = (x @ x.transpose(1, 2) / 4).masked_fill(",
+                "scores = x @ x.transpose(1, 2) / 4\n        scores.masked_fill(",
+            ),
+        ),
+        (("        scores.masked_fill(", "        scores = scores.masked_fill("),),
+        base=DECODER,
+    ),
+)
+
 NO_CHANGE_OF_CODE = {
+    "bit-flipped": "memory, not code: see tests/core/recording/test_weight_changes.py",
     "embedding-unused": "what goes in is to be looked at",
     "loss-spike": "the batch of that step is to be looked at",
     "loss-flat": "it claims no cause",

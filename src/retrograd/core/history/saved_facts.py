@@ -36,15 +36,17 @@ class ZeroGradient(Fact):
 class Recomputed(Fact):
     """The first operation of a checkpointed part that gave something else when it was computed again.
 
-    ``name`` is the module, ``value`` is ‖second − first‖ / ‖first‖ of what it made, NaN where that cannot be compared:
-    another operation was called, or the size is another one.
+    ``name`` is the module, ``value`` is ‖second − first‖ / ‖first‖ of what it made, over at most 1,024 of its elements;
+    NaN where another operation was called.
 
     Attributes:
         operation, line: what was called in the forward, and where; empty where the second run called more.
-        again, again_line: what was called in its place when it was computed again; empty for the same one.
+        again, again_line: what was called in its place when it was computed again; empty for the very same.
         checkpoint: who called the checkpoint.
-        made, made_again: what it made: ``float32[4, 3]``.
-        reads: the first operand that differs had been made before that part, so it was written to meanwhile.
+        made, made_again: what it made, and its arguments that are no tensors: ``float32[4, 3] 0.5``; the latter is
+            empty where it was not called again.
+        reads: an operand was made before that part.
+        written, written_line: what writes to a tensor that was made before that part, and where; empty for nothing.
     """
 
     kind = "recomputed"
@@ -56,3 +58,5 @@ class Recomputed(Fact):
     made: str = ""
     made_again: str = ""
     reads: bool = False
+    written: str = ""
+    written_line: str = ""

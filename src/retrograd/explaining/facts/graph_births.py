@@ -164,10 +164,18 @@ class _Tracer:
         if seen.is_empty:
             return True
         if seen.made is None:
-            return bool(self._given_bad(seen)) or self._find_broken(seen) is not None
+            is_given = bool(self._given_bad(seen)) or self._adds_up_masked(seen)
+            return is_given or self._find_broken(seen) is not None
         is_mask = seen.name in _MASKING or (seen.name == "log_softmax" and not bool((seen.made == torch.inf).any()))
         is_meant = is_mask and not bool(seen.made.isnan().any()) and not self._given_bad(seen)
         return not is_meant and not is_fine(seen.made)
+
+    def _adds_up_masked(self, seen: _SeenNode) -> bool:
+        """Return whether it adds up numbers of which a mask has made some −inf."""
+        before = [self._seen[node].made for node, _ in seen.parents if node in self._seen]
+        return seen.name in ("sum", "mean") and any(
+            made is not None and bool((made == -torch.inf).any()) for made in before
+        )
 
     def _given_bad(self, seen: _SeenNode) -> list[_SeenNode]:
         """The nodes that gave it what is not finite."""

@@ -6,6 +6,7 @@ and then at the step behind a sampled one at which a graph is met that is unlike
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from retrograd.explaining.facts.operation_notes import OperationNotes
 from retrograd.explaining.facts.softmax_looks import SoftmaxLooks
 from retrograd.explaining.facts.target_looks import TargetLooks
 from retrograd.explaining.facts.value_look import ValueLook
+from retrograd.explaining.facts.variables import find_holder
 from retrograd.explaining.facts.zero_gradients import NodeOperations
 
 MOST = 3000
@@ -226,6 +228,10 @@ _MOST_SIGNED = 20_000
 """Nodes of a graph of which each is watched; of a larger one its root alone."""
 
 
+_KEPT, _MOST_SEARCHES = 8, 3
+"""Graphs of earlier steps that are held when their holder is searched for, and how often that is done."""
+
+
 class GraphSizes:
     """Watches each recorded pass, and measures graphs at looks and at the first passes. It holds none."""
 
@@ -234,6 +240,7 @@ class GraphSizes:
         self._signs: list[ref[NodeSign]] = []  # without callbacks, which would run within compiled code
         self._count = self._living = 0
         self._parts = GraphParts()
+        self._searches = _MOST_SEARCHES
 
     def measure(self, roots: tuple[torch.Tensor, ...], notes: OperationNotes | None) -> GraphOutline | None:
         """A pass begins; returns the outline of its graph, where operations were noted, or it is time."""
@@ -262,12 +269,23 @@ class GraphSizes:
             number, ring = outline.rings[0]
             made = None if notes is None else notes.made_by(number)
             line = "" if made is None else made.line
+        alive = self._count_living()
+        variable, stored = self._find_holder(outline) if max(alive, held.parts) >= _KEPT else ("", "")
         self._host.note_fact(
             GraphSize(
-                value=float(outline.nodes), alive=self._count_living(), ring=ring, ring_line=line, **held._asdict()
+                value=float(outline.nodes), alive=alive, variable=variable, stored=stored, ring=ring, ring_line=line,
+                **held._asdict(),
             )
-        )
+        )  # fmt: skip
         return outline
+
+    def _find_holder(self, outline: GraphOutline) -> tuple[str, str]:
+        """The variable that holds graphs of earlier steps, and where it is stored."""
+        fresh = [sign.number for each in outline.signs if (sign := each()) is not None]
+        if not fresh or not self._searches:
+            return "", ""
+        self._searches -= 1
+        return find_holder(sys._getframe(1), min(fresh))
 
 
 class HeldParts(NamedTuple):

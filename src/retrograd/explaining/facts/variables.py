@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
-from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+import textwrap
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from retrograd.core.hooks.nodes import number_of
 from retrograd.core.hooks.torch_calls import is_inner
 
 _MOST = 10_000
@@ -82,6 +86,112 @@ def _list_owners(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
         for key, child in list(vars(value).get("_modules", {}).items()):
             yield from _list_owners(f"{name}.{key}", child)
+
+
+# ---- what is stored for longer ----
+
+_STORING = frozenset({"append", "appendleft", "extend", "add", "insert", "push", "put", "setdefault", "update"})
+_PLAIN = (str, bytes, int, float, complex, bool, type, ModuleType, type(None))
+_DEEPEST = 3
+"""Attributes and items that are followed from a variable."""
+
+
+def find_holder(frame: FrameType | None, before: int) -> tuple[str, str]:
+    """Find a variable, or an attribute, by which tensors with a graph are held that was made earlier.
+
+    Args:
+        frame: where to begin; then outwards.
+        before: the number of the first node that is not earlier.
+
+    Returns:
+        Its name, as in ``losses`` or ``self.mean``, and the line that stores there; both are empty if there is none.
+    """
+    while frame is not None:
+        if not is_inner[frame.f_code.co_filename]:
+            left = [_MOST]
+            for name, value in list(frame.f_locals.items())[:_MOST]:
+                found = _find_held(value, before, _DEEPEST, left)
+                if found is not None:
+                    owner, attribute = found
+                    whole = f"{name}.{attribute}" if attribute else name
+                    return whole, _find_store(frame, name) if owner is None else _find_store_in(owner, attribute)
+        frame = frame.f_back
+    return "", ""
+
+
+def _find_held(value: Any, before: int, depth: int, left: list[int]) -> tuple[Any, str] | None:
+    """The object, and the attribute of it, that hold such a tensor; None and empty where the value itself does."""
+    left[0] -= 1
+    if isinstance(value, Tensor):
+        return (None, "") if _is_earlier(value, before) else None
+    if isinstance(value, _PLAIN) or depth == 0 or left[0] < 0:
+        return None
+    if isinstance(value, list | tuple | deque | dict):
+        items = list(value.values()) if isinstance(value, dict) else list(value)
+        return next((found for each in items[-_FEW:] if (found := _find_held(each, before, depth - 1, left))), None)
+    for name, held in _attributes_of(value):
+        found = _find_held(held, before, depth - 1, left)
+        if found is not None:
+            return (value, name) if found[0] is None else found
+    return None
+
+
+def _attributes_of(value: Any) -> list[tuple[str, Any]]:
+    """What an object holds, without running code of the program's; nothing of functions and of torch's own objects."""
+    is_foreign = str(type(value).__module__).startswith(("torch.", "retrograd.", "builtins"))
+    try:
+        return (
+            []
+            if is_foreign and not isinstance(value, nn.Module)
+            else list(object.__getattribute__(value, "__dict__").items())
+        )
+    except AttributeError:
+        return []
+
+
+def _is_earlier(tensor: Tensor, before: int) -> bool:
+    """Return whether its graph was made earlier; what the node of a view is may be found out only when asked."""
+    if not tensor.requires_grad or tensor._is_view() or (node := tensor.grad_fn) is None:
+        return False
+    return number_of(node) < before
+
+
+def _find_store_in(owner: Any, attribute: str) -> str:
+    """The line in the class of an object that stores an attribute of it: the last, but for those of ``__init__``."""
+    kind = type(owner)
+    try:
+        file, (lines, first) = inspect.getsourcefile(kind), inspect.getsourcelines(kind)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return ""
+    begun = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    stores = [each for each in _list_stores(ast.walk(tree), attribute) if not any(_holds(one, each) for one in begun)]
+    return f"{file}:{max(stores) + first - 1}" if stores and file else ""
+
+
+def _find_store(frame: FrameType, name: str) -> str:
+    """The last line in the file of a frame that stores to a variable, or puts something into it."""
+    file = frame.f_code.co_filename
+    try:
+        tree = ast.parse("".join(linecache.getlines(file, frame.f_globals)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    scope = _find_scope(tree, frame)
+    stores = list(_list_stores(_walk_scope(scope), name)) if scope is not None else []
+    return f"{file}:{max(stores)}" if stores else ""
+
+
+def _list_stores(nodes: Iterable[ast.AST], name: str) -> Iterator[int]:
+    """Lines that assign a name or an attribute of this name, or call ``append`` and the like of it."""
+    for node in nodes:
+        called = node.func if isinstance(node, ast.Call) else None
+        puts = isinstance(called, ast.Attribute) and called.attr in _STORING
+        target: Any = called.value if puts and isinstance(called, ast.Attribute) else node
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        is_stored = puts or isinstance(getattr(node, "ctx", None), ast.Store)
+        if is_stored and name in (getattr(target, "id", ""), getattr(target, "attr", "")):
+            yield node.lineno  # type: ignore[attr-defined]
 
 
 def _find_assignment(frame: FrameType, name: str) -> tuple[str, bool | None]:

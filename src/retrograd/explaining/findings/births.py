@@ -312,7 +312,7 @@ class Births:
                     steps = [call for call in self._record.calls if call.name == "step" and call.about == name]
                     line = next((call.line for call in reversed(steps) if call.step <= step), "")
                     reason = self._judge_epsilon(name, group.get("eps"), parameter, step)
-                    return Birth("update", step, parameter, line, f"{name}.step", reason)
+                    return Birth("update", step, parameter, (reason and made.line) or line, f"{name}.step", reason)
         return Birth("update", step, parameter)
 
     def _judge_epsilon(self, optimizer: str, epsilon: Any, parameter: str, step: int) -> str:

@@ -106,12 +106,13 @@ def graph_leaks(record: Record, entry: Entry) -> Iterator[Finding]:
     made = next((line for chain in record.chains if (line := _find_loss_line(record, chain))), "")
     where = f"; the loss is made in {shorten_line(made)}" if made else ""
     call = find_pass(record, first.step)
+    holder, stored = _find_holder(looks)
     yield entry.finding(
-        f"Graphs are kept: {end.alive} graphs of earlier steps are still held at step {end.step}, so memory "
+        f"Graphs are kept: {end.alive} graphs of earlier steps are still held at step {end.step}{holder}, so memory "
         f"grows with every step{released}{where}",
         step=first.step,
         last_step=end.step,
-        line=made or (call.line if call else ""),
+        line=stored or made or (call.line if call else ""),
         evidence=[("graphs of earlier steps that are held", end.alive, "≥ 8, and rising")],
     )
 
@@ -124,16 +125,26 @@ def _describe_parts(entry: Entry, record: Record, looks: list[GraphSize]) -> Fin
     line = f" ({shorten_line(known.line)})" if known.line else ""
     what = f"what `{known.held}` made{place}{line}"
     call = find_pass(record, first.step)
+    holder, stored = _find_holder(looks)
     return entry.finding(
         f"Graphs are kept in part: of {end.parts} of the {end.looks} earlier graphs that were looked at, {what} is "
-        f"still held at step {end.step}, so memory grows with every step",
+        f"still held at step {end.step}{holder}, so memory grows with every step",
         case="parts",
         site=known.module,
         step=first.step,
         last_step=end.step,
-        line=known.line or (call.line if call else ""),
+        line=stored or known.line or (call.line if call else ""),
         evidence=[("earlier graphs of which a part is held", end.parts, f"≥ {end.looks - 2}, ≥ 8")],
     )
+
+
+def _find_holder(looks: list[GraphSize]) -> tuple[str, str]:
+    """The variable that holds them, in words, and the line that stores there; both are empty if it was not found."""
+    known = next((each for each in reversed(looks) if each.variable), None)
+    if known is None:
+        return "", ""
+    where = f" ({shorten_line(known.stored)})" if known.stored else ""
+    return f" by `{known.variable}`{where}", known.stored
 
 
 def _describe_ring(entry: Entry, looks: list[GraphSize]) -> Finding:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from retrograd.core.amounts import list_names
 from retrograd.core.history.facts import Operation
+from retrograd.core.history.saved_facts import Recomputed
 from retrograd.core.runs.findings import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.chain import MADE_BEFORE
 from retrograd.explaining.findings.detectors.broken_graphs import is_written
@@ -31,6 +32,8 @@ def recomputed_otherwise(record: Record, entry: Entry) -> Iterator[Finding]:
     """A checkpoint computes something else in backward than in forward."""
     message = record.crash.message
     if not any(text in message for text in _RECOMPUTED):
+        for fact in record.of(Recomputed)[:1]:
+            yield _describe_values(entry, record, fact)
         return
     part = _list_operations(record)
     found = _DIFFERS.search(message)
@@ -61,6 +64,50 @@ def recomputed_otherwise(record: Record, entry: Entry) -> Iterator[Finding]:
         "checkpoint."
         if writes
         else "",
+    )
+
+
+_RANDOM = ("dropout", "rand", "normal", "bernoulli", "multinomial", "rrelu", "poisson", "uniform", "exponential")
+
+
+def _describe_values(entry: Entry, record: Record, fact: Recomputed) -> Finding:
+    """Torch compares shapes and types alone: other values go through, and the gradients are wrong."""
+    case, line, why = _explain_values(fact)
+    where = f" in {fact.name}" if fact.name else ""
+    evidence = [Evidence("‖second run − first run‖ / ‖first run‖", fact.value)] if fact.value == fact.value else []
+    return entry.finding(
+        f"The checkpoint ({shorten_line(fact.checkpoint)}) computes other values in backward than in forward{where}, "
+        f"so gradients are not those of the loss: {why}",
+        case=case,
+        site=fact.name,
+        step=fact.step,
+        last_step=record.last_step,
+        line=line,
+        evidence=[*evidence, Evidence("checkpoint", fact.checkpoint)],
+    )
+
+
+def _explain_values(fact: Recomputed) -> tuple[str, str, str]:
+    """The kind of reason, its line, and the reason in words."""
+    first = f"`{fact.operation}`" + (f" ({shorten_line(fact.line)})" if fact.line else "")
+    if fact.operation and not fact.made_again:
+        return "flow", fact.line, f"the forward called {first}, and the second run did not"
+    if fact.again and (fact.again, fact.again_line) != (fact.operation, fact.line) and fact.again_line:
+        again = f"`{fact.again}` ({shorten_line(fact.again_line)})"
+        instead = f", where the forward called {first}" if fact.operation else ""
+        return "flow", fact.again_line, f"the second run called {again}{instead}"
+    if any(word in fact.operation for word in _RANDOM):
+        return "random", fact.line, f"{first} draws other random numbers the second time"
+    if fact.made != fact.made_again:
+        return "flow", fact.line, f"{first} gave {fact.made} at first, and {fact.made_again} the second time"
+    if fact.written and fact.reads:
+        written = f"`{fact.written}` ({shorten_line(fact.written_line)})"
+        return "written", fact.written_line, f"{written} writes to a tensor that {first} finds changed the second time"
+    return (
+        "values",
+        fact.line,
+        f"{first} is the first that gives another result"
+        + (", for what it takes from outside of that part has changed" if fact.reads else ""),
     )
 
 

@@ -164,7 +164,7 @@ def not_shifted(record: Record, entry: Entry) -> Iterator[Finding]:
     """Targets that are the very tokens which their logits are made of."""
     for listed in list_looks(record).values():
         shift = _find_shift(record, listed)
-        if shift is None or shift[0] != 0 or any(each.ignored for each in listed):
+        if shift is None or shift[0] != 0:
             continue
         _, chain, number = shift
         begun = [each for each in range(number) if chain.listed[each].line == listed[0].tokens]
