@@ -215,6 +215,15 @@ SENSE = gather(
 
 # ---- inputs ----
 
+
+def single(scores: Listed) -> Make:
+    """Weights that are normalised over one element, of a layer, or of a query with the only key that there is."""
+    weighted: Listed = ("mul", (1, -1), ((8, 1), (8, 6)), (8, 6))
+    layer: Listed = ("linear", (2, -1), ((8, 6), (3, 6)), (8, 3))
+    loss: Listed = ("cross_entropy", (3, -1), ((8, 3), "int64[8]"), ())
+    return chain(scores, ("softmax", (0,), ((8, 1),), (8, 1), "dim=1"), weighted, layer, loss, outputs=(3,))
+
+
 CLASSES = (("linear", (-1, -1), ((8, 6), (3, 6)), (8, 3)), ("cross_entropy", (0, -1), ((8, 3), "int64[8]"), ()))
 NORMED = (
     ("layer_norm", (-1,), ((8, 6),), (8, 6)), ("linear", (0, -1), ((8, 6), (3, 6)), (8, 3)),
@@ -466,6 +475,7 @@ SHAPES = gather(
         chain(LINEAR, ("softmax", (0,), ((8, 1),), (8, 1), "dim=1"), (BCE, (1, -1), ((8, 1), (8, 1)), ())), "critical",
         "which has one element: its result is always 1",
     ),
+    faulty("wrong-dim", single(LINEAR), "critical", "which has one element: its result is always 1"),
     *(faulty("wrong-dim", attention(dim), "critical") for dim in ("1", "-2", "0")),
     faulty("wrong-dim", pooling("0"), "critical", "by softmax over dimension 0, and summed over dimension 1"),
     faulty("wrong-dim", gate("0"), "critical"),
@@ -476,7 +486,7 @@ SHAPES = gather(
     faulty("wrong-dim", last_step("(:, -1, :)", "False"), "critical"),
     faulty("wrong-dim", last_step("-1", "True"), "critical"),
     alike(
-        "wrong-dim", over("dim=-1"), attention("-1"), attention("2"), pooling("1"), gate("-1"), gate("1"),
+        "wrong-dim", over("dim=-1"), single(("matmul", (-1, -1), ((8, 6), (6, 1)), (8, 1))), attention("-1"), attention("2"), pooling("1"), gate("-1"), gate("1"),
         chain(  # slots, normalised again
             SCORES, (*SOFT, "dim=1"), ("div", (1, -1), ((8, 5, 5), (8, 5, 1)), (8, 5, 5)),
             ("matmul", (2, -1), ((8, 5, 5), (8, 5, 4)), (8, 5, 4)), ("mean", (3,), ((8, 5, 4),), ()), outputs=(3,),

@@ -105,18 +105,24 @@ def _dimension(chain: Chain, number: int) -> int | None:
 
 
 def _judge_softmax(table: AxisTable, chain: Chain, number: int) -> str:
-    """A softmax whose result the loss takes: over the batch or positions, or over a single element."""
+    """A softmax over a single element, or, where the loss takes its result, over the batch or positions."""
     shape, dim, name = chain.taken(number), _dimension(chain, number), chain.name(number)
-    if name not in SOFTMAXES or shape is None or dim is None or not _is_last(chain, number):
+    if name not in SOFTMAXES or shape is None or dim is None:
         return ""
-    if shape[dim] == 1:
+    is_last, maker = (
+        _is_last(chain, number),
+        chain.maker(number, 0, frozenset({"dropout", "contiguous", "to", "float"})),
+    )
+    is_layer = chain.name(maker) == "linear" and chain.made(maker) == shape
+    if shape[dim] == 1 and (is_last or (is_layer and dim == len(shape) - 1)):
         always = "1" if name == "softmax" else "0"
         return (
             f"{name} runs over dimension {dim} of {list(shape)}, which has one element: its result is always "
             f"{always}, and its gradient 0"
         )
-    maker = chain.maker(number, 0, frozenset({"dropout", "contiguous", "to", "float"}))
-    is_features = chain.name(maker) == "linear" and chain.made(maker) == shape and dim != len(shape) - 1
+    if not is_last:
+        return ""
+    is_features = is_layer and dim != len(shape) - 1
     is_batch = _is_batch_alone(table, table.taken(number), dim)
     if is_features or is_batch or (dim == 0 and len(shape) > 1 and shape[0] == _target_size(table, chain, number)):
         what = "the batch" if dim == 0 or is_batch else "positions and not classes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from retrograd.core.history.facts import CARRIED, MADE_BEFORE, Call, Operation
 from retrograd.core.runs.findings import Finding
@@ -19,6 +19,9 @@ family = Family(__name__)
 
 LEAST = 0.01
 """Share of a loss from which on a term is worth a word; our own choice."""
+
+NOTHING = 1e-5
+"""Share of a loss below which a term is zero but for rounding, as a divergence of equal sides; our own choice."""
 
 LOOKS = 3
 """Passes in which two sides must have been equal, bit for bit."""
@@ -119,7 +122,7 @@ def _judge_terms(record: Record, loss: Loss, losses: list[Loss], entry: Entry) -
     if not chain.listed[loss.number].node:
         return
     for term in loss.terms:
-        is_seen = term.share >= LEAST or (term.share == 0 and not term.has_graph)
+        is_seen = term.share >= LEAST or (term.share < NOTHING and not term.has_graph)
         if not is_seen or term.number < 0 or term.sign < 0 or _has_graph_elsewhere(loss, losses, term):
             continue
         if term.has_graph:
@@ -133,7 +136,7 @@ def _judge_terms(record: Record, loss: Loss, losses: list[Loss], entry: Entry) -
 
 
 def _describe(record: Record, loss: Loss, term: Term, entry: Entry, why: str, **fields: object) -> Finding:
-    share = f", {term.share:.0%} of the loss," if term.share > 0 else ""
+    share = f", {term.share:.0%} of the loss," if term.share >= LEAST else ""
     line = str(fields.pop("line", "")) or term.line
     return entry.finding_at(
         record,
@@ -145,7 +148,7 @@ def _describe(record: Record, loss: Loss, term: Term, entry: Entry, why: str, **
             "line": line,
             "evidence": [
                 ("the loss", loss.text),
-                ("share of the term", term.share, f"≥ {LEAST}" if term.share else "= 0"),
+                ("share of the term", term.share, f"≥ {LEAST}" if term.share >= LEAST else f"< {NOTHING}"),
                 ("line of the loss", loss.line),
             ],
             **fields,
@@ -169,7 +172,10 @@ def _find_cause(record: Record, loss: Loss, losses: list[Loss], term: Term) -> t
     before = chain.ancestors(term.number)
     if _is_meant(record, loss, losses, term) or _is_entropy(chain, before):
         return "", "", "", ""
-    trained = [each for each in sorted(before) if chain.listed[each].cuts and _comes_of_trained(record, chain, each)]
+    users = _list_users(record, loss.called) if loss.called else set()
+    trained = [
+        each for each in sorted(before) if chain.listed[each].cuts and _comes_of_trained(record, chain, each, users)
+    ]
     if trained:
         cut = trained[-1] if chain.listed[trained[-1]].mode not in BLIND else trained[0]
         lost = describe_cut(chain.listed[cut])
@@ -187,15 +193,19 @@ def _find_cause(record: Record, loss: Loss, losses: list[Loss], term: Term) -> t
     return "", "", "", ""
 
 
-def _comes_of_trained(record: Record, chain: Chain, cut: int) -> bool:
-    """Check whether what is cut off comes of a module that an optimizer holds, or is a parameter itself."""
+def _comes_of_trained(record: Record, chain: Chain, cut: int, users: Collection[str] = ()) -> bool:
+    """Check whether what is cut off comes of a module that an optimizer holds, or is a parameter itself.
+
+    Where ``users`` are known, one of these optimizers: a teacher was held by that which has trained it.
+    """
     operation = chain.listed[cut]
     if not operation.module and operation.operands == (MADE_BEFORE,):
         return any(
             tensor_of(each) in operation.takes for name in _list_held(record) for each in record.looks.get(name, ())
         )
     before = {chain.listed[each].module for each in chain.ancestors(cut)} - {""}
-    return any(_holders(record, module) for module in before)
+    held = [_holders(record, module) for module in before]
+    return any(names & set(users) if users else names for names in held)
 
 
 def _is_of_trained(record: Record, chain: Chain, cut: int) -> bool:
