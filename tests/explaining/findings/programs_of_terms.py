@@ -329,6 +329,20 @@ def kl_by_batch(off: Tensor, mean: Tensor, spread: Tensor, mask: Tensor) -> Tens
     return (off**2).sum() / len(off) + kl / len(off)
 
 
+def kl_summed(off: Tensor, mean: Tensor, spread: Tensor, mask: Tensor) -> Tensor:
+    kl = -0.5 * torch.sum(1 + spread - mean**2 - spread.exp())  # fault
+    return (off**2).mean() + kl
+
+
+def sparse(off: Tensor, mean: Tensor, spread: Tensor, mask: Tensor) -> Tensor:
+    return (off**2).mean() + 1e-3 * mean.abs().sum()
+
+
+def all_summed(off: Tensor, mean: Tensor, spread: Tensor, mask: Tensor) -> Tensor:
+    kl = -0.5 * torch.sum(1 + spread - mean**2 - spread.exp())
+    return F.mse_loss(off, torch.zeros_like(off), reduction="sum") + kl
+
+
 def policy_gradient(loss_of: Callable[[Any, Tensor, Tensor], Tensor], normal: bool = False) -> Program:
     def train() -> Iterator[Any]:
         torch.manual_seed(0)
@@ -417,6 +431,7 @@ TERMS: list[tuple[str, Program, Callable[..., Any]]] = [
     *(("td-target-gradient", q_learning(each), each) for each in (of_itself, masked, double)),
     ("td-target-gradient", q_learning(of_itself, by_hand=True), of_itself),
     *(("summed-before-mask", variational(each), each) for each in (kl_masked_late, kl_added_late)),
+    ("summed-beside-mean", variational(kl_summed), kl_summed),
     *(("log-prob-as-entropy", policy_gradient(each), each) for each in (taken, taken_at_once)),
     ("log-prob-as-entropy", policy_gradient(taken, normal=True), taken),
     ("term-without-effect", adversarial(detached=True), adversarial),
@@ -435,6 +450,6 @@ HEALTHY: list[Program] = [
     ),
     adversarial(detached=False), adversarial(detached=False, penalty=True), adversarial(detached=False, pixels=False),
     proximal(again=False), quantized("right"), quantized("averaged"),
-    *map(q_learning, (of_another, without_graph, consistent)), *map(variational, (kl_masked, kl_by_batch)),
+    *map(q_learning, (of_another, without_graph, consistent)), *map(variational, (kl_masked, kl_by_batch, sparse, all_summed)),
     *map(policy_gradient, (estimated, entropic)), policy_gradient(entropic, normal=True),
 ]  # fmt: skip

@@ -216,6 +216,9 @@ SENSE = gather(
 # ---- inputs ----
 
 
+ONE_KEY: Listed = ("matmul", (-1, -1), ((8, 6), (6, 1)), (8, 1))
+
+
 def single(scores: Listed) -> Make:
     """Weights that are normalised over one element, of a layer, or of a query with the only key that there is."""
     weighted: Listed = ("mul", (1, -1), ((8, 1), (8, 6)), (8, 6))
@@ -486,7 +489,7 @@ SHAPES = gather(
     faulty("wrong-dim", last_step("(:, -1, :)", "False"), "critical"),
     faulty("wrong-dim", last_step("-1", "True"), "critical"),
     alike(
-        "wrong-dim", over("dim=-1"), single(("matmul", (-1, -1), ((8, 6), (6, 1)), (8, 1))), attention("-1"), attention("2"), pooling("1"), gate("-1"), gate("1"),
+        "wrong-dim", over("dim=-1"), single(ONE_KEY), attention("-1"), attention("2"), pooling("1"), gate("-1"), gate("1"),
         chain(  # slots, normalised again
             SCORES, (*SOFT, "dim=1"), ("div", (1, -1), ((8, 5, 5), (8, 5, 1)), (8, 5, 5)),
             ("matmul", (2, -1), ((8, 5, 5), (8, 5, 4)), (8, 5, 4)), ("mean", (3,), ((8, 5, 4),), ()), outputs=(3,),

@@ -1606,6 +1606,12 @@ FAULTS += (
         ((".square().sum()", ".square().sum(-1)"),),
     ),
     Fault(
+        "summed-beside-mean",
+        "term.sum(dim=1).mean()",
+        ((LOSS, LOSS + " + 0.2 * out.square().sum()"),),
+        ((".square().sum()", ".square().sum(dim=1).mean()"),),
+    ),
+    Fault(
         "log-prob-as-entropy",
         "subtract the entropy itself",
         ((f"loss = {LOSS}", f"{_LOG} - 0.05 * log_prob.mean()"),),

@@ -35,7 +35,7 @@ WITH_PROGRAMS = {
     "no-graph", "freed-graph", "overwritten", "layers-in-a-list", "missing-gradient", "not-optimized",
     "recomputed-otherwise", "inference-tensor", "unused-in-ddp",  # test_refused.py
     "second-derivative", "kinks",
-    "term-without-effect", "straight-through-loss", "td-target-gradient", "summed-before-mask",
+    "term-without-effect", "straight-through-loss", "td-target-gradient", "summed-before-mask", "summed-beside-mean",
     "log-prob-as-entropy",  # test_terms.py
 }  # fmt: skip
 """Detectors that are tried with whole programs: in files of their own, and in ``remedies.py``."""

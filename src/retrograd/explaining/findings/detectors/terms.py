@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 from retrograd.core.history.facts import CARRIED, MADE_BEFORE, Call, Operation
 from retrograd.core.runs.findings import Finding
-from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, factor_of, tensor_of
+from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, argument_of, factor_of, tensor_of
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.gradients import BLIND, COPYING, DETACHING, LEAVING, describe_cut
 from retrograd.explaining.findings.loss_terms import SQUARES, Loss, Term, list_losses, write
@@ -22,6 +22,12 @@ LEAST = 0.01
 
 NOTHING = 1e-5
 """Share of a loss below which a term is zero but for rounding, as a divergence of equal sides; our own choice."""
+
+TUNED = 0.1
+"""A weight below it may have been chosen for a sum; our own choice."""
+
+MANY = 8
+"""Samples of a batch from which on their sum is told from their mean."""
 
 LOOKS = 3
 """Passes in which two sides must have been equal, bit for bit."""
@@ -548,6 +554,49 @@ def _is_reduced(chain: Chain, number: int) -> bool:
         if not chain.made(users[0]):
             return chain.name(users[0]) in ("sum", "mean")
         number = users[0]
+
+
+@family.detector("summed-beside-mean")
+def summed_beside_mean(record: Record, entry: Entry) -> Iterator[Finding]:
+    """A term is summed over the samples of a batch, beside one that is averaged over them."""
+    for loss in _need_losses(record):
+        averaged = {batch for term in loss.terms if term.has_graph for batch in _list_batches(loss.chain, term, "mean")}
+        for term in loss.terms:
+            weight = _weight_of(loss, term)
+            summed = {batch for batch in _list_batches(loss.chain, term, "sum") if batch in averaged}
+            if summed and term.has_graph and weight >= TUNED:
+                batch = max(summed)
+                yield entry.finding_at(
+                    record,
+                    loss.chain,
+                    term.number,
+                    f"The term {term.text} is summed over the {batch} samples of a batch, beside a term that is "
+                    f"averaged over them: it counts {batch} times as much as for each sample",
+                    site=_site_of(loss.chain, term.number),
+                    evidence=[
+                        ("the loss", loss.text),
+                        ("largest share of the term", term.share),
+                        ("its weight", weight, f"≥ {TUNED:g}"),
+                    ],
+                )
+                return
+
+
+def _list_batches(chain: Chain, term: Term, reduction: str) -> list[int]:
+    """The size of the first dimension of what a term is reduced from, where it is reduced in this way at once."""
+    if term.number < 0 or chain.made(term.number):
+        return []
+    name, shape = chain.name(term.number), chain.taken(term.number) or ()
+    how = (argument_of(chain.listed[term.number], "reduction") or "mean") if name in LOSSES else name
+    is_all = name in LOSSES or "dim=" not in chain.listed[term.number].arguments
+    return [shape[0]] if how == reduction and is_all and len(shape) > 1 and shape[0] >= MANY else []
+
+
+def _weight_of(loss: Loss, term: Term) -> float:
+    """What a term is multiplied by, at most; 0 where that is not known."""
+    sums = [parts.sum_of(term.number) for parts in loss.parts]
+    weights = [abs(value / one) for value, one in zip(term.values, sums, strict=True) if one and math.isfinite(value)]
+    return max(weights, default=0.0)
 
 
 @family.detector("log-prob-as-entropy")
