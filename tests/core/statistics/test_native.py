@@ -244,7 +244,7 @@ def test_updates_of_a_list_are_those_of_each_one(native: Slab) -> None:
     for weight, copy, row in zip(weights, copies, rows, strict=True):
         native.observe_update(weight, copy, row)
     one_by_one = native.drain()
-    assert observe_updates(native, weights, copies, rows, 0) == len(weights)
+    assert observe_updates(native, weights, copies, rows, 0, bytearray(16 * len(weights))) == len(weights)
     assert native.drain() == one_by_one
 
 
@@ -263,9 +263,9 @@ def test_a_list_of_updates_ends_before_one_that_must_be_seen_by_itself(
     native.grow(2)
     plain, copy = torch.ones(3), copy_elements([torch.zeros(3)], [])[0]
     news, olds, rows = [plain, new, plain], [copy, old, copy], [1, row, 1]
-    assert observe_updates(native, news, olds, rows, 0) == 1
-    assert observe_updates(native, news, olds, rows, 1) == 1
-    assert observe_updates(native, news, olds, rows, 2) == 3
+    assert observe_updates(native, news, olds, rows, 0, bytearray(16 * len(news))) == 1
+    assert observe_updates(native, news, olds, rows, 1, bytearray(16 * len(news))) == 1
+    assert observe_updates(native, news, olds, rows, 2, bytearray(16 * len(news))) == 3
     found, _ = drain(native)
     assert found["row"].tolist() == [1]
     assert found["count"].tolist() == [6]

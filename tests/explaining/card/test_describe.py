@@ -16,6 +16,7 @@ from retrograd.explaining.card import describe as describing
 from retrograd.explaining.card.card import MOST_LINES, Card, CardEntry
 from retrograd.explaining.card.inputs import find_period
 from retrograd.explaining.card.steps import _fold
+from retrograd.explaining.findings.explain import make_record
 
 
 class Net(nn.Module):
@@ -243,3 +244,60 @@ def test_a_card_has_twelve_lines_and_of_a_topic_two() -> None:
 def test_what_says_the_same_is_said_once() -> None:
     entries = [CardEntry(topic="optimizer", text="lr 1", label=name, line="a.py:1") for name in ("Adam", "Adam_2")]
     assert str(Card(tuple(entries))) == "optimizer  Adam and Adam_2, each: lr 1 (a.py:1)"
+
+
+def test_the_loss_is_an_expression_with_shares_and_with_weights_that_change(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sums = [0.0, 0.0]
+    with rg.record(model, tmp_path / "run"):
+        for step in range(3):  # all of them are looked at
+            x, target = torch.randn(8, 4), torch.randint(0, 3, (8,))
+            out = model(x)
+            entropy, size = nn.functional.cross_entropy(out, target), out.pow(2).mean()
+            penalty = step * 0.5 * size
+            (entropy + penalty).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            sums = [sums[0] + entropy.item(), sums[1] + penalty.item()]
+    [entry] = rg.describe(tmp_path / "run").of("loss")
+    share = round(100 * sums[0] / sum(sums))
+    assert f"cross_entropy(model(…), target, mean) [{share} %] + w · mean(model(…)²) [w 0 → 1, " in entry.text
+    assert [term["gradient"] for term in entry.values["terms"]] == [True, True]
+    assert entry.values["terms"][1]["share"] == pytest.approx(sums[1] / sum(sums), rel=1e-5)
+
+
+def test_targets_are_counted_by_class() -> None:
+    model, counts = nn.Linear(4, 5), [6, 2, 0, 0, 0]
+    target = torch.tensor([0] * counts[0] + [1] * counts[1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with rg.record(model) as recording:
+        for _ in range(3):
+            nn.functional.cross_entropy(model(torch.randn(8, 4)), target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    [entry] = rg.describe(recording).of("target")
+    assert entry.text == "int64, 8 elements a batch, 5 classes, of which a batch has 2, the most frequent is 75 %"
+
+
+def test_what_was_loaded_and_how_much_of_it(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    torch.save({f"module.{name}": value for name, value in model.state_dict().items()}, tmp_path / "best.pt")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with rg.record(model) as recording:
+        train(model, optimizer, 2)
+        model.load_state_dict(torch.load(tmp_path / "best.pt"), strict=False)
+        train(model, optimizer, 2)
+    [entry] = rg.describe(recording).of("loaded")
+    assert entry.text == "0 of 4 keys, 4 unexpected, strict=False, which changed nothing, from best.pt"
+    assert entry.details[0].startswith("missing: 0.weight, 0.bias, 1.weight")
+
+
+def test_a_run_without_samples_of_parameters_says_so(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    with rg.record(model, tmp_path / "run"):
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    record = make_record(tmp_path / "run")
+    record.__dict__["looks"] = {}
+    [entry] = describing.describe_record(record).of("parameters")
+    assert entry.text == "10, 10 of them require a gradient; what became of them was not recorded"

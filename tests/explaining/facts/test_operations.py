@@ -290,6 +290,35 @@ def test_operations_are_noted_behind_a_look_at_a_graph_that_is_new(monkeypatch: 
     assert len(noted) == 3  # at 0, 1 and 9: the graph of the look at 16 was known
 
 
+class Careless(nn.Module):
+    """Calls functions as statements; in others their results are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.bend, self.last = nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x)
+        h.clamp(-1, 1)
+        self.bend(h)
+        F.relu_(h)
+        self.last(h)  # two functions
+        self.kept.append(h.abs())
+        _ = h.exp()
+        print(h.neg().shape)
+        assert h.sin().isfinite().all()
+        torch.add(h, 1, out=torch.empty(3, 4)) if not torch.is_grad_enabled() else None
+        return h.sqrt() if h.sum() is None else h
+
+
+def test_results_that_a_statement_throws_away() -> None:
+    net = Careless()
+    [(fact, listed), *_] = operations_of(lambda: net(torch.ones(3, 4)).sum().backward(), net)
+    assert fact.dropped is not None
+    assert [listed[each].name for each in fact.dropped] == ["clamp", "relu"]
+
+
 def test_writes_in_place_are_operations_on_what_was_there() -> None:
     net = nn.Linear(4, 3)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from retrograd.core.history.fact import Fact
-from retrograd.core.history.facts import Call, Input, OptimizerMade
+from retrograd.core.history.facts import ActiveDropout, Call, Input, OptimizerMade
 from retrograd.core.history.sink import Event, Moment, Phase
 from retrograd.explaining.findings.record import Record
 from tests.explaining.findings.by_hand import make_record, spread
@@ -44,6 +44,7 @@ def _two_optimizers() -> Record:
 SKIPPED = ("zero_grad", "forward", "backward", "scaler.step", "scaler.update")
 MEAN_OF_8 = ("mean", (-1,), ((8,),), ())
 BY_4 = make_chain(MEAN_OF_8, ("div", (0,), ((),), (), "4"), outputs=[])
+BY_2 = make_chain(MEAN_OF_8, ("div", (0,), ((),), (), "2"), outputs=[])
 CLEARED_WITHIN = [(*("zero_grad", "forward", "backward") * 4, "step")] * 3
 
 UPDATES = gather(
@@ -94,13 +95,18 @@ UPDATES = gather(
 # ---- gradients that add up ----
 
 
-def _gan(*, clears_both: bool) -> Record:
-    """A critic whose gradients are cleared, and a generator whose own are, or not."""
-    made: list[Fact] = [make_optimizer("Adam", names=["D.0:weight"]), make_optimizer("Adam_2", names=["G.0:weight"])]
+def _gan(*facts: Fact, clears_both: bool, zero_grad: str = "") -> Record:
+    """A critic whose gradients are cleared, and a generator whose own are, or not; ``zero_grad`` is of which module."""
+    made: list[Fact] = [
+        *facts,
+        make_optimizer("Adam", names=["D.0:weight"]),
+        make_optimizer("Adam_2", names=["G.0:weight"]),
+    ]
     for step in range(6):
         for name, names, held in (("Adam", PLAIN, "none"), ("Adam_2", PLAIN if clears_both else PLAIN[1:], "some")):
             about = {"about": name}
-            made += make_calls([()] * step + [names], zero_grad=about, step=about, backward={"held": held})
+            cleared = {"about": zero_grad} if zero_grad else about
+            made += make_calls([()] * step + [names], zero_grad=cleared, step=about, backward={"held": held})
     return make_program(made)
 
 
@@ -173,6 +179,7 @@ GRADIENTS = gather(
     alike(
         "zero-grad-misplaced",
         calls(CLEARED_WITHIN, make_chain(MEAN_OF_8, outputs=[])),
+        lambda: _gan(BY_2, clears_both=True, zero_grad="self"),  # a pass that another optimizer has used is not lost
         calls([("zero_grad", "forward", "backward", "zero_grad", "step")] * 4, make_optimizer(),
               zero_grad={"about": "Adam_2"}),
         calls([("forward", "backward", "model.zero_grad", "step")] * 4, make_optimizer(names=["0:weight", "1:weight"]),
@@ -421,6 +428,8 @@ EACH_TIME = make_calls([("evaluate", *PLAIN)] * 10)
 WRONG_MODE = make_calls([PLAIN] * 5, forward=EVAL)
 ONLY_DROPOUT = {"self": "Sequential", "0": "Dropout"}
 
+DROPS_ALWAYS = ActiveDropout(name="blocks.0", value=0.4, operation="dropout", line="net.py:8")
+
 MODES = gather(
     faulty(
         "eval-mode-in-training", modal([make_optimizer()], TRAINED, LATER), "warning", "from step 5 on",
@@ -463,6 +472,12 @@ MODES = gather(
         modal(make_calls([("zero_grad", "forward", "forward", "backward", "step")] * 10)),
         modal(make_calls(EACH_FIFTH, evaluate=EVAL)),
     ),
+    faulty(
+        "dropout-in-evaluation", modal(make_calls(EACH_FIFTH, evaluate=EVAL), [DROPS_ALWAYS]), "warning",
+        "drops 40% in eval mode", site="blocks.0", line="net.py:8",
+    ),
+    alike("dropout-in-evaluation", modal(make_calls(EACH_FIFTH, evaluate=EVAL))),
+    unknown("dropout-in-evaluation", modal(make_calls([PLAIN] * 5)), "without grad"),
     unknown(
         "train-mode-in-evaluation", modal(make_calls(EACH_FIFTH), modules={"self": "Sequential", "0": "Linear"}),
         "no batch norm",

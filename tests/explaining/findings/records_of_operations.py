@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from retrograd.core.history.fact import Fact
 from retrograd.core.history.facts import GraphSize, Input, NonFinite, Parameter
-from retrograd.core.history.sink import Moment
+from retrograd.core.history.sink import Moment, Phase
 from retrograd.explaining.findings.record import Record
 from tests.explaining.findings.by_hand import make_record, spread
 from tests.explaining.findings.programs import make_calls, make_chain, make_optimizer, make_program
@@ -214,6 +215,15 @@ SENSE = gather(
 
 # ---- inputs ----
 
+
+def single(scores: Listed) -> Make:
+    """Weights that are normalised over one element, of a layer, or of a query with the only key that there is."""
+    weighted: Listed = ("mul", (1, -1), ((8, 1), (8, 6)), (8, 6))
+    layer: Listed = ("linear", (2, -1), ((8, 6), (3, 6)), (8, 3))
+    loss: Listed = ("cross_entropy", (3, -1), ((8, 3), "int64[8]"), ())
+    return chain(scores, ("softmax", (0,), ((8, 1),), (8, 1), "dim=1"), weighted, layer, loss, outputs=(3,))
+
+
 CLASSES = (("linear", (-1, -1), ((8, 6), (3, 6)), (8, 3)), ("cross_entropy", (0, -1), ((8, 3), "int64[8]"), ()))
 NORMED = (
     ("layer_norm", (-1,), ((8, 6),), (8, 6)), ("linear", (0, -1), ((8, 6), (3, 6)), (8, 3)),
@@ -239,6 +249,17 @@ def far(error: float, losses: Sequence[float], name: str = "mse_loss") -> Make:
     return lambda: make_record(range(len(losses)), lambda step: sites, [error * each for each in losses], facts=[made])
 
 
+def drifting(factor: float, losses: Sequence[float], phase: Phase = "train") -> Make:
+    """A model whose inputs are so many times larger at each step."""
+    inputs = [
+        Input(
+            name="self:input.x", std=factor**k, value=0.0, shape=(8, 6), dtype="float32", moment=Moment(k, phase=phase)
+        )
+        for k in range(20)
+    ]
+    return chain(*CLASSES, outputs=[len(CLASSES) - 2], losses=losses, also=inputs)
+
+
 def _born(kind: str, reason: str) -> NonFinite:
     return NonFinite(name="", born=kind, operation="log", reason=reason, moment=Moment(2))
 
@@ -261,6 +282,12 @@ INPUTS = gather(
         given(80.0, LOST, _born("input", "")),
         given(80.0, LOST, _born("forward", "softmax over a row that is all −inf")),
     ),
+    faulty("input-drifts", drifting(1.3, [1.1] * 20), "warning", "goes from 1 to 146"),  # 1.3 ** 19
+    alike(
+        "input-drifts", drifting(1.3, [1.1 - 0.05 * k for k in range(20)]), drifting(1.02, [1.1] * 20),
+        drifting(0.7, [1.1] * 20), drifting(1.3, [1.1] * 20, "no_grad"),
+    ),
+    unknown("input-drifts", drifting(1.3, [1.1] * 6), "it takes 16"),
     unknown("input-unscaled", given(80.0, FLAT, dtype="int64"), "no input of floating type"),
     unknown("input-unscaled", far(2500.0, [1.0] * 6), "no input of floating type"),  # targets are off by 50
 )  # fmt: skip
@@ -354,6 +381,68 @@ def stack(*widths: int, between: str = "dropout", stages: bool = False) -> Make:
     return make
 
 
+def sequence(kind: str, behind: str, *, by_samples: bool = True) -> Make:
+    """A layer that runs along dimension 0 of (16, 9, 4), and its result, of which dimension 1 is averaged or kept."""
+    size = (16, 4) if behind == "mean" else (16, 9, 4)
+    operands = (-1, -1, -1) if kind == "multi_head_attention_forward" else (-1,)
+    layer = (kind, operands, ((16, 9, 4),) * len(operands), (16, 9, 4), "True, 1, 0.0, True, False, False")
+    pooled = ("mean", (0,), ((16, 9, 4),), (16, 4), "dim=1")
+    target = f"float32{list(size)}" if by_samples else "float32[9, 4]"
+    loss = ("mse_loss", (1, -1) if behind == "mean" else (0, -1), (size, target), ())
+    listed = [layer, pooled, loss] if behind == "mean" else [layer, loss]
+    return chain(*listed, outputs=(len(listed) - 2,), also=[INPUT])
+
+
+INPUT = Input(name="self:input.x", shape=(16, 9, 4), dtype="float32", moment=Moment(0))
+
+
+def samples(listed: Sequence[Listed], along: str) -> Make:
+    """Weights over dimension 0 of (16, 9), the samples, that are used so."""
+    score: Listed = ("linear", (-1, -1), ((16, 9, 4), (1, 4)), (16, 9, 1))
+    flat: Listed = ("squeeze", (0,), ((16, 9, 1),), (16, 9), "dim=-1")
+    return chain(score, flat, ("softmax", (1,), ((16, 9),), (16, 9), along), *listed, outputs=(3,), also=[INPUT])
+
+
+BY_HAND: list[Listed] = [
+    ("einsum", (2, -1), ((16, 9), (16, 9, 4)), (16, 4), "bt,btd->bd"), ("mean", (3,), ((16, 4),), ()),
+]  # fmt: skip
+ITSELF: list[Listed] = [
+    ("t", (2,), ((16, 9),), (9, 16)), ("matmul", (3, -1), ((9, 16), (16, 4)), (9, 4)), ("mean", (4,), ((9, 4),), ()),
+]  # fmt: skip
+
+
+def placed(*code: Listed, shape: tuple[int, ...] = (16, 1, 4), layer: str = "attention") -> Make:
+    """Something that is added to (16, 9, 4), and a layer that runs along dimension 1."""
+    number = len(code)
+    added = ("add", (-1, number - 1), ((16, 9, 4), shape), (16, 9, 4))
+    turned = ("transpose", (number,), ((16, 9, 4),), (9, 16, 4), "0, 1")
+    kind = "multi_head_attention_forward" if layer == "attention" else layer
+    mixes = (kind, (number + 1,) * 3, ((9, 16, 4),) * 3, (9, 16, 4), "True, 1, 0.0, True, False, False")
+    last = ("mean", (number + 2,), ((9, 16, 4),), ())
+    return chain(*code, added, turned, mixes, last, outputs=(number + 2,), also=[INPUT])
+
+
+def counted(size: int, shape: tuple[int, ...]) -> tuple[Listed, ...]:
+    """An embedding of ``arange``."""
+    return (
+        ("arange", (), (), (size,), str(size)), ("unsqueeze", (0,), ((size,),), shape[:-1], "1"),
+        ("embedding", (1, -1), (shape[:-1], (32, 4)), shape),
+    )  # fmt: skip
+
+
+def row_of(index: str, table: tuple[int, ...], shape: tuple[int, ...]) -> Listed:
+    """What an index picks of a table."""
+    return ("getitem", (-1,), (table,), shape, index)
+
+
+def dropped(name: str, *, goes_on: bool = True, known: bool = True) -> Make:
+    """A function behind a linear layer, the result of which nobody takes."""
+    listed = (TO_CLASSES, (name, (0,), ((8, 2),), (8, 2), "", "head"))
+    last: Listed = ("mean", (0 if goes_on else -1,), ((8, 2),), ())
+    fact = make_chain(*listed, last, outputs=(0,))
+    return lambda: make_program([replace(fact, dropped=(1,) if known else None)])
+
+
 MIXED = [
     ((32, 12, 6), (12, 32, 6)), ((32, 12, 6), (32, 6, 12)), ((32, 12, 24), (32, 4, 12, 6)),
     ((32, 4, 12, 6), (32, 12, 24)),
@@ -386,6 +475,7 @@ SHAPES = gather(
         chain(LINEAR, ("softmax", (0,), ((8, 1),), (8, 1), "dim=1"), (BCE, (1, -1), ((8, 1), (8, 1)), ())), "critical",
         "which has one element: its result is always 1",
     ),
+    faulty("wrong-dim", single(LINEAR), "critical", "which has one element: its result is always 1"),
     *(faulty("wrong-dim", attention(dim), "critical") for dim in ("1", "-2", "0")),
     faulty("wrong-dim", pooling("0"), "critical", "by softmax over dimension 0, and summed over dimension 1"),
     faulty("wrong-dim", gate("0"), "critical"),
@@ -396,7 +486,7 @@ SHAPES = gather(
     faulty("wrong-dim", last_step("(:, -1, :)", "False"), "critical"),
     faulty("wrong-dim", last_step("-1", "True"), "critical"),
     alike(
-        "wrong-dim", over("dim=-1"), attention("-1"), attention("2"), pooling("1"), gate("-1"), gate("1"),
+        "wrong-dim", over("dim=-1"), single(("matmul", (-1, -1), ((8, 6), (6, 1)), (8, 1))), attention("-1"), attention("2"), pooling("1"), gate("-1"), gate("1"),
         chain(  # slots, normalised again
             SCORES, (*SOFT, "dim=1"), ("div", (1, -1), ((8, 5, 5), (8, 5, 1)), (8, 5, 5)),
             ("matmul", (2, -1), ((8, 5, 5), (8, 5, 4)), (8, 5, 4)), ("mean", (3,), ((8, 5, 4),), ()), outputs=(3,),
@@ -404,7 +494,18 @@ SHAPES = gather(
         chain(LOGITS, ("transpose", (0,), ((8, 7, 7),), (8, 7, 7), "1, 2"),
               ("cross_entropy", (1, -1), ((8, 7, 7), "int64[8, 7]"), ())),
         last_step("-1", "False"), last_step("(:, -1)", "True"), last_step("0", "True"),
+        chain(  # the last state of a layer, and not the last step
+            ("lstm", (-1,), ((32, 9, 4),), (32, 9, 16), "True, 1, 0.0, True, False, True"),
+            ("getitem", (0,), ((1, 32, 16),), (32, 16), "-1"), ("mean", (1,), ((32, 16),), ()), outputs=(1,),
+        ),
+        sequence("lstm", "keep"), sequence("multi_head_attention_forward", "keep"),
+        samples(BY_HAND, "dim=1"), samples(ITSELF, "dim=0"),
     ),
+    *(
+        faulty("wrong-dim", sequence(kind, "mean"), "critical", "runs along dimension 0", line="train.py:30")
+        for kind in ("lstm", "multi_head_attention_forward")
+    ),
+    faulty("wrong-dim", samples(BY_HAND, "dim=0"), "critical", "in which samples are", line="train.py:32"),
     unknown("wrong-dim", nothing, "no operations"),
     *(faulty("reshape-mixes-batch", reshaped(*each), "critical") for each in MIXED),
     alike(
@@ -413,6 +514,25 @@ SHAPES = gather(
               ("reshape", (0,), ((12, 32, 6),), (32, 12, 6)), ("mean", (1,), ((32, 12, 6),), ())),
     ),
     unknown("reshape-mixes-batch", nothing, "no operations"),
+    faulty(
+        "positions-shared", placed(*counted(16, (16, 1, 4))), "critical", "all 9 entries of a sequence",
+        line="train.py:30",
+    ),
+    faulty("positions-shared", placed(row_of(":16", (64, 1, 4), (16, 1, 4))), "critical", line="train.py:30"),
+    faulty("positions-shared", placed(row_of("9", (64, 4), (4,)), shape=(4,)), "critical", line="train.py:30"),
+    alike(
+        "positions-shared",
+        placed(*counted(9, (1, 9, 4)), shape=(1, 9, 4)),
+        placed(row_of("(:, :9)", (1, 64, 4), (1, 9, 4)), shape=(1, 9, 4)),
+        placed(row_of("2", (3, 4), (4,)), shape=(4,)),  # a class of tokens
+        placed(*counted(16, (16, 1, 4)), layer="lstm"),  # knows the order by itself
+        placed(("mean", (-1,), ((16, 9, 4),), (16, 1, 4), "dim=1")),  # made of the inputs
+    ),
+    unknown("positions-shared", nothing, "no operations"),
+    faulty("result-dropped", dropped("masked_fill"), "critical", "goes on unchanged to mean", line="train.py:31"),
+    faulty("result-dropped", dropped("relu"), "warning", site="head"),
+    alike("result-dropped", dropped("relu", goes_on=False), dropped("batch_norm"), dropped("linear")),
+    unknown("result-dropped", dropped("relu", known=False), "not recorded"),
     faulty(
         "missing-nonlinearity", stack(6, 64, 64, 2), "warning", "between the 3 affine layers", line="train.py:32",
     ),

@@ -22,10 +22,11 @@ from retrograd.core.history.facts import (
     Units,
 )
 from retrograd.core.history.sink import Event, Moment
+from retrograd.core.history.weights_facts import Load
 from retrograd.core.runs.findings import Evidence
 from retrograd.explaining.findings.record import Record
 from tests.explaining.findings.by_hand import Elements, make_record, spread
-from tests.explaining.findings.programs import make_chain
+from tests.explaining.findings.programs import make_calls, make_chain, make_optimizer
 from tests.explaining.findings.records import Make, alike, faulty, gather, unknown
 
 FLAT, FALLING = [0.7] * 40, [0.7 * 0.9**step for step in range(40)]
@@ -45,6 +46,19 @@ def loss(losses: np.ndarray, facts: Sequence[Fact] = ()) -> Make:
         weights=lambda step: {"0:weight": 1.0},
         facts=facts,
     )
+
+
+TURNS: list[Fact] = [
+    make_optimizer("Adam", names=["0:weight"]),
+    make_optimizer("Adam_2", names=["2:weight"]),
+    *(
+        call
+        for step in range(8)
+        for name in ("Adam", "Adam_2")
+        for call in make_calls([()] * step + [("backward", "step")], step={"about": name})
+    ),
+]
+"""Two parts of one model, each behind a pass of its own."""
 
 
 def jump(losses: np.ndarray, at: int, length: int, times: float) -> np.ndarray:
@@ -98,6 +112,8 @@ LOSSES = gather(
     *(faulty("loss-flat", loss(NOISE, [chain]), "note") for chain in (REGRESSION, SCALED_INSIDE, SCALED)),
     alike("loss-flat", loss(NOISE * np.linspace(1, 0.5, 200)), loss(_head(1.0, 0.9, 0.8, 0.6, 0.3))),
     unknown("loss-flat", loss(NOISE[:30]), "it takes 50"),
+    unknown("loss-flat", loss(NOISE, [Load(name="self", value=4)]), "were loaded"),
+    unknown("loss-flat", loss(NOISE, TURNS), "trained by several optimizers"),
     unknown("loss-flat", loss(NOISE, [MOVING_TARGET]), "cut off by `detach`"),
     unknown("loss-flat", loss(NOISE, [WEIGHTED_SAMPLES]), "weights its elements"),
 )

@@ -28,6 +28,13 @@ for step in range(STEPS):
 """A program with which nothing is wrong."""
 
 
+DROPS = """
+class Drops(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.2)
+"""
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault of a program.
@@ -100,6 +107,58 @@ MICRO = BASE.replace(
 """,
 )
 
+SEQUENCES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Embedding(12, 24), nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 12))
+optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+# training
+for step in range(STEPS):
+    tokens = torch.zeros(16, 20, dtype=torch.long)
+    for row in range(16):
+        length = 4 + row % 4
+        tokens[row, :length] = (torch.randint(0, 11, ()) + torch.arange(length)) % 11 + 1
+    optimizer.zero_grad()
+    logits = net(tokens[:, :-1])
+    loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=0)
+    loss.backward()
+    optimizer.step()
+"""
+"""A language model of rows of different length."""
+
+ATTENDING = SEQUENCES.replace(
+    "net = nn.Sequential(nn.Embedding(12, 24), nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 12))\n",
+    """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(12, 24), nn.Linear(24, 12)
+        self.attention = nn.MultiheadAttention(24, 2, batch_first=True)
+    def forward(self, tokens):
+        h = self.words(tokens)
+        return self.out(h + self.attention(h, h, h, key_padding_mask=(tokens == 0))[0])
+net = Net()
+""",
+)
+
+VIEWS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+# training
+for step in range(STEPS):
+    x = torch.randn(32, 16)
+    one, two = net(x + 0.1 * torch.randn_like(x)), net(x + 0.1 * torch.randn_like(x))
+    loss = F.cross_entropy(-torch.cdist(one, two), torch.arange(32))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 CLIPPED = BASE.replace(
     UPDATE, "    loss.backward()\n    nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n    optimizer.step()\n"
 )
@@ -123,6 +182,19 @@ SCHEDULED = (
     BASE.replace("truth =", "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30)\ntruth =")
     + "    if step % 10 == 9:\n        scheduler.step()\n"
 )
+
+ORDERED = BASE.replace(BASE[BASE.index("net = ") : BASE.index("optimizer =")], """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.place, self.head = nn.Linear(2, 16), nn.Embedding(40, 16), nn.Linear(16, 2)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+    def forward(self, x):
+        places = self.place(torch.arange(x.size(1)))
+        return self.head(self.layer(self.inner(x) + places).mean(1))
+net = Net()
+""").replace("x = torch.randn(32, 8)", "x = torch.randn(32, 6, 2)").replace(
+    "(x @ truth).argmax(1)", "(x[:, :3, 0].sum(1) > x[:, 3:, 0].sum(1)).long()"
+)  # fmt: skip
 
 DEEP_LAYERS = "*[layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.ReLU())]"
 DEEP = BASE.replace("nn.ReLU(), nn.Linear(16, 3)", f"nn.ReLU(), {DEEP_LAYERS}, nn.Linear(16, 3)")
@@ -245,6 +317,18 @@ FAULTS = (
         ((MADE, "torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=20.0)"),),
         (("decay=20.0", "decay=0.0"),),
         "Adam",
+    ),
+    Fault(
+        "dropout-in-evaluation",
+        "pass `training=self.training`",
+        (
+            ("# training", DROPS + "net = nn.Sequential(net[0], nn.ReLU(), Drops(), net[2])\n# training"),
+            (
+                "    optimizer.step()",
+                "    optimizer.step()\n    net.eval()\n    with torch.no_grad():\n        net(x)\n    net.train()",
+            ),
+        ),
+        (("F.dropout(x, 0.2)", "F.dropout(x, 0.2, training=self.training)"),),
     ),
     Fault(
         "bad-init",
@@ -618,6 +702,27 @@ FAULTS = (
         (("log_softmax(0)", "log_softmax(-1)"),),
     ),
     Fault(
+        "wrong-dim",
+        "batch_first=True",
+        ((", batch_first=True", ""),),
+        ((", 0.0)", ", 0.0, batch_first=True)"),),
+        "sequence",
+        base=ORDERED,
+    ),
+    Fault(
+        "positions-shared",
+        "torch.arange(x.size(1)).unsqueeze(0)",
+        (("torch.arange(x.size(1))", "torch.arange(x.size(0)).unsqueeze(1)"),),
+        (("torch.arange(x.size(0)).unsqueeze(1)", "torch.arange(x.size(1)).unsqueeze(0)"),),
+        base=ORDERED,
+    ),
+    Fault(
+        "result-dropped",
+        "assign the result, x = x.clamp",
+        ((OUT, OUT + "\n    out.clamp(-3, 3)"),),
+        (("    out.clamp(", "    out = out.clamp("),),
+    ),
+    Fault(
         "reshape-mixes-batch",
         "use permute or transpose",
         (
@@ -655,6 +760,16 @@ FAULTS = (
         ((X, X + "    x = 100 * x + 300\n"), ("y = x @", "y = (x - 300) / 100 @")),
         ((OUT, "out = net((x - 300) / 100)"),),
         base=REGRESSION,
+    ),
+    Fault(
+        "input-drifts",
+        "work on a copy",
+        (
+            ("# training", "data = torch.randn(32, 8)\nlabels = (data @ truth).argmax(1)\n# training"),
+            (X, "x = data.div_(0.7)\n"),
+            ("    y = (x @ truth).argmax(1)\n", "    y = labels\n"),
+        ),
+        (("data.div_(0.7)", "data.clone().div_(0.7)"),),
     ),
     Fault(
         "graph-grows",
@@ -1133,6 +1248,57 @@ class Saving(nn.Sequential):
         (("torch.inference_mode()", "torch.no_grad()"),),
     ),
     Fault(
+        "targets-shifted-twice",
+        "leave `labels[:, 1:]` and `logits[:, :-1]` out where the loss shifts",
+        (("logits.flatten(0, 1), tokens[:, 1:]", "logits[:, :-1].flatten(0, 1), tokens[:, 1:][:, 1:]"),),
+        base=SEQUENCES,
+    ),
+    Fault(
+        "targets-not-shifted",
+        "`logits[:, :-1]` with `tokens[:, 1:]`",
+        (("tokens[:, 1:]", "tokens[:, :-1]"),),
+        base=SEQUENCES.replace("tokens[:, :-1]", "tokens[:, : len(tokens[0]) - 1]"),
+    ),
+    Fault("padding-in-loss", "pass ignore_index to the loss", ((", ignore_index=0", ""),), base=SEQUENCES),
+    Fault("mask-inverted", "`key_padding_mask=(tokens == pad)`", (("(tokens == 0)", "(tokens != 0)"),), base=ATTENDING),
+    Fault(
+        "sorted-labels",
+        "a permutation of the indices",
+        (("torch.randperm(240)[:16]", "torch.arange(16 * step, 16 * step + 16) % 240"),),
+        base=BASE.replace(
+            "# training",
+            "labels = torch.arange(240) // 16 % 3\ninputs = torch.randn(240, 8) + labels[:, None]\n# training",
+        )
+        .replace("x = torch.randn(32, 8)", "rows = torch.randperm(240)[:16]\n    x = inputs[rows]")
+        .replace("(x @ truth).argmax(1)", "labels[rows]"),
+    ),
+    Fault(
+        "output-ignores-input",
+        "averaged, indexed or overwritten",
+        (("return self[2](h)", "return self[2](h.mean(0, keepdim=True).expand_as(h))"),),
+        base=BASE.replace(
+            "net = nn.Sequential(",
+            """class Net(nn.Sequential):
+    def forward(self, x):
+        h = self[1](self[0](x))
+        return self[2](h)
+net = Net(""",
+        ),
+    ),
+    Fault(
+        "representation-collapse",
+        "negatives, a variance and covariance term",
+        (("F.cross_entropy(-torch.cdist(one, two), torch.arange(32))", "(one - two).square().mean()"),),
+        base=VIEWS,
+    ),
+    Fault(
+        "evaluation-inputs",
+        "apply the transform of the training data",
+        (("net((raw - 50) / 20)", "net(raw)"),),
+        base=BASE
+        + "    with torch.no_grad():\n        raw = 50 + 20 * torch.randn(32, 8)\n        net((raw - 50) / 20)\n",
+    ),
+    Fault(
         "second-derivative",
         "save the arguments and compute it again in backward",
         (
@@ -1167,6 +1333,156 @@ class Cubed(nn.Module):
             ("(square,) = ctx.saved_tensors", "(x,) = ctx.saved_tensors"),
             ("return 3 * square * gradient", "return 3 * x * x * gradient"),
         ),
+    ),
+)
+
+BEGIN = "# training\n"
+AVERAGED = """    for name, value in net.state_dict().items():
+        average[name].lerp_(value, 0.2)
+    if step % 10 == 9:
+        trained = {name: value.clone() for name, value in net.state_dict().items()}
+        net.load_state_dict(average)
+        with torch.no_grad():
+            print(net(x).mean())
+"""
+FIRST_SESSION = """import io
+file = io.BytesIO()
+for _ in range(20):
+    x = torch.randn(32, 8)
+    optimizer.zero_grad()
+    F.cross_entropy(net(x), (x @ truth).argmax(1)).backward()
+    optimizer.step()
+torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": 20}, file)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+"""
+
+FAULTS += (
+    Fault(
+        "keys-not-loaded",
+        "take the prefix off the keys",
+        (
+            ("truth =", 'given = {f"module.{key}": value + 0.1 for key, value in net.state_dict().items()}\ntruth ='),
+            (BEGIN, BEGIN + "net.load_state_dict(given, strict=False)\n"),
+        ),
+        (("(given, ", '({key.removeprefix("module."): value for key, value in given.items()}, '),),
+    ),
+    Fault(
+        "snapshot-not-copied",
+        "keep a copy",
+        (
+            (
+                UPDATE,
+                UPDATE + "    if step == 20:\n        best = net.state_dict()\n"
+                "    if step == 39:\n        net.load_state_dict(best)\n",
+            ),
+        ),
+        (("best = net.state_dict()", "best = {name: value.clone() for name, value in net.state_dict().items()}"),),
+    ),
+    Fault(
+        "averages-not-put-back",
+        "keep a copy of the weights before, and load it after the evaluation",
+        (
+            (BEGIN, "average = {name: value.clone() for name, value in net.state_dict().items()}\n" + BEGIN),
+            (UPDATE, UPDATE + AVERAGED),
+        ),
+        (("print(net(x).mean())\n", "print(net(x).mean())\n        net.load_state_dict(trained)\n"),),
+    ),
+    Fault(
+        "resume-incomplete",
+        "load the states of the optimizer",
+        (
+            (
+                BEGIN,
+                FIRST_SESSION + BEGIN + 'file.seek(0)\nsaved = torch.load(file)\nnet.load_state_dict(saved["net"])\n',
+            ),
+            ("for step in range(40)", 'for step in range(saved["step"], 60)'),
+        ),
+        (('(saved["net"])\n', '(saved["net"])\noptimizer.load_state_dict(saved["optimizer"])\n'),),
+    ),
+)
+
+DECODER = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(12, 16), nn.Linear(16, 12)
+        self.register_buffer("later", torch.ones(9, 9, dtype=torch.bool).triu(1))
+    def forward(self, ids):
+        x = self.embed(ids)
+        scores = (x @ x.transpose(1, 2) / 4).masked_fill(self.later, -torch.inf)
+        return self.out(x + scores.softmax(-1) @ x)
+net = Decoder()
+optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+# training
+for step in range(STEPS):
+    ids = (torch.arange(10) + torch.randint(0, 12, (32, 1))) % 12
+    optimizer.zero_grad()
+    loss = F.cross_entropy(net(ids[:, :-1]).transpose(1, 2), ids[:, 1:])
+    loss.backward()
+    optimizer.step()
+"""
+
+FAULTS += (
+    Fault(
+        "own-backward",
+        "multiply what backward returns by what the forward multiplies by",
+        (
+            (
+                MODULE,
+                MODULE
+                + """class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x * factor
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+class Scaled(nn.Module):
+    def forward(self, x):
+        return Scale.apply(x, 2.0)
+""",
+            ),
+            (NET, "nn.Sequential(nn.Linear(8, 16), Scaled(), nn.ReLU(), nn.Linear(16, 3))"),
+        ),
+        (("return gradient, None", "return gradient * ctx.factor, None"),),
+    ),
+    Fault(
+        "samples-mix",
+        "dim=-1 for softmax",
+        (
+            (
+                MODULE,
+                MODULE
+                + """class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key, self.out = nn.Linear(2, 4), nn.Linear(16, 3)
+    def forward(self, x):
+        key = self.key(x.view(-1, 4, 2))
+        weights = (key @ key.transpose(1, 2)).flatten(0, 1).softmax(dim=0)
+        return self.out((weights.view(-1, 4, 4) @ key).flatten(1))
+""",
+            ),
+            (NET, "Attention()"),
+        ),
+        (("softmax(dim=0)", "softmax(dim=-1)"),),
+    ),
+    Fault(
+        "future-seen",
+        "use what masked_fill returns",
+        (
+            (
+                "scores = (x @ x.transpose(1, 2) / 4).masked_fill(",
+                "scores = x @ x.transpose(1, 2) / 4\n        scores.masked_fill(",
+            ),
+        ),
+        (("        scores.masked_fill(", "        scores = scores.masked_fill("),),
+        base=DECODER,
     ),
 )
 
@@ -1235,6 +1551,7 @@ FAULTS += (
 )
 
 NO_CHANGE_OF_CODE = {
+    "bit-flipped": "memory, not code: see tests/core/recording/test_weight_changes.py",
     "embedding-unused": "what goes in is to be looked at",
     "loss-spike": "the batch of that step is to be looked at",
     "loss-flat": "it claims no cause",
@@ -1242,3 +1559,56 @@ NO_CHANGE_OF_CODE = {
     "ranks-disagree": "several processes: see tests/explaining/findings/test_batch_norm_ranks_hooks.py",
 }
 """Detectors whose remedy is not a change of code, with the reason."""
+
+_QUANTIZED = """class Quantized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.codes, self.decode = nn.Linear(8, 4), nn.Embedding(16, 4), nn.Linear(4, 3)
+    def forward(self, x):
+        z = self.encode(x)
+        code = self.codes(torch.cdist(z.detach(), self.codes.weight.detach()).argmin(1))
+        through = z + (code - z).detach()
+        return self.decode(through), F.mse_loss(through, z.detach())
+net = Quantized()
+"""
+_Q = "F.smooth_l1_loss(out.gather(1, y[:, None]).squeeze(1), {target})"
+_LATER = "x[:, 0] + 0.9 * net(x.flip(0)).max(1).values"
+_LOG = "log_prob = F.log_softmax(out, 1).gather(1, y[:, None]).squeeze(1)\n    loss = -(log_prob * x[:, 0]).mean()"
+
+FAULTS += (
+    Fault(
+        "term-without-effect",
+        "leave `item` out there",
+        ((LOSS, f"{LOSS} + 2 * out.square().mean().item()"),),
+        ((".item()", ""),),
+    ),
+    Fault(
+        "straight-through-loss",
+        "mse_loss(codes, x.detach())",
+        ((f"net = {NET}\n", _QUANTIZED), (OUT, "out, own = net(x)"), (LOSS, f"{LOSS} + own")),
+        (("F.mse_loss(through, z.detach())", "F.mse_loss(code, z.detach())"),),
+    ),
+    Fault(
+        "td-target-gradient",
+        "compute the target under torch.no_grad()",
+        ((LOSS, _Q.format(target=_LATER)),),
+        (
+            (
+                f"loss = {_Q.format(target=_LATER)}",
+                f"with torch.no_grad():\n        target = {_LATER}\n    loss = {_Q.format(target='target')}",
+            ),
+        ),
+    ),
+    Fault(
+        "summed-before-mask",
+        "sum over the last dimension alone, sum(-1)",
+        ((LOSS, '(F.cross_entropy(out, y, reduction="none") + 0.001 * out.square().sum()).mean()'),),
+        ((".square().sum()", ".square().sum(-1)"),),
+    ),
+    Fault(
+        "log-prob-as-entropy",
+        "subtract the entropy itself",
+        ((f"loss = {LOSS}", f"{_LOG} - 0.05 * log_prob.mean()"),),
+        (("0.05 * log_prob.mean()", "0.05 * -(out.softmax(1) * out.log_softmax(1)).sum(1).mean()"),),
+    ),
+)

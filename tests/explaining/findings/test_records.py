@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from retrograd.explaining.findings.detectors import DETECTORS
 from retrograd.explaining.findings.record import CannotTell
-from tests.explaining.findings import records_of_calls, records_of_operations, records_of_statistics
 from tests.explaining.findings.by_hand import ask, check
 from tests.explaining.findings.records import Row
 
-ROWS = [*records_of_calls.ROWS, *records_of_operations.ROWS, *records_of_statistics.ROWS]
+TABLES = [import_module(f"{__package__}.{path.stem}") for path in sorted(Path(__file__).parent.glob("records_of_*.py"))]
+ROWS: list[Row] = [row for table in TABLES for row in table.ROWS]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.slug)
@@ -33,7 +35,8 @@ WITH_PROGRAMS = {
     "no-graph", "freed-graph", "overwritten", "layers-in-a-list", "missing-gradient", "not-optimized",
     "recomputed-otherwise", "inference-tensor", "unused-in-ddp",  # test_refused.py
     "second-derivative", "kinks",
-    "zero-gradient",  # test_zeros.py
+    "term-without-effect", "straight-through-loss", "td-target-gradient", "summed-before-mask",
+    "log-prob-as-entropy",  # test_terms.py
 }  # fmt: skip
 """Detectors that are tried with whole programs: in files of their own, and in ``remedies.py``."""
 

@@ -16,6 +16,7 @@ from retrograd.core.recording.fact_source import MakeSource
 from retrograd.core.recording.recorder import Recorder
 from retrograd.core.runs.ending import describe_exception
 from retrograd.core.runs.findings import Finding, Findings
+from retrograd.explaining.facts.probe_watch import ProbeWatch
 from retrograd.explaining.facts.sources import SOURCES
 from retrograd.explaining.facts.watches import WATCHES
 from retrograd.explaining.findings.detectors import DETECTORS
@@ -25,6 +26,12 @@ from tests.explaining.findings.remedies import FAULTS, IN_A_HOOK, NO_CHANGE_OF_C
 
 TRAINING = "# training\n"
 """The line of a program at which recording begins."""
+
+
+WATCHED: dict[str, Sequence[MakeSource]] = {
+    "kinks": WATCHES, "samples-mix": (ProbeWatch,), "future-seen": (ProbeWatch,), "own-backward": (ProbeWatch,)
+}  # fmt: skip
+"""What detectors need that read what is noted where a script is explained."""
 
 
 def explain_program(text: str, path: Path, watches: Sequence[MakeSource] = ()) -> Findings:
@@ -54,7 +61,7 @@ def list_all(found: Findings) -> Iterator[Finding]:
 @pytest.mark.filterwarnings("ignore")  # torch warns of some of these faults
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_remedy_helps(fault: Fault, tmp_path: Path) -> None:
-    watches = WATCHES if fault.slug == "kinks" or fault.kind == IN_A_HOOK else ()
+    watches = WATCHES if fault.kind == IN_A_HOOK else WATCHED.get(fault.slug, ())
     said = [
         each
         for each in list_all(explain_program(fault.faulty, tmp_path / "train.py", watches))

@@ -432,3 +432,40 @@ def test_a_run_that_somebody_has_stopped_has_not_failed(tmp_path: Path) -> None:
     code, output, _ = run([sys.executable, "-m", "retrograd", "explain", str(tmp_path / "mine")], tmp_path)
     assert code == 0
     assert "mine, interrupted: " in output
+
+
+# ---- the card ----
+
+
+def test_the_answer_begins_with_what_the_run_did(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    well = str(runs / "runs/well")
+    assert main(["explain", well]) == 0
+    headline, empty, *lines = capsys.readouterr().out.splitlines()
+    assert headline.endswith("; this is what it did:")
+    assert " checks applied; --not-checked lists the rest" in headline
+    assert empty == ""
+    assert lines == str(rg.describe(well)).splitlines()
+    assert lines[0].startswith("parameters Sequential: all 354 parameters trained")
+    assert main(["explain", str(runs / "runs/ill")]) == 0
+    headline, _, first, *rest = capsys.readouterr().out.splitlines()
+    assert "what it did" not in headline
+    assert first.startswith("parameters ")
+    assert any(line.startswith("critical ") for line in rest[rest.index("") :])
+
+
+def test_the_card_alone(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    well, card = str(runs / "runs/well"), rg.describe(runs / "runs/well")
+    kept = (runs / "runs/well" / "findings.jsonl").exists()
+    assert main(["explain", "--card", well]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{well}, finished, did this:", "", *str(card).splitlines()]
+    assert main(["explain", "--card", "-v", well]) == 0
+    details = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith(" " * 11)]
+    assert details == [detail for line in card.lines for detail in line.details]
+    assert main(["explain", "--card", "--json", well]) == 0
+    assert json.loads(capsys.readouterr().out) == card.as_dict()
+    assert (runs / "runs/well" / "findings.jsonl").exists() == kept
+
+
+def test_the_card_alone_has_no_findings_to_fail_on(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--card", "--fail-on", "note", str(runs / "runs/ill")]) == 2
+    assert "--fail-on" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -57,9 +58,41 @@ def test_without_a_loss_only_sites_are_shown() -> None:
     assert [each["visit"] and each["visit"]["site"] for each in listed] == [None, None, "stem.conv:output"]
 
 
-def write(path: Path, findings: Findings, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(report, "explain_for_page", lambda run, names: Explained(findings))
+CARD = [
+    {"topic": "loss", "label": "", "text": f"<b>mse</b> {HOSTILE}", "line": "/home/me/train.py:48", "details": ()},
+    {"topic": "optimizer", "label": "Adam", "text": "lr 0.1", "line": "", "details": ("2 tensors", "<i>4</i> tensors")},
+]
+
+
+def write(path: Path, findings: Findings, monkeypatch: pytest.MonkeyPatch, card: Any = ()) -> Path:
+    monkeypatch.setattr(report, "explain_for_page", lambda run, names: Explained(findings, card=card))
     return write_report(make_history(invent_training(name_resnet(), 400)), path / "report.html")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1440, 390])
+def test_what_it_did_stands_on_top(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    visit.page.emulate_media(color_scheme="dark" if width < 400 else "light")
+    page = visit.open(write(tmp_path, MADE, monkeypatch, CARD))
+    expect(page.locator("#did dt")).to_have_text(["loss", "optimizer"])
+    expect(page.locator("#did dd").first).to_have_text(f"<b>mse</b> {HOSTILE} train.py:48")
+    second = page.locator("#did dd").nth(1)
+    expect(second).to_contain_text("Adam: lr 0.1")
+    expect(second.locator("li").first).not_to_be_visible()
+    second.locator("summary").click()
+    expect(second.locator("li")).to_have_text(["2 tensors", "<i>4</i> tensors"])
+    top = page.locator("#did").bounding_box(), page.locator("#findings").bounding_box()
+    assert top[0] is not None and top[1] is not None and top[0]["y"] < top[1]["y"]  # noqa: PT018
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.browser
+def test_a_run_of_which_nothing_is_known_has_no_card(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = visit.open(write(tmp_path, MADE, monkeypatch))
+    expect(page.locator("#did")).to_be_hidden()
 
 
 @pytest.mark.browser

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Self
 from retrograd.core.history.data_facts import AttendedTokens, Spread, Targets
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.loss_facts import LossParts
-from retrograd.core.history.saved_facts import Recomputed, ZeroGradient
 from retrograd.core.history.probe_facts import FunctionCheck, Probe
+from retrograd.core.history.saved_facts import Recomputed, ZeroGradient
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.history.weights_facts import Changed, CountedOn, Load, StateRead
 
@@ -115,6 +115,22 @@ class Modes(Fact):
     kind = "modes"
     training: tuple[str, ...] = ()
     evaluating: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveDropout(Fact):
+    """A call of dropout that drops, in the forward of a model in eval mode without grad. ``name`` is the module.
+
+    ``value`` is the share that it drops.
+
+    Attributes:
+        operation: the function: ``dropout``, or ``scaled_dot_product_attention``.
+        line: who called it.
+    """
+
+    kind = "dropout"
+    operation: str = ""
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -526,7 +542,7 @@ class Kink(Fact):
 
 
 FACTS: tuple[type[Fact], ...] = (
-    Call, Repeats, OptimizerMade, Modes, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
+    Call, Repeats, OptimizerMade, Modes, ActiveDropout, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
     NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
     StateRead, Load, CountedOn, Changed,
     Targets, Spread, AttendedTokens,

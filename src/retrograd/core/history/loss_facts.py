@@ -18,7 +18,8 @@ class LossParts(Fact):
         line: of the operation that made the loss.
         called: where backward was called.
         loss: number of that operation among those of the pass, as they were last noted.
-        numbers: numbers of operations whose result is a single number, or is added to another that is none.
+        numbers: numbers of operations whose result is a single number, or is added to another that is none: what the
+            loss is made of, and what has left torch by ``item()``.
         values: the sums of these results.
         equal: numbers of differences, ratios and distances of two tensors with a graph that were equal, bit for bit.
     """

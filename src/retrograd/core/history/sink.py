@@ -24,7 +24,8 @@ PHASES: tuple[Phase, ...] = ("train", "forward", "eval", "no_grad", "inference",
 
 EventKind = Literal[
     "loss", "update", "skipped", "scale", "fault", "dropped", "overwritten", "rewrite", "trigger", "note", "error",
-    "call", "calls", "optimizer", "modes", "input", "buffer", "parameter", "units", "operations", "softmax", "graph",
+    "call", "calls", "optimizer", "modes", "dropout", "input", "buffer", "parameter", "units", "operations", "softmax",
+    "graph",
     "nonfinite", "overwrite", "shared", "unpacked", "freed", "lost", "kink", "finding",
     "read", "load", "counted", "changed",
     "targets", "spread", "attended",

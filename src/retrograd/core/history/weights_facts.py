@@ -116,7 +116,6 @@ class Changed(Fact):
         dtype: of the first.
         bit: the sums of its eight-byte words before and after differ by exactly two to the power of this; −1 where
             they do not, or several tensors have changed.
-        writes: in-place operations on the first that torch has counted meanwhile; −1 where that is not known.
     """
 
     kind = "changed"
@@ -128,4 +127,3 @@ class Changed(Fact):
     compared: int = 0
     dtype: str = ""
     bit: int = -1
-    writes: int = -1

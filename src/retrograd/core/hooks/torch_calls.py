@@ -59,7 +59,7 @@ is_inner = AnswerCache[str, bool](lambda file: file.startswith(_OUTSIDE))
 is_ours = AnswerCache[str, bool](lambda file: file.startswith(_OURS))
 """Source file → whether it is ours."""
 
-_is_installed = AnswerCache[str, bool](
+is_installed = AnswerCache[str, bool](
     lambda file: is_inner[file] or file.startswith(_PYTHON) or any(each in file for each in _PACKAGES)
 )
 """Source file → whether it belongs to an installed package, or to Python."""
@@ -83,7 +83,7 @@ def user_line(frame: FrameType | None = None) -> str:
 def program_frame(frame: FrameType) -> FrameType:
     """The innermost frame of the program itself, from this one outwards; where all is installed, of who called us."""
     outer: FrameType | None = frame
-    while outer is not None and _is_installed[outer.f_code.co_filename]:
+    while outer is not None and is_installed[outer.f_code.co_filename]:
         outer = outer.f_back
     return user_frame(frame) if outer is None else outer
 

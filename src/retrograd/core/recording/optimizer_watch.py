@@ -32,6 +32,7 @@ from retrograd.core.recording.parameter_watch import ParameterWatch
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.recording.site_recorder import TensorRecorder
 from retrograd.core.recording.taps import Taps
+from retrograd.core.recording.weight_changes import WeightChanges
 from retrograd.core.sites.site import OPTIMIZER, Site
 from retrograd.core.statistics.slab import copy_elements, observe_updates
 
@@ -169,14 +170,16 @@ class UpdateRecorder:
     Args:
         buffer: where they are recorded.
         fault: takes faults.
+        changes: is given the sums of bits of weights that were measured.
 
     Attributes:
         left_out: printed sites of updates that were left out for their size.
     """
 
-    def __init__(self, buffer: ModeBuffer, fault: Fault) -> None:
+    def __init__(self, buffer: ModeBuffer, fault: Fault, changes: WeightChanges) -> None:
         self._buffer = buffer
         self._fault = fault
+        self._changes = changes
         self._plans: IdentityDict[Optimizer, _UpdatePlan] = IdentityDict()
         self._updates: IdentityDict[Optimizer, _BegunUpdate] = IdentityDict()
         self._weights = WeightCopies()
@@ -229,25 +232,29 @@ class UpdateRecorder:
         except Exception as error:
             self._fault(value.site, error)
 
-    def end(self, optimizer: Optimizer) -> None:
-        """Measure the update that has been made."""
+    def end(self, optimizer: Optimizer, count: int) -> None:
+        """Measure the update that has been made, behind so many others of this optimizer."""
         update = self._updates.pop(optimizer, None)
         if update is None:
             return
         recorders, rows, parameters, copies = update
         slab = self._buffer.slab(_CPU) if bytearray in map(type, copies) else None
+        bits = bytearray(16 * len(rows))
         at = 0
-        while (at := observe_updates(slab, parameters, copies, rows, at)) < len(rows):
+        while (at := observe_updates(slab, parameters, copies, rows, at, bits)) < len(rows):
             try:
                 recorders[at].see_update(_values_of(parameters[at]), copies[at])
             except Exception as error:
                 self._fault(recorders[at].site, error)
             at += 1
+        if slab is not None:
+            self._changes.see(optimizer, recorders, parameters, bits, count)
         self._weights.give_back(optimizer, copies)
 
     def release(self) -> None:
         """Give up the memory of copies: nothing more is measured."""
         self._weights = WeightCopies()
+        self._changes.release()
         self._updates.clear()
         self._plans.clear()
 
@@ -309,7 +316,8 @@ class OptimizerWatch:
         self._loose = loose
         self._names = names
         self.fault = events.fault
-        self.updates = UpdateRecorder(buffer, self.fault)
+        changes = WeightChanges(events.note_fact, self._find_name, lambda: events.fact_moment)
+        self.updates = UpdateRecorder(buffer, self.fault, changes)
         self.scales = LossScales()
         self._counts: IdentityDict[Optimizer, int] = IdentityDict()
         self._undecided: list[tuple[Moment, str, int, str, torch.Tensor]] = []
@@ -337,8 +345,8 @@ class OptimizerWatch:
         """Measure and note the update when the parameters have been changed."""
         if is_tracing() or not self._is_heeded(optimizer):
             return
-        self.updates.end(optimizer)
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self.updates.end(optimizer, count)
         name = self._find_name(optimizer)
         with self._ending(optimizer) as ending:
             if self._clock.on:

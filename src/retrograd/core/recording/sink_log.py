@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
+from retrograd.core.history.fact import Fact
 from retrograd.core.history.sink import Event, EventKind, Moment, RowBatch, Sink
 from retrograd.core.limits import LIMITS
 from retrograd.core.notices import warn_of_fault
@@ -88,6 +89,10 @@ class EventLog:
                 self.listener.hear(event)
         except Exception as error:
             self._count("events", error)  # counted, but no event of its own
+
+    def note_fact(self, fact: Fact) -> None:
+        """Record a fact that says when it was."""
+        self.note(fact.kind, fact.name, value=fact.value, text=fact.text, moment=fact.moment)
 
     def fault(self, where: Site | str, error: Exception) -> None:
         """Record an error of ours, at a site or in what was being done; training goes on."""

@@ -100,10 +100,38 @@ INLINE void powers64(const double *x, int n, float *out)
     }
 }
 
+/* ---- bits ---- */
+
+INLINE uint64_t sum_words(const void *block, int bytes)
+{
+    const char *at = block;
+    uint64_t sum = 0, word, rest = 0;
+    int whole = bytes & ~7;
+    for (int i = 0; i < whole; i += 8) {
+        memcpy(&word, at + i, 8);
+        sum += word;
+    }
+    memcpy(&rest, at + whole, (size_t)(bytes - whole));
+    return sum + rest;
+}
+
+FOR_EACH_CPU uint64_t sum_bits(const Elements *e)
+{
+    double gathered[BLOCK];
+    uint64_t sum = 0;
+    int n;
+    Cursor cursor = start(e);
+    while (cursor.left > 0) {
+        const void *block = next_block(&cursor, gathered, &n);
+        sum += sum_words(block, n * ITEM_SIZE[e->kind]);
+    }
+    return sum;
+}
+
 /* ---- tensors ---- */
 
 /* Elements of e, or of e - minus. */
-INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Contribution *out, double *reference)
+INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Contribution *out, Sides *sides)
 {
     float room[BLOCK], gathered[BLOCK], other_room[BLOCK], other_gathered[BLOCK];
     Exponents exponents;
@@ -116,9 +144,11 @@ INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Con
         const void *block = next_block(&cursor, gathered, &n);
         const float *x = to_float32(block, e->kind, n, room);
         if (minus) {
+            sides->bits_of_a += sum_words(block, n * ITEM_SIZE[e->kind]);
             block = next_block(&other, other_gathered, &n);
+            sides->bits_of_b += sum_words(block, n * ITEM_SIZE[e->kind]);
             const float *y = to_float32(block, e->kind, n, other_room);
-            *reference += subtract32(x, y, n, room);
+            sides->reference += subtract32(x, y, n, room);
             x = room;
         }
         add_float32(&run, x, n, histogram ? exponents.small : 1, &sizes, &out->moments);
@@ -128,7 +158,7 @@ INLINE void fold32(const Elements *e, const Elements *minus, bool histogram, Con
     if (histogram) end_exponents(&exponents, out);
 }
 
-INLINE void fold64(const Elements *e, const Elements *minus, bool histogram, Contribution *out, double *reference)
+INLINE void fold64(const Elements *e, const Elements *minus, bool histogram, Contribution *out, Sides *sides)
 {
     double room[BLOCK], gathered[BLOCK], other_room[BLOCK], other_gathered[BLOCK];
     float powers[BLOCK];
@@ -140,9 +170,11 @@ INLINE void fold64(const Elements *e, const Elements *minus, bool histogram, Con
         const void *block = next_block(&cursor, gathered, &n);
         const double *x = to_float64(block, e->kind, n, room);
         if (minus) {
+            sides->bits_of_a += sum_words(block, n * ITEM_SIZE[e->kind]);
             block = next_block(&other, other_gathered, &n);
+            sides->bits_of_b += sum_words(block, n * ITEM_SIZE[e->kind]);
             const double *y = to_float64(block, e->kind, n, other_room);
-            *reference += finite_squares64(y, n);
+            sides->reference += finite_squares64(y, n);
             for (int i = 0; i < n; i++) room[i] = x[i] - y[i];
             x = room;
         }
@@ -180,13 +212,12 @@ FOR_EACH_CPU void fold(const Elements *e, bool histogram, Contribution *out)
     repeat(out, e->repeats);
 }
 
-FOR_EACH_CPU void fold_difference(const Elements *a, const Elements *b, bool histogram, Contribution *out,
-                                  double *reference)
+FOR_EACH_CPU void fold_difference(const Elements *a, const Elements *b, bool histogram, Contribution *out, Sides *sides)
 {
     begin(out);
-    *reference = 0;
-    if (is_wide(a->kind)) fold64(a, b, histogram, out, reference);
-    else fold32(a, b, histogram, out, reference);
-    *reference *= (double)a->repeats;
+    *sides = (Sides){0};
+    if (is_wide(a->kind)) fold64(a, b, histogram, out, sides);
+    else fold32(a, b, histogram, out, sides);
+    sides->reference *= (double)a->repeats;
     repeat(out, a->repeats);
 }

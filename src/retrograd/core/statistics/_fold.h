@@ -28,8 +28,17 @@ void merge_moments(Moments *whole, const Moments *part);
 /* Read all elements once. */
 void fold(const Elements *elements, bool histogram, Contribution *out);
 
-/* The same of the differences a - b; `reference` becomes the sum of the squares of b's finite elements.
-   Both must have the same kind, sizes and strides. */
-void fold_difference(const Elements *a, const Elements *b, bool histogram, Contribution *out, double *reference);
+/* What is known of both sides of a difference a - b: the sum of the squares of b's finite elements, and of each the sum
+   of the eight-byte words that its bits are. */
+typedef struct {
+    double reference;
+    uint64_t bits_of_a, bits_of_b;
+} Sides;
+
+/* The same of the differences a - b. Both must have the same kind, sizes and strides. */
+void fold_difference(const Elements *a, const Elements *b, bool histogram, Contribution *out, Sides *sides);
+
+/* The sum of the eight-byte words that the bits of all elements are. */
+uint64_t sum_bits(const Elements *elements);
 
 #endif

@@ -199,16 +199,17 @@ static bool find_copied(PyObject *copy, const Elements *new, int64_t count, Elem
     return PyByteArray_Size(copy) == size + (Py_ssize_t)sizeof layout && !memcmp(data + size, &layout, sizeof layout);
 }
 
-static void merge_difference(Slab *slab, Py_ssize_t row, Elements *new, Elements *old, int64_t count)
+static Sides merge_difference(Slab *slab, Py_ssize_t row, Elements *new, Elements *old, int64_t count)
 {
     Contribution contribution;
-    double reference;
+    Sides sides;
     arrange(new);
     arrange(old);
     PyThreadState *state = count >= WITHOUT_GIL ? PyEval_SaveThread() : NULL;
-    fold_difference(new, old, slab->histogram, &contribution, &reference);
+    fold_difference(new, old, slab->histogram, &contribution, &sides);
     if (state) PyEval_RestoreThread(state);
-    merge_into(slab, row, &contribution, reference);
+    merge_into(slab, row, &contribution, sides.reference);
+    return sides;
 }
 
 static PyObject *slab_observe_update(Slab *slab, PyObject *const *args, Py_ssize_t n_args)
@@ -240,33 +241,40 @@ static PyObject *slab_observe_update(Slab *slab, PyObject *const *args, Py_ssize
     return fine ? Py_NewRef(Py_None) : NULL;
 }
 
-/* False, and no exception, for an update that is not the difference of a plain tensor and a copy of its elements. */
-static bool observe_copied(Slab *slab, PyObject *tensor, PyObject *copy, PyObject *row_object)
+/* False, and no exception, for an update that is not the difference of a plain tensor and a copy of its elements; else
+   the sums of the bits of both are known afterwards. */
+static bool observe_copied(Slab *slab, PyObject *tensor, PyObject *copy, PyObject *row_object, Sides *sides)
 {
     Elements new, old;
     Py_ssize_t row = row_number(slab, row_object);
     int64_t count = row >= 0 && PyByteArray_Check(copy) ? find_elements(tensor, &new) : -1;
     bool fit = count >= 0 && find_copied(copy, &new, count, &old);
     PyErr_Clear();
-    if (fit) merge_difference(slab, row, &new, &old, count);
+    if (fit) *sides = merge_difference(slab, row, &new, &old, count);
     return fit;
 }
 
 static PyObject *slab_observe_updates(Slab *slab, PyObject *const *args, Py_ssize_t n_args)
 {
-    if (n_args != 4 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyList_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "observe_updates(new, old, rows, begin) takes three lists and a number");
+    if (n_args != 5 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyList_Check(args[2]) ||
+        !PyByteArray_Check(args[4]) || PyByteArray_Size(args[4]) != PyList_Size(args[0]) * 2 * (Py_ssize_t)sizeof(uint64_t))
+        return PyErr_Format(PyExc_TypeError, "observe_updates(new, old, rows, begin, bits) takes three lists, a number "
+                                             "and two words for each update");
     Py_ssize_t at = PyLong_AsSsize_t(args[3]);
     if (at == -1 && PyErr_Occurred()) return NULL;
     for (; at >= 0 && at < PyList_Size(args[0]); at++) { /* others may run while one is read, and change the lists */
         PyObject *new = Py_XNewRef(PyList_GetItem(args[0], at)), *old = Py_XNewRef(PyList_GetItem(args[1], at));
         PyObject *row = Py_XNewRef(PyList_GetItem(args[2], at));
-        bool fine = new && old && row, fit = fine && observe_copied(slab, new, old, row);
+        Sides sides;
+        bool fine = new && old && row, fit = fine && observe_copied(slab, new, old, row, &sides);
         Py_XDECREF(new);
         Py_XDECREF(old);
         Py_XDECREF(row);
         if (!fine) return NULL;
         if (!fit) break;
+        uint64_t pair[2] = {sides.bits_of_b, sides.bits_of_a};
+        if (PyByteArray_Size(args[4]) >= (at + 1) * (Py_ssize_t)sizeof pair)
+            memcpy(PyByteArray_AsString(args[4]) + at * (Py_ssize_t)sizeof pair, pair, sizeof pair);
     }
     return PyLong_FromSsize_t(at);
 }
@@ -379,8 +387,9 @@ static PyMethodDef slab_methods[] = {
      "observe_update(new, old, row): merge new - old into the row, and the squares of old into its reference; old may "
      "be what copy_into has made."},
     {"observe_updates", (PyCFunction)(void (*)(void))slab_observe_updates, METH_FASTCALL,
-     "observe_updates(new, old, rows, begin): observe_update for lists, from a place on, as long as old is what "
-     "copy_into has made of a tensor; the place of the first for which it is not."},
+     "observe_updates(new, old, rows, begin, bits): observe_update for lists, from a place on, as long as old is what "
+     "copy_into has made of a tensor; the place of the first for which it is not. The bytearray bits gets two words "
+     "for each: the sums of the bits of old and of new."},
     {"drain", (PyCFunction)slab_drain, METH_NOARGS, "drain(): the bytes of all rows in use and of their bins."},
     {"forget", (PyCFunction)slab_forget, METH_NOARGS, "forget(): empty all rows."},
     {NULL, NULL, 0, NULL},
@@ -461,7 +470,33 @@ static PyObject *copy_into(PyObject *Py_UNUSED(module), PyObject *const *args, P
     return copies;
 }
 
+/* The sums of the bits of tensors; None where one is not plain. */
+static PyObject *sum_all_bits(PyObject *Py_UNUSED(module), PyObject *tensors)
+{
+    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "sum_bits(tensors) takes a list");
+    PyObject *sums = PyList_New(0);
+    for (Py_ssize_t at = 0; sums && at < PyList_Size(tensors); at++) {
+        PyObject *tensor = Py_XNewRef(PyList_GetItem(tensors, at));
+        Elements e;
+        int64_t count = tensor ? find_elements(tensor, &e) : -1;
+        PyErr_Clear();
+        PyObject *sum = NULL;
+        if (count >= 0) {
+            arrange(&e);
+            sum = PyLong_FromUnsignedLongLong(sum_bits(&e));
+        } else if (tensor) {
+            sum = Py_NewRef(Py_None);
+        }
+        if (!sum || PyList_Append(sums, sum) < 0) Py_CLEAR(sums);
+        Py_XDECREF(sum);
+        Py_XDECREF(tensor);
+    }
+    return sums;
+}
+
 static PyMethodDef functions[] = {
+    {"sum_bits", (PyCFunction)sum_all_bits, METH_O,
+     "sum_bits(tensors): of each the sum of the eight-byte words that its bits are; None where it is not plain."},
     {"copy_into", (PyCFunction)(void (*)(void))copy_into, METH_FASTCALL,
      "copy_into(tensors, rooms): a copy of each for observe_update, in the bytearray at its place in rooms if that has "
      "its size; None where there are gaps in it."},

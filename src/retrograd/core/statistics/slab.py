@@ -17,13 +17,13 @@ from retrograd.core.statistics.torch_slab import TorchSlab, make_turns
 try:
     from retrograd.core.statistics import _kernel
 
-    NativeSlab, copy_into = _kernel.Slab, _kernel.copy_into
+    NativeSlab, copy_into, sum_words = _kernel.Slab, _kernel.copy_into, _kernel.sum_bits
 except (ImportError, AttributeError):  # installed without a compiler, or not built anew since
     NativeSlab = None  # type: ignore[assignment]
 
 __all__ = [
     "NativeSlab", "Slab", "TorchSlab", "UnreadableTensorError", "copy_elements", "make_slab", "make_turns",
-    "observe_updates",
+    "observe_updates", "sum_bits",
 ]  # fmt: skip
 
 
@@ -87,8 +87,23 @@ def copy_elements(tensors: list[Tensor | None], rooms: list[bytearray | None]) -
     return [None] * len(tensors) if NativeSlab is None else copy_into(tensors, rooms)
 
 
-def observe_updates(slab: Slab | None, new: list[Tensor], old: list[Any], rows: list[int], begin: int) -> int:
+def sum_bits(tensors: list[Tensor]) -> list[int | None]:
+    """Of each tensor the sum of the eight-byte words that its bits are; None for one that the kernel does not read."""
+    return [None] * len(tensors) if NativeSlab is None else sum_words(tensors)
+
+
+def observe_updates(
+    slab: Slab | None, new: list[Tensor], old: list[Any], rows: list[int], begin: int, bits: bytearray
+) -> int:
     """Do what ``slab.observe_update`` does with each of these, from place ``begin`` on, in one call of the kernel.
+
+    Args:
+        slab: the slab.
+        new: the tensors after the update.
+        old: copies from before it.
+        rows: where they go.
+        begin: the first place.
+        bits: gets the sums of the bits of ``old`` and of ``new`` at its place, 16 bytes each.
 
     Returns:
         The place of the first one that is to be observed by itself: it has no plain elements, or ``old`` is not what
@@ -96,7 +111,7 @@ def observe_updates(slab: Slab | None, new: list[Tensor], old: list[Any], rows: 
     """
     if NativeSlab is None or not isinstance(slab, NativeSlab):
         return begin
-    return slab.observe_updates(new, old, rows, begin)
+    return slab.observe_updates(new, old, rows, begin, bits)
 
 
 def make_slab(device: str | torch.device = "cpu", histogram: bool = True, turns: array[int] | None = None) -> Slab:

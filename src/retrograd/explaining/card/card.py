@@ -85,7 +85,7 @@ def _shorten(groups: list[list[CardEntry]], most: int) -> Iterator[CardEntry]:
     """Lines about one topic: those that say the same are one, and the last one counts those that are left out."""
     left = sum(map(len, groups[most:]))
     for number, alike in enumerate(groups[:most], 1):
-        first, names = alike[0], list_names([each.label for each in alike if each.label], 2)
+        first, names = alike[0], list_names(list(dict.fromkeys(each.label for each in alike if each.label)), 2)
         yield CardEntry(
             topic=first.topic,
             text=first.text + (f"; {count_more(left, first.topic)}" if left and number == most else ""),

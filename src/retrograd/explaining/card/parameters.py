@@ -28,6 +28,11 @@ STATES = {
 
 def describe_parameters(record: Record) -> Iterator[CardEntry]:
     """The parameters of each model, the largest first; a tied one counts once."""
+    if not record.looks and record.modules:
+        counts = [(each.get("parameters") or 0, each.get("trainable") or 0) for each in record.modules.values()]
+        total, trainable = (sum(column) for column in zip(*counts, strict=True))
+        text = f"{total:,}, {trainable:,} of them require a gradient; what became of them was not recorded"
+        yield CardEntry(topic="parameters", text=text, values={"count": total})
     gradients, never = record.once(ParameterGradients), set(list_ungraded(record.history))
     states = {name: _find_state(record, name, looks, gradients, never) for name, looks in record.looks.items()}
     of_model: dict[str, list[str]] = {}

@@ -80,7 +80,7 @@ def describe_omissions(record: Record) -> Iterator[CardEntry]:
         f"sites {list_names(chosen)} alone" if chosen not in ([], ["(default)"]) else "",
         f"without {missing}" if missing else "",
         f"operations of step {cut[0]:,} in part, for there were too many" if cut else "",
-        *(f"{list_names(names, 1)}: {reason}" for reason, names in sites.items()),
+        *(f"{list_names(names, 1)}: {reason.partition(': ')[0]}" for reason, names in sites.items()),
     ]
     if any(said):
         yield CardEntry(

@@ -24,6 +24,7 @@ _IN_PLACE = frozenset({"__iadd__", "__isub__", "add_", "sub_", "iadd", "isub"})
 _JOINS = frozenset({"stack", "cat", "hstack"})
 _DIFFERENCES = frozenset({"sub", "__sub__", "subtract"})
 _RATIOS = frozenset({"div", "__truediv__", "true_divide", "divide"})
+_LEAVING = frozenset({"item", "__float__", "tolist", "numpy"})
 _DISTANCES = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 
 
@@ -71,6 +72,7 @@ class LossLooks(ValueLook):
         if not 0 <= loss < len(noted) or loss not in self._sums:
             return
         before = _list_before(noted, loss)
+        before.update(each for one in noted if one.name in _LEAVING for each in one.operands[:1])
         sums, pairs = (tuple(sorted(before & held.keys())) for held in (self._sums, self._pairs))
         kept = [*(self._sums[each] for each in sums), *(self._pairs[each] for each in pairs)]
         self.is_wanted |= _has_terms(noted, before & self._sums.keys())

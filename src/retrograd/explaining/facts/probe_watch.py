@@ -26,12 +26,12 @@ from retrograd.core.hooks.function_mode import ForwardListener
 from retrograd.core.hooks.functions import FunctionClass, forwards_by_code
 from retrograd.core.hooks.isolation import clone, copy_nest
 from retrograd.core.hooks.names import compiled_regions, walk_modules
-from retrograd.core.hooks.torch_calls import TorchCall, is_inner, user_line
+from retrograd.core.hooks.torch_calls import TorchCall, is_installed, user_line
 from retrograd.core.ranks.processes import count_processes
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.probes.batch import Arguments, Axis
-from retrograd.explaining.probes.effects import model_leaves_something
+from retrograd.explaining.probes.effects import CallsOfProgram
 from retrograd.explaining.probes.functions import check_function
 from retrograd.explaining.probes.mixing import PositionProbe, SampleProbe
 from retrograd.explaining.probes.result import Mixing
@@ -55,6 +55,7 @@ class ProbeWatch(FactSource):
         super().__init__(host)
         self._models: dict[int, tuple[nn.Module, Arguments]] = {}
         self._asked: set[str] = set()
+        self._calls = CallsOfProgram()
         self._moment = NOW
         self._listener = _Listener(lambda error: host.fault("probes", error))
 
@@ -79,6 +80,16 @@ class ProbeWatch(FactSource):
                     self._note_all(name, why)
                 else:
                     self._models[id(model)] = model, Arguments(*copy_nest(arguments, clone))
+                    self._calls.start()
+
+    def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
+        """Ask no model whose forward may have changed more than itself."""
+        if id(model) in self._models:
+            is_known = self._calls.is_on
+            self._calls.stop()
+            if failed or not is_known or self._calls.leave_something():
+                name = self.host.models.path_of(self._models.pop(id(model))[0]) or ROOT
+                self._note_all(name, "its forward may change what outlives the call")
 
     def update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Listen no more."""
@@ -97,6 +108,7 @@ class ProbeWatch(FactSource):
     def end(self) -> None:
         """Leave nothing behind."""
         self._stop()
+        self._calls.stop()
         self._models.clear()
         self._listener.called.clear()
 
@@ -134,8 +146,6 @@ def _find_obstacle(model: nn.Module, arguments: Arguments) -> str:
         return "the model is large to be copied"
     if sum(each.numel() for _, each in arguments.tensors()) > _MOST_INPUTS:
         return "the batch is large to be copied"
-    if model_leaves_something(model):
-        return "its forward may change what outlives the call"
     return ""
 
 
@@ -245,7 +255,7 @@ class _Listener(ForwardListener):
         """Begin with the Functions that there are by now."""
         self._forwards = {
             code: each for code, each in forwards_by_code().items()
-            if not is_inner[code.co_filename] and "/site-packages/" not in code.co_filename
+            if not is_installed[code.co_filename]
         }  # fmt: skip
         self.start()
 

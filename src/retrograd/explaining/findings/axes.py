@@ -74,13 +74,13 @@ class AxisTable:
     """
 
     def __init__(self, chain: Chain, inputs: Iterable[str] = ()) -> None:
-        self._chain = chain
+        self._chain, self._inputs = chain, frozenset(inputs)
         self._parents: list[tuple[int, ...]] = []
         self._given: dict[tuple[str, int], int] = {}
         self._parts: dict[tuple[Atom, int], tuple[Atom, Atom]] = {}
         self.ranges, self.features, self.mixed = set[int](), set[int](), set[int]()
         self._of_inputs = {
-            self._root_of(each, place): place for each in inputs for place in range(len(shape_of(each) or ()))
+            self._root_of(each, place): place for each in self._inputs for place in range(len(shape_of(each) or ()))
         }
         self._made: list[list[Axes]] = []
         for number in range(len(chain)):
@@ -127,6 +127,10 @@ class AxisTable:
         """Check whether samples are in a dimension."""
         return bool(self.roots(dim) & self.batch)
 
+    def is_of_inputs(self, dim: Dim) -> bool:
+        """Check whether a dimension was one of what a model was called with."""
+        return not self.roots(dim).isdisjoint(self._of_inputs)
+
     def samples_of(self, axes: Axes) -> frozenset[int]:
         """The dimensions of inputs that are in the first one."""
         return self.roots(axes[0]) & self._of_inputs.keys() if axes else frozenset()
@@ -134,6 +138,17 @@ class AxisTable:
     def descends(self, later: Dim, earlier: Dim) -> bool:
         """Check whether a dimension is one that was there before, or holds some of it."""
         return not self.roots(later).isdisjoint(each.root for each in earlier)
+
+    def is_free(self, number: int, operand: int) -> bool:
+        """Check whether an operand is made of nothing that a model was called with."""
+        maker = self._chain.listed[number].operands[operand]
+        makers = self._chain.ancestors(maker) if maker >= 0 else ()
+        takes = [(number, operand), *((each, place) for each in makers
+                 for place in range(len(self._chain.listed[each].operands)))]  # fmt: skip
+        return not any(
+            self._chain.listed[each].operands[place] < 0 and self._chain.listed[each].takes[place] in self._inputs
+            for each, place in takes if place < len(self._chain.listed[each].takes)
+        )  # fmt: skip
 
     # ---- how it is found ----
 
@@ -213,20 +228,19 @@ class AxisTable:
         rest = [atom for dim in reversed(self.taken(number)) for atom in reversed(dim)]
         found = []
         for size in shape:
-            dim: list[Atom] = []
-            while size > 1:
+            dim, left = list[Atom](), size
+            while left > 1:
                 if not rest:
                     return None
                 atom = rest.pop()
-                if atom.size > size and atom.size % size == 0:
-                    first, second = self._split(atom, size)
+                if atom.size > left and atom.size % left == 0:
+                    atom, second = self._split(atom, left)
                     rest.append(second)
-                    atom = first
-                if size % atom.size:
+                if left % atom.size:
                     self.mixed.add(number)
                     return None
                 dim.append(atom)
-                size //= atom.size
+                left //= atom.size
             found.append(tuple(dim))
         return tuple(found)
 
@@ -239,7 +253,7 @@ class AxisTable:
     def _turn(self, number: int, shape: Shape, _: int) -> Axes | None:
         axes, name = self.taken(number), self._chain.name(number)
         rank = len(axes)
-        if name in ("t", "T") and rank == 2 or name in ("mT", "mH") and rank >= 2:
+        if (name in ("t", "T") and rank == 2) or (name in ("mT", "mH") and rank >= 2):
             return (*axes[:-2], axes[-1], axes[-2])
         places = numbers_of(self._chain.listed[number].arguments)
         if name in ("transpose", "swapaxes", "swapdims") and len(places) == 2:
@@ -274,37 +288,28 @@ class AxisTable:
         return tuple(dim or self._fresh(size) for dim, size in zip(padded, shape, strict=False))
 
     def _index(self, number: int, shape: Shape, _: int) -> Axes | None:
-        text, axes = self._chain.listed[number].arguments.strip(), list(self.taken(number))
+        text, axes = self._chain.listed[number].arguments.strip(), self.taken(number)
         tensors = len(self._chain.listed[number].takes) - 1
-        if not text:  # one tensor, or None
-            picked = self.taken(number, 1) if tensors else ((),)
-            return (*picked, *(axes[1:] if tensors else axes))
-        parts = _parts_of(text)
-        used = sum(each not in ("None", "...") for each in parts)
-        if "..." not in parts:
-            parts.append("...")
-        found: list[Dim] = []
-        for part in parts:
+        parts = _parts_of(text) if text else ["tensor"] if tensors else ["None"]
+        left = len(axes) - sum(each not in ("None", "...") for each in parts)
+        if left < 0 or parts.count("tensor") != tensors or tensors > 1:
+            return None
+        rest, found = list(axes), list[Dim]()
+        for part in parts if "..." in parts else [*parts, "..."]:
             if part == "...":
-                keep = len(axes) - (used - 0)
-                found += axes[: max(0, keep)]
-                del axes[: max(0, keep)]
+                found += rest[:left]
+                del rest[:left]
             elif part == "None":
                 found.append(())
-            elif not axes:
-                return None
             else:
-                dim = axes.pop(0)
-                used -= 1
-                if part == "tensor":
-                    if tensors != 1:
-                        return None
-                    found += self.taken(number, 1)
-                elif ":" in part:
-                    found.append(dim)
-                elif not re.fullmatch(r"-?\d+", part):
-                    return None
+                found += self._pick(number, part, rest.pop(0))
         return tuple(found)
+
+    def _pick(self, number: int, part: str, dim: Dim) -> Axes:
+        """What an index makes of a dimension: a slice keeps it, a number takes it away."""
+        if part == "tensor":
+            return self.taken(number, 1)
+        return (dim,) if ":" in part else ()
 
     def _select(self, number: int, shape: Shape, _: int) -> Axes | None:
         axes, places = self.taken(number), numbers_of(self._chain.listed[number].arguments)
@@ -392,7 +397,8 @@ Rule = Callable[[AxisTable, int, Shape, int], Axes | None]
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel"), AxisTable._reshape),
-    **dict.fromkeys(("permute", "transpose", "swapaxes", "swapdims", "t", "T", "mT", "mH", "H", "movedim"), AxisTable._turn),
+    **dict.fromkeys(("permute", "transpose", "swapaxes", "swapdims", "movedim"), AxisTable._turn),
+    **dict.fromkeys(("t", "T", "mT", "mH", "H"), AxisTable._turn),
     **dict.fromkeys(_REDUCE, AxisTable._reduce),
     **dict.fromkeys(("squeeze", "unsqueeze"), AxisTable._squeeze),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), AxisTable._expand),
@@ -541,3 +547,74 @@ def _sum_products(chain: Chain, number: int, axes: Axes) -> list[Contraction] | 
 
 PICKING = ("max", "topk", "argmax")
 """Functions by which a gate picks experts."""
+
+
+# ---- what runs along a sequence ----
+
+
+class Attended(NamedTuple):
+    """A layer that runs along a dimension.
+
+    Attributes:
+        number: its operation.
+        along: the dimension along which it runs.
+        apart: the dimensions whose entries it does not mix.
+        is_ordered: it knows the order of entries, as a recurrent layer does.
+    """
+
+    number: int
+    along: Dim
+    apart: Axes
+    is_ordered: bool = False
+
+
+def find_attended(table: AxisTable, chain: Chain) -> list[Attended]:
+    """The layers of attention and the recurrent ones, in order."""
+    return [found for number in range(len(chain)) if (found := _read_attended(table, chain, number)) is not None]
+
+
+def _read_attended(table: AxisTable, chain: Chain, number: int) -> Attended | None:
+    name = chain.name(number)
+    if name in RECURRENT and len(axes := table.taken(number)) == 3:
+        along = 1 if is_batch_first(chain, number) else 0
+        return Attended(number, axes[along], (axes[1 - along],), is_ordered=True)
+    if name == ATTENTION and len(axes := table.taken(number, 1)) == 3:
+        return Attended(number, axes[0], (axes[1],))
+    if name == "scaled_dot_product_attention" and len(axes := table.taken(number, 1)) > 2:
+        return Attended(number, axes[-2], axes[:-2])
+    if name == "softmax" and len(axes := table.of(number)) > 2:
+        products = [each for each in find_contractions(table, chain, number) or () if each.kind == "product"]
+        dims = [dim for dim in axes for each in products if table.descends(each.dim, dim)]
+        return Attended(number, dims[0], axes[:-2]) if dims and dims[0] == axes[-1] else None
+    return None
+
+
+class Code(NamedTuple):
+    """Something that is added to what the layers work on, and is not made of the model's inputs.
+
+    Attributes:
+        number: the operation that adds it.
+        operand: which of its operands it is.
+        axes: the dimensions of the sum.
+        varies: the places, but for the last, in which it is not the same for all.
+    """
+
+    number: int
+    operand: int
+    axes: Axes
+    varies: tuple[int, ...]
+
+
+def find_codes(table: AxisTable, chain: Chain) -> list[Code]:
+    """What is added to activations of three or more dimensions, in the model; what multiplies them, too."""
+    found = []
+    for number in sorted(chain.of_outputs):
+        shape, takes = chain.made(number), chain.listed[number].takes
+        if chain.name(number) not in ("add", "mul") or len(takes) != 2 or len(shape) < 3:
+            continue
+        free = [place for place in (0, 1) if table.is_free(number, place)]
+        if len(free) == 1 and (given := chain.taken(number, free[0])) is not None:
+            front = len(shape) - len(given)
+            varies = tuple(front + place for place, size in enumerate(given[:-1]) if size > 1)
+            found.append(Code(number, free[0], table.of(number), varies))
+    return found

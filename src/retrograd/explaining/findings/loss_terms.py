@@ -18,6 +18,9 @@ SUMS = frozenset({"add", "sub", "rsub"})
 SQUARES = frozenset({"pow", "square", "abs", "norm", "vector_norm", "linalg_norm", "linalg_vector_norm"})
 _SUMMARIES = frozenset({"sum", "mean", "nanmean", "nansum"})
 _JOINS = frozenset({"stack", "cat", "hstack"})
+_MOST = 12
+"""Sums within one another that are taken apart, and losses of a list: more are the steps of an episode, not terms."""
+
 _DEEP = 4
 """Operations within one another that are written out."""
 
@@ -106,17 +109,17 @@ class Loss:
             text += f"{' − ' if term.sign < 0 else ' + '}{term.text}" if text else f"{'−' * (term.sign < 0)}{term.text}"
         return text
 
-    def _split(self, number: int, factors: tuple[Factor, ...]) -> Iterator[Term]:
+    def _split(self, number: int, factors: tuple[Factor, ...], deep: int = 0) -> Iterator[Term]:
         """The terms of what an operation made, which counts as often as the factors say."""
         top, before = number, len(factors)
-        inner, more = self._step(number)
+        inner, more = self._step(number) if deep < _MOST else ((), ())
         while len(inner) == 1 and number >= 0:
             number, factors = inner[0], (*factors, *more)
             inner, more = self._step(number)
         if not inner:
             yield self._make(number, top, factors, before)
         for each, own in zip(inner, more, strict=True):
-            yield from self._split(each, (*factors, own))
+            yield from self._split(each, (*factors, own), deep + 1)
 
     def _step(self, number: int) -> tuple[tuple[int, ...], tuple[Factor, ...]]:
         """What an operation sums up, or multiplies, with the factors; nothing where it makes a term."""
@@ -130,7 +133,7 @@ class Loss:
             signs = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-1, 1)}[name]
             return operands, tuple(map(Factor, signs))
         if name in _JOINS and operands and operation.makes[0].startswith(("float", "bfloat")):
-            singles = all(not chain.taken(number, place) for place in range(len(operands)))
+            singles = len(operands) <= _MOST and not any(chain.taken(number, place) for place in range(len(operands)))
             return (operands, (Factor(),) * len(operands)) if singles else ((), ())
         if name in _SUMMARIES and is_single:
             return self._reduce(number)

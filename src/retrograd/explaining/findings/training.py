@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ from retrograd.core.history.steps import number_steps
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.stretches import list_parts
 from retrograd.explaining.findings.update_norms import UpdateNorms
+from retrograd.explaining.findings.updates import Update, by_optimizer
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -119,15 +121,25 @@ class Training:
 
     @cached_property
     def is_contest(self) -> bool:
-        """True if several models are updated in turn, as in a GAN, so that no loss need fall."""
+        """True if parts are updated in turn, each behind a pass of its own, as in a GAN, so that no loss need fall."""
         roots = {site.path.partition(".")[0] for site in self._record.of_kind("parameter", "update")}
         if len(roots & self._record.root_names) < 2:
-            return False
+            return self._takes_turns()
         updates, different = 0, np.empty(0, np.int64)
         for piece in self._record.history.all_events.pieces(["step"], ["update"]):
             updates += piece.num_rows
             different, _ = number_steps(np.concatenate((different, read_numbers(piece["step"]))))
         return updates > 1.5 * max(len(different), 1)
+
+    def _takes_turns(self) -> bool:
+        """Check whether each optimizer is mostly stepped behind a pass that came after the step of another."""
+        held = {name: set(made.parameters) for name, made in self._record.optimizers.items()}
+        if len(held) < 2 or any(one & other for one, other in itertools.combinations(held.values(), 2)):
+            return False
+        return all(
+            2 * sum(map(_follows_another, updates)) > len(updates)
+            for updates in by_optimizer(self._record.updates).values()
+        )
 
     # ---- rates ----
 
@@ -172,6 +184,12 @@ class Training:
             CannotTell: no update was recorded.
         """
         return self._record.once(UpdateNorms)
+
+
+def _follows_another(update: Update) -> bool:
+    """Check whether a backward pass came between the step of another optimizer and this update."""
+    names = [call.name for call in update.before if call.name in ("backward", "step")]
+    return "backward" in names[names.index("step") :] if "step" in names else False
 
 
 def is_adaptive(optimizer: str) -> bool:

@@ -107,13 +107,15 @@ def clears(call: Call, optimizer: str, made: Mapping[str, OptimizerMade]) -> boo
 
 
 def list_cleared_passes(update: Update, made: Mapping[str, OptimizerMade]) -> list[Call]:
-    """Backward passes that are followed by clearing before the update, from the line of the one that is used."""
+    """Backward passes that are followed by clearing before any update, from the line of the one that is used."""
     passes = update.named("backward")
     kept = {call.line for call in passes[-1:]}
     found, since = [], []
     for call in update.before:
         if call.name == "backward":
             since.append(call)
+        elif call.name in ("step", "scaler.step"):  # another optimizer has used them
+            since = []
         elif clears(call, update.optimizer, made):
             found.extend(since)
             since = []

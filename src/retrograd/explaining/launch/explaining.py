@@ -53,6 +53,8 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
         RetrogradError: for a folder that holds no run, or anything that can be found wrong before a command runs.
     """
     code = 0
+    if arguments.card and arguments.fail_on:
+        raise LaunchError("--card checks nothing that --fail-on could fail on.", repair="give one of the two.")
     if arguments.command:
         request = _make_request(arguments)
         code = _run_watched(arguments.command, request, is_quiet=arguments.json)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from torch import nn
-
-from retrograd.core.hooks.torch_calls import is_inner
+from retrograd.core.hooks.torch_calls import is_inner, is_installed, is_stand_in
 
 _CHANGING = frozenset(
     {"append", "extend", "add", "update", "pop", "popleft", "appendleft", "setdefault", "insert", "remove", "clear",
@@ -27,33 +26,68 @@ def leaves_something(function: Callable[..., Any]) -> bool:
 
     Its own arguments may be written to: those of a trial are copies. What cannot be read may do anything.
     """
-    return any(_changes(each) for each in _list_called(inspect.unwrap(function), set()))
+    return any(_changes(*each) for each in _list_called(inspect.unwrap(function), set()))
 
 
-def model_leaves_something(model: nn.Module) -> bool:
-    """Check the forwards of all modules that are the user's."""
-    return any(leaves_something(kind.forward) for kind in {type(each) for each in model.modules()})
+class CallsOfProgram:
+    """Collects the code of the program's functions that this thread runs, and checks whether they leave something.
+
+    It stands in the place of a profiler: where there is one, nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[CodeType, dict[str, Any]] = {}
+        self.is_on = False
+
+    def start(self) -> None:
+        """Begin to collect."""
+        if sys.getprofile() is None and not self.is_on:
+            self.is_on = True
+            sys.setprofile(self._see)
+
+    def stop(self) -> None:
+        """End."""
+        if self.is_on and sys.getprofile() == self._see:
+            sys.setprofile(None)
+        self.is_on = False
+
+    def leave_something(self) -> bool:
+        """Check what was collected; forget it."""
+        seen, self._seen = self._seen, {}
+        return any(_changes(code, known) for code, known in seen.items())
+
+    def _see(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and not is_installed[frame.f_code.co_filename] and not is_stand_in(frame):
+            self._seen[frame.f_code] = frame.f_globals
 
 
-def _list_called(function: Any, seen: set[CodeType]) -> Iterator[FunctionType]:
+def _list_called(function: Any, seen: set[CodeType]) -> Iterator[tuple[CodeType, dict[str, Any]]]:
     code = getattr(function, "__code__", None)
     if code is None or code in seen or is_inner[code.co_filename]:
         return
     seen.add(code)
-    yield function
+    yield code, function.__globals__
     for name in code.co_names:
         if isinstance(called := function.__globals__.get(name), FunctionType):
             yield from _list_called(called, seen)
 
 
-def _changes(function: FunctionType) -> bool:
+def _changes(code: CodeType, known: dict[str, Any]) -> bool:
+    if code.co_name in _INSIDE or code.co_filename == "<string>":  # as dataclasses and named tuples write
+        return False
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError, SyntaxError):
         return True
-    code = function.__code__
+    nodes = ast.walk(tree)
+    if code.co_name == "<lambda>":
+        nodes = (inner for node in nodes if isinstance(node, ast.Lambda) for inner in ast.walk(node))
     own = {*code.co_varnames, *code.co_cellvars}
-    return any(_is_change(node, own, function.__globals__) for node in ast.walk(tree))
+    return any(_is_change(node, own, known) for node in nodes)
+
+
+_INSIDE = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+"""Code that is a part of a function which runs, too."""
 
 
 def _is_change(node: ast.AST, own: set[str], known: dict[str, Any]) -> bool:

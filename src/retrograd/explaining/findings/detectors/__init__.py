@@ -4,6 +4,7 @@ from retrograd.explaining.findings.detector import Detector
 from retrograd.explaining.findings.detectors import (
     accumulation,
     architecture,
+    axes,
     batch_norm,
     broken_graphs,
     call_order,
@@ -44,7 +45,7 @@ from retrograd.explaining.findings.detectors.nonfinite import (
 )
 
 _FAMILIES = (
-    accumulation.family, architecture.family, batch_norm.family, broken_graphs.family, call_order.family,
+    accumulation.family, architecture.family, axes.family, batch_norm.family, broken_graphs.family, call_order.family,
     clipping.family, failed.family, gradient_flow.family, graphs.family, hyper_parameters.family,
     initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family, loss_sense.family,
     missing_gradients.family, modes.family, optimizers.family, precision.family, probes.family, ranks.family,
@@ -62,13 +63,13 @@ _ORDER = """
     optimizer-before-change keys-not-loaded snapshot-not-copied averages-not-put-back resume-incomplete bit-flipped
     softmax-before-cross-entropy activation-on-logits sigmoid-before-bce-with-logits nll-on-probabilities
     bce-on-logits dropout-misplaced broadcast-loss wrong-dim reshape-mixes-batch relu-on-output loss-wrong-sign
-    loss-reduction-sum input-unscaled targets-shifted-twice targets-not-shifted padding-in-loss sorted-labels
-    mask-inverted output-ignores-input representation-collapse evaluation-inputs graph-grows graph-leaks
-    weights-untied shared-weights missing-nonlinearity eval-mode-in-training train-mode-in-evaluation bad-init
-    symmetric-init exploding vanishing learning-rate-too-high learning-rate-too-low not-updated hooks-scale dead-units
-    saturated attention-collapse embedding-unused weight-decay-dominates adam-epsilon momentum clip-always-on
-    underflow bf16-update-lost scaler-churn batch-norm ranks-disagree loss-spike diverged loss-flat kinks
-    zero-gradient
+    loss-reduction-sum input-unscaled input-drifts targets-shifted-twice targets-not-shifted padding-in-loss
+    sorted-labels mask-inverted output-ignores-input representation-collapse evaluation-inputs graph-grows graph-leaks
+    weights-untied shared-weights missing-nonlinearity eval-mode-in-training train-mode-in-evaluation
+    dropout-in-evaluation bad-init symmetric-init exploding vanishing learning-rate-too-high learning-rate-too-low
+    not-updated hooks-scale dead-units saturated attention-collapse embedding-unused weight-decay-dominates
+    adam-epsilon momentum clip-always-on underflow bf16-update-lost scaler-churn batch-norm ranks-disagree loss-spike
+    diverged loss-flat kinks zero-gradient positions-shared result-dropped
 """
 
 _FOUND: dict[str, Detector] = {

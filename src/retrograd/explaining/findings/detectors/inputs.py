@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from retrograd.core.history.facts import Input, Operation
 from retrograd.core.runs.findings import Finding
+from retrograd.core.sites.site import ROOT
 from retrograd.explaining.findings.births import Births
 from retrograd.explaining.findings.chain import AFFINE, VIEWS, Chain, argument_of, is_float, name_of
 from retrograd.explaining.findings.detectors.precision import find_skips
@@ -29,6 +31,12 @@ OVERFLOWS = 100.0
 
 FAR = 100.0
 """How many times the largest output, and 1, an error is where targets are not scaled; our own choice."""
+
+DRIFTS = 5.0
+"""How many times larger inputs become, from the first quarter of the steps to the last; our own choice."""
+
+DRIFT_STEPS = 16
+"""Steps whose inputs were recorded, from which on they can be said to drift."""
 
 _ERRORS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 """Losses that are means of errors, or of their squares."""
@@ -67,6 +75,30 @@ def unscaled_input(record: Record, entry: Entry) -> Iterator[Finding]:
         outcome = describe_outcome(record) or _describe_overflow(record, min(scale))
         if outcome:
             yield _describe(entry, name, listed, outcome)
+
+
+@family.detector("input-drifts")
+def drifting_input(record: Record, entry: Entry) -> Iterator[Finding]:
+    """Inputs whose scale moves away while training goes on, and a loss that does not fall."""
+    training = record.once(Training)
+    training.need_loss(DRIFT_STEPS)
+    for name, every in list_inputs(record).items():
+        listed = [each for each in every if each.moment.phase == "train"]
+        if name.partition(":")[0] not in record.root_names | {ROOT} or len(listed) < DRIFT_STEPS or training.fell:
+            continue
+        scales = np.array([math.hypot(each.std, each.value) for each in listed])
+        quarters = [float(np.median(part)) for part in np.array_split(scales, 4)]
+        is_steady = all(later > before for before, later in pairwise(quarters))
+        if is_steady and quarters[-1] > DRIFTS * quarters[0] > 0:
+            yield entry.finding(
+                f"Inputs drift: the root mean square of {name} goes from {scales[0]:.3g} to {scales[-1]:.3g} while the "
+                f"loss goes from {training.early:.3g} to {training.late:.3g}",
+                site=name,
+                span=listed,
+                evidence=[
+                    ("median of the last quarter over that of the first", quarters[-1] / quarters[0], f"> {DRIFTS:g}")
+                ],
+            )
 
 
 def _check_target(entry: Entry, record: Record) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from retrograd.core.history.matrix import Curve
+from retrograd.core.history.weights_facts import Load
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.chain import Chain, count, is_float
 from retrograd.explaining.findings.entry import Entry, Family
@@ -107,6 +108,8 @@ def loss_flat(record: Record, entry: Entry) -> Iterator[Finding]:
         return
     if np.median(training.loss.values[:3]) - early > max(0.02 * early, 2 * training.noise):
         return  # it has fallen at once
+    if any(load.value and load.of == "module" and load.step <= record.first_step for load in record.of(Load)):
+        raise CannotTell("the weights were loaded, and may have been as good as they get")
     for chain in record.chains[:1]:
         _need_fixed_aim(chain)
     yield entry.finding(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from retrograd.core.amounts import count_of
-from retrograd.core.history.facts import Call
+from retrograd.core.history.facts import ActiveDropout, Call
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
@@ -15,6 +15,9 @@ from retrograd.explaining.findings.training import Training
 from retrograd.explaining.findings.updates import Update, is_within
 
 family = Family(__name__)
+
+ATTENTION = "scaled_dot_product_attention"
+"""Function that drops without asking whether the model trains."""
 
 SHARE = 0.1
 """Share of the updates whose forwards must have run in eval mode, and at least three; our own choice."""
@@ -166,6 +169,25 @@ def _describe_train_mode_in_evaluation(
         ],
         checked=[f"the model has {layers}", checked],
     )
+
+
+@family.detector("dropout-in-evaluation")
+def dropout_in_evaluation(record: Record, entry: Entry) -> Iterator[Finding]:
+    """Dropout that is called as a function works in eval mode."""
+    if not any(not call.details.get("grad") for call in record.called("forward")):
+        raise CannotTell("no forward without grad was recorded")
+    by_line = {fact.line: fact for fact in reversed(record.of(ActiveDropout))}
+    for line, fact in reversed(by_line.items()):
+        written = "training=self.training" if fact.operation != ATTENTION else "dropout_p=p if self.training else 0.0"
+        yield entry.finding(
+            f"`{fact.operation}` drops {fact.value:.0%} in eval mode, too, so evaluations are random and worse than "
+            f"the model: it is not told `{written}`",
+            site=fact.name,
+            step=fact.step,
+            line=line,
+            evidence=[("share that is dropped in eval mode", fact.value, "> 0")],
+            repair=f"pass `{written}`, or use a module, which model.eval() switches off.",
+        )
 
 
 def find_evaluations(record: Record, model: str, updates: list[Update]) -> tuple[list[Call], int]:

@@ -5,7 +5,20 @@ from __future__ import annotations
 import re
 
 from retrograd.core.runs.findings import Finding
-from retrograd.explaining.findings.axes import Axes, AxisTable, Contraction, axes_of, find_contractions, is_batch_first
+from retrograd.explaining.findings.axes import (
+    ATTENTION,
+    RECURRENT,
+    Attended,
+    Axes,
+    AxisTable,
+    Contraction,
+    Dim,
+    axes_of,
+    find_attended,
+    find_codes,
+    find_contractions,
+    is_batch_first,
+)
 from retrograd.explaining.findings.chain import AFFINE, LOSSES, RESHAPES, SOFTMAXES, Chain, argument_of, is_float
 from retrograd.explaining.findings.entry import Entry, Family, first_operation
 from retrograd.explaining.findings.record import Record
@@ -67,11 +80,13 @@ def wrong_dimension(record: Record, chain: Chain, number: int, entry: Entry) -> 
     message = next((found for judge in _JUDGES if (found := judge(table, chain, number))), "")
     if not message:
         return None
+    is_layer = chain.name(number) in RECURRENT or chain.name(number) == ATTENTION
     return entry.finding_at(
         record,
         chain,
         number,
         message,
+        **({"line": made} if is_layer and (made := record.line_of(operation.module)) else {}),
         evidence=[
             ("operation", f"{chain.name(number)}({operation.arguments})"),
             ("operands", ", ".join(operation.takes[:2])),
@@ -90,18 +105,24 @@ def _dimension(chain: Chain, number: int) -> int | None:
 
 
 def _judge_softmax(table: AxisTable, chain: Chain, number: int) -> str:
-    """A softmax whose result the loss takes: over the batch or positions, or over a single element."""
+    """A softmax over a single element, or, where the loss takes its result, over the batch or positions."""
     shape, dim, name = chain.taken(number), _dimension(chain, number), chain.name(number)
-    if name not in SOFTMAXES or shape is None or dim is None or not _is_last(chain, number):
+    if name not in SOFTMAXES or shape is None or dim is None:
         return ""
-    if shape[dim] == 1:
+    is_last, maker = (
+        _is_last(chain, number),
+        chain.maker(number, 0, frozenset({"dropout", "contiguous", "to", "float"})),
+    )
+    is_layer = chain.name(maker) == "linear" and chain.made(maker) == shape
+    if shape[dim] == 1 and (is_last or (is_layer and dim == len(shape) - 1)):
         always = "1" if name == "softmax" else "0"
         return (
             f"{name} runs over dimension {dim} of {list(shape)}, which has one element: its result is always "
             f"{always}, and its gradient 0"
         )
-    maker = chain.maker(number, 0, frozenset({"dropout", "contiguous", "to", "float"}))
-    is_features = chain.name(maker) == "linear" and chain.made(maker) == shape and dim != len(shape) - 1
+    if not is_last:
+        return ""
+    is_features = is_layer and dim != len(shape) - 1
     is_batch = _is_batch_alone(table, table.taken(number), dim)
     if is_features or is_batch or (dim == 0 and len(shape) > 1 and shape[0] == _target_size(table, chain, number)):
         what = "the batch" if dim == 0 or is_batch else "positions and not classes"
@@ -152,11 +173,12 @@ def _judge_weights(table: AxisTable, chain: Chain, number: int) -> str:
             "to 1, and samples of a batch depend on each other"
         )
     is_plain = all(
-        each.kind == "weights" or (each.kind == "product" and len(shape) > 2)
+        each.kind == "weights" or (each.kind == "product" and len(shape) > 2 and place == len(shape) - 1)
         or (each.kind == "pick" and place == len(shape) - 1 and _is_of_layer(chain, number))
         for each, place in summed
     )  # fmt: skip
-    if not is_plain or any(table.is_batch(each.dim) for each, _ in summed):
+    is_of_samples = any(table.is_batch(each.dim) for each, _ in summed)  # as that of soft clusters
+    if not is_plain or (is_of_samples and not table.is_of_inputs(table.of(number)[dim])):
         return ""
     if is_gate:
         return (
@@ -196,6 +218,8 @@ def _summed(table: AxisTable, chain: Chain, number: int, dim: int) -> list[tuple
     """
     axes, found = table.of(number), []
     for each in find_contractions(table, chain, number) or ():
+        if not each.dim:  # of size 1: nothing is summed
+            continue
         places = [place for place, own in enumerate(axes) if own and table.descends(each.dim, own)]
         if len(places) != 1 or places[0] == dim:
             return []
@@ -227,24 +251,85 @@ def _judge_classes(_: AxisTable, chain: Chain, number: int) -> str:
     )
 
 
+def _judge_sequence(table: AxisTable, chain: Chain, number: int) -> str:
+    """A recurrent layer, or attention, that runs along the samples of a batch, or along heads."""
+    if chain.name(number) not in _SEQUENCE:
+        return ""
+    layers = find_attended(table, chain)
+    own = next((each for each in layers if each.number == number), None)
+    apart = own.apart[-1] if own is not None else ()
+    if own is None or not own.along or not apart or any(_runs_along(table, each, apart) for each in layers):
+        return ""
+    shape = list(chain.taken(number, 0 if own.is_ordered else 1) or ())
+    if chain.name(number) not in (*RECURRENT, ATTENTION):
+        return _tell_heads(table, own, apart, shape)
+    if _is_by_target(table, own):
+        why = "outputs are compared with targets for each of its entries, so these are the samples"
+    else:
+        why = _name_position(table, chain, own)
+    place = 0 if own.along == table.taken(number)[0] else 1
+    return why and (
+        f"{chain.name(number)} gets {shape} and runs along dimension {place}, "
+        f"as if it were the sequence, and {why}: samples of a batch are mixed, and steps are kept apart"
+    )
+
+
+_SEQUENCE = (*RECURRENT, ATTENTION, "scaled_dot_product_attention", "softmax")
+
+
+def _tell_heads(table: AxisTable, own: Attended, apart: Dim, shape: list[int]) -> str:
+    """Attention along a dimension that was split off features, while steps are kept apart."""
+    is_split = bool(table.roots(own.along) & table.features) and not table.roots(apart) & table.features
+    if not is_split or len(own.apart) < 2 or not own.apart[0] or table.is_batch(apart):
+        return ""
+    return (
+        f"Attention over keys of shape {shape} runs along a dimension that was split off the features, as heads are, "
+        f"and the {apart[0].size} entries of the one before it are kept apart: steps of a sequence cannot see each "
+        "other"
+    )
+
+
+def _runs_along(table: AxisTable, layer: Attended, dim: Dim) -> bool:
+    return table.descends(layer.along, dim) or table.descends(dim, layer.along)
+
+
+def _is_by_target(table: AxisTable, layer: Attended) -> bool:
+    """Check whether outputs are compared with targets for each entry that it mixes, and for none that it does not."""
+    samples = table.roots(layer.along) & table.targeted
+    apart = table.roots(layer.apart[0])
+    return len(samples) == 1 and any(
+        table.samples_of(axes) == samples and not any(table.roots(dim) & apart for dim in axes)
+        for axes in table.compared
+    )
+
+
+def _name_position(table: AxisTable, chain: Chain, layer: Attended) -> str:
+    """Name the line at which positions are added along the other dimension; empty where there is none, or one here."""
+    codes = [each for each in find_codes(table, chain) if each.number < layer.number and each.varies]
+    along = [[table.descends(layer.along, each.axes[place]) for place in each.varies] for each in codes]
+    apart = [[table.descends(layer.apart[0], each.axes[place]) for place in each.varies] for each in codes]
+    if not table.is_batch(layer.along) or any(map(any, along)) or not any(map(all, apart)):
+        return ""
+    at = next(each for each, is_apart in zip(codes, apart, strict=True) if all(is_apart))
+    return f"positions are added along the other one ({chain.listed[at.number].line.rpartition('/')[2]})"
+
+
 def _judge_recurrent(_: AxisTable, chain: Chain, number: int) -> str:
     """The last step of a recurrent layer, or a mean over steps, taken along what it holds for the batch."""
     operation, shape = chain.listed[number], chain.taken(number)
     maker = operation.operands[0] if operation.operands else -1
-    if maker < 0 or shape is None or len(shape) != 3 or chain.name(maker) not in _RECURRENT:
-        return ""
-    is_batch_first = chain.listed[maker].arguments.rstrip(") ").endswith("True")
-    batch = 0 if is_batch_first else 1
+    if maker < 0 or chain.name(maker) not in RECURRENT or shape is None or shape != chain.made(maker) or len(shape) < 3:
+        return ""  # the last state is no course of steps
+    batch = 0 if is_batch_first(chain, maker) else 1
     if _picked_dimension(chain, number) != batch:
         return ""
-    order = "batch first" if is_batch_first else "time first (batch_first is False)"
+    order = "batch first" if not batch else "time first (batch_first is False)"
     return (
         f"The output of {chain.name(maker)} has shape {list(shape)}, {order}, and {_WHAT[chain.name(number)]} is "
         f"taken along dimension {batch}: over its {shape[batch]} sequences, and not over steps"
     )
 
 
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _WHAT = {
     "getitem": "the last element",
     "mean": "the mean",
@@ -262,14 +347,14 @@ def _picked_dimension(chain: Chain, number: int) -> int | None:
     return _dimension(chain, number) if chain.name(number) in _WHAT else None
 
 
-_JUDGES = (_judge_softmax, _judge_weights, _judge_normalize, _judge_classes, _judge_recurrent)
+_JUDGES = (_judge_softmax, _judge_weights, _judge_normalize, _judge_classes, _judge_sequence, _judge_recurrent)
 
 
 @family.detector("reshape-mixes-batch")
 @first_operation
 def reshape_mixes(record: Record, chain: Chain, number: int, entry: Entry) -> Finding | None:
     """A reshape where a permutation is meant."""
-    what = _mixes(chain, number)
+    what = _mixes(chain, number) or _tears(axes_of(record, chain), chain, number)
     if not what:
         return None
     before, after = list(chain.taken(number) or ()), list(chain.made(number))
@@ -291,13 +376,26 @@ def _mixes(chain: Chain, number: int) -> str:
     old = tuple(size for size in before if size != 1)
     new = tuple(size for size in chain.made(number) if size != 1)
     maker = chain.listed[number].operands[0] if chain.listed[number].operands else -1
-    if chain.name(maker) in ("permute", "transpose", "t", "T", "mT", "movedim", "swapaxes"):
+    if chain.name(maker) in _TURNS:
         return ""
     if len(old) == len(new) > 1 and old != new and sorted(old) == sorted(new):
         return "samples and steps" if len(old) > 2 else "rows and columns"
     if _splits_across(old, new) or _splits_across(new, old):
         return "steps and heads"
     return ""
+
+
+_TURNS = ("permute", "transpose", "t", "T", "mT", "movedim", "swapaxes")
+
+
+def _tears(table: AxisTable, chain: Chain, number: int) -> str:
+    """Describe what a reshape of activations mixes whose sizes fit no way to split and merge its dimensions."""
+    if number not in table.mixed or table.is_free(number, 0) or not chain.listed[number].node:
+        return ""
+    maker = chain.listed[number].operands[0]
+    dims = [dim for dim in table.taken(number) if dim]
+    is_known = maker >= 0 and chain.name(maker) not in _TURNS and table.is_batch(dims[0])
+    return "samples and features" if is_known else ""
 
 
 def _splits_across(old: tuple[int, ...], new: tuple[int, ...]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from retrograd.core.history.data_facts import AttendedTokens, Spread
 from retrograd.core.history.facts import Input, Units
 from retrograd.core.runs.findings import Finding
-from retrograd.explaining.findings.chain import CARRIED, MADE_BEFORE, VIEWS, Chain, is_float
+from retrograd.explaining.findings.chain import VIEWS, Chain, is_float
 from retrograd.explaining.findings.detectors.inputs import is_taken_as_it_is
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
@@ -27,23 +28,23 @@ SOME = 1e-4
 """Spread from which on inputs differ."""
 
 COLLAPSED = 1e-3
-"""Spread below which outputs are called collapsed; our own choice."""
+"""Spread below which outputs are called collapsed where a gradient is stopped; our own choice."""
 
-FELL = 100.0
-"""How many times smaller it must have become; our own choice."""
+FELL = 5.0
+"""How many times smaller it must have become where nothing keeps samples apart; our own choice."""
+
+FELL_FAR = 100.0
+"""The same where a gradient is stopped, which may keep them apart."""
 
 OTHER = 10.0
 """How many times another scale, or how many standard deviations another mean, inputs have; our own choice."""
 
 _COMPARES = ("sub", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cosine_similarity", "pairwise_distance",
              "mul")  # fmt: skip
-_TELLS_APART = frozenset(
-    {
-        "matmul", "mm", "bmm", "einsum", "cdist", "logsumexp", "cross_entropy", "nll_loss", "log_softmax", "softmax",
-        "var", "std", "cov", "exp", "triplet_margin_loss", "margin_ranking_loss", "cosine_embedding_loss", "logsigmoid",
-        "binary_cross_entropy", "binary_cross_entropy_with_logits", "hinge_embedding_loss", "softplus", "clamp"
-    }
-)  # fmt: skip
+_TELLS_APART = re.compile(
+    "matmul|mm$|einsum|cdist|^log|softmax|cross_entropy|nll|^var|^std|cov|exp|margin|embedding|softplus|clamp|relu|max|min"
+    "|sigmoid|kl_div|cholesky|linalg|inverse|det$|svd|qr|gather|eye"
+)
 """Functions by which a loss may keep samples apart."""
 
 
@@ -67,35 +68,35 @@ def list_spreads(record: Record) -> dict[str, list[Spread]]:
 
 @family.detector("representation-collapse")
 def collapse(record: Record, entry: Entry) -> Iterator[Finding]:
-    """Outputs that a loss compares with each other alone, and that have become the same for all samples."""
+    """Outputs that a loss compares with each other alone, and that become the same for all samples."""
     for name, looks in list_spreads(record).items():
-        if len(looks) < LOOKS or not _has_collapsed(looks):
+        chain = record.need_chains()[0]
+        number = _find_comparison(chain)
+        if number is None or len(looks) < LOOKS or looks[0].value < SOME or looks[-1].given < SOME:
+            continue
+        is_stopped = any(chain.listed[each].cuts or chain.listed[each].mode for each in chain.of_loss)
+        first, last = looks[0].value, looks[-1].value
+        fell, what = first / max(last, NONE), "spread over the batch, beside their size,"
+        if fell < FELL:
+            first, last = _far(looks[0]), _far(looks[-1])
+            fell, what = first / max(last, NONE), "distance from their mean"
+        if fell < (FELL_FAR if is_stopped else FELL) or (is_stopped and last > COLLAPSED):
             continue
         path = name.partition(":")[0]
-        for chain in record.need_chains()[:1]:
-            number = _find_comparison(chain)
-            if number is None:
-                continue
-            first, last = looks[0], looks[-1]
-            yield entry.finding(
-                f"The outputs of {path} have collapsed: samples are {_far(first) / max(_far(last), 1e-300):.3g} times "
-                f"closer together than at first, and the loss, which compares outputs with each other alone, is lowest "
-                "where all are the same",
-                site=path,
-                step=first.step,
-                last_step=last.step,
-                line=chain.listed[number].line,
-                evidence=[
-                    (
-                        "spread over the batch at the last look",
-                        last.value,
-                        f"< {COLLAPSED:g}, or {FELL:g} times closer",
-                    ),
-                    ("spread at first", first.value),
-                    ("what compares outputs", chain.name(number)),
-                ],
-            )
-            return
+        yield entry.finding(
+            f"The outputs of {path} collapse: their {what} has fallen from {first:.3g} to {last:.3g}, and the loss, "
+            "which compares outputs with each other alone, is lowest where all are the same",
+            site=path,
+            step=looks[0].step,
+            last_step=looks[-1].step,
+            line=chain.listed[number].line,
+            evidence=[
+                ("how many times it has fallen", fell, f"≥ {FELL_FAR if is_stopped else FELL:g}"),
+                ("the spread of inputs at the last look", looks[-1].given, f"≥ {SOME:g}"),
+                ("what compares outputs", chain.name(number)),
+            ],
+        )
+        return
 
 
 def _far(look: Spread) -> float:
@@ -103,36 +104,30 @@ def _far(look: Spread) -> float:
     return math.sqrt(look.value) * look.size
 
 
-def _has_collapsed(looks: Sequence[Spread]) -> bool:
-    first, last = looks[0], looks[-1]
-    if not first.value > SOME or last.given < SOME:
-        return False
-    is_alike = last.value < COLLAPSED and last.value < first.value / FELL
-    return is_alike or _far(last) < _far(first) / FELL
-
-
 def _find_comparison(chain: Chain) -> int | None:
     """What holds two outputs against each other, in a loss that is made of outputs alone and tells no samples apart."""
     behind = sorted(chain.behind_outputs & chain.of_loss)
-    if len(chain.outputs) < 2 or chain.loss < 0 or chain.loss not in chain.behind_outputs:
+    if len(chain.outputs) < 2 or chain.loss not in chain.behind_outputs:
         return None
-    if any(chain.name(each) in _TELLS_APART or _takes_data(chain, each) for each in behind):
+    own = [each for each in behind if not chain.listed[each].module]
+    if any(_TELLS_APART.search(chain.name(each)) or _takes_other(chain, each) for each in own):
         return None
-    for each in behind:
-        made = chain.taken(each) or ()
-        operands = chain.listed[each].operands
-        own = [at for at in operands if at in chain.behind_outputs or at in chain.outputs]
-        if chain.name(each) in _COMPARES and len(set(own)) > 1 and len(made) > 1 and made[-1] > 1:
-            return each
-    return None
+    found = [each for each in own if chain.name(each) in _COMPARES and _is_of_two(chain, each)]
+    rows = [each for each in found if len(chain.taken(each) or ()) > 1 and (chain.taken(each) or ())[-1] > 1]
+    signs = [each for each in found if chain.name(each) == "sub" and each not in rows]
+    return rows[0] if rows and not signs else None
 
 
-def _takes_data(chain: Chain, number: int) -> bool:
-    """Check whether an operation behind the outputs takes numbers that no model has made, such as targets."""
+def _is_of_two(chain: Chain, number: int) -> bool:
+    return len({at for at in chain.operands(number) if at in chain.behind_outputs or at in chain.outputs}) > 1
+
+
+def _takes_other(chain: Chain, number: int) -> bool:
+    """Check whether an operation behind the outputs takes numbers that are made of no output, such as targets."""
     operation = chain.listed[number]
-    return not operation.module and any(
-        made in (MADE_BEFORE, CARRIED) and not taken.endswith("[]")
-        for made, taken in zip(operation.operands, operation.takes, strict=False)
+    return any(
+        at not in chain.behind_outputs and at not in chain.outputs and not taken.endswith("[]")
+        for at, taken in zip(operation.operands, operation.takes, strict=False)
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from retrograd.core.history.facts import CARRIED, Call
+from retrograd.core.history.facts import CARRIED, MADE_BEFORE, Call, Operation
 from retrograd.core.runs.findings import Finding
-from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, factor_of
+from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, factor_of, tensor_of
 from retrograd.explaining.findings.entry import Entry, Family
-from retrograd.explaining.findings.gradients import BLIND, DETACHING, describe_cut
-from retrograd.explaining.findings.loss_terms import SQUARES, Loss, Term, list_losses
+from retrograd.explaining.findings.gradients import BLIND, COPYING, DETACHING, LEAVING, describe_cut
+from retrograd.explaining.findings.loss_terms import SQUARES, Loss, Term, list_losses, write
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.updates import clears
 
@@ -18,6 +19,9 @@ family = Family(__name__)
 
 LEAST = 0.01
 """Share of a loss from which on a term is worth a word; our own choice."""
+
+NOTHING = 1e-5
+"""Share of a loss below which a term is zero but for rounding, as a divergence of equal sides; our own choice."""
 
 LOOKS = 3
 """Passes in which two sides must have been equal, bit for bit."""
@@ -57,11 +61,21 @@ class Graph:
             self.numbers.add(each)
             operation = chain.listed[each]
             before = [one for one in chain.operands(each) if chain.listed[one].node]
-            is_layer = bool(record.modules.get(operation.module, {}).get("trainable"))
-            if is_layer:
-                self.modules.add(operation.module)
-            self.is_known &= CARRIED not in operation.operands and (is_layer or bool(before))
+            layers = _list_layers(record, operation)
+            self.modules.update(layers)
+            self.is_known &= CARRIED not in operation.operands and bool(layers or before)
             waiting += before
+
+
+def _list_layers(record: Record, operation: Operation) -> list[str]:
+    """The modules whose parameters an operation takes: its own, or of a part of it, with a tensor of that shape."""
+    module = operation.module
+    if not module or record.modules.get(module, {}).get("trainable"):
+        return [module] if module else []
+    made = zip(operation.takes, operation.operands, strict=False)
+    taken = {each for each, maker in made if maker == MADE_BEFORE}
+    looks = (each[0] for name, each in record.looks.items() if name.startswith(f"{module}."))
+    return [each.name.partition(":")[0] for each in looks if each.requires_grad and tensor_of(each) in taken]
 
 
 def _holders(record: Record, module: str) -> set[str]:
@@ -96,11 +110,11 @@ def term_without_effect(record: Record, entry: Entry) -> Iterator[Finding]:
     """A part of the loss that no parameter learns from."""
     losses = _need_losses(record)
     said: set[str] = set()
-    for loss in losses:
-        for finding in (*_judge_terms(record, loss, losses, entry), *_judge_equal(record, loss, entry)):
-            if finding.line not in said:
-                said.add(finding.line)
-                yield finding
+    each = (judge(record, loss, losses, entry) for loss in losses for judge in (_judge_terms, _judge_numbers))
+    for finding in (*itertools.chain(*each), *_judge_equal(record, losses, entry)):
+        if finding.line not in said:
+            said.add(finding.line)
+            yield finding
 
 
 def _judge_terms(record: Record, loss: Loss, losses: list[Loss], entry: Entry) -> Iterator[Finding]:
@@ -108,8 +122,8 @@ def _judge_terms(record: Record, loss: Loss, losses: list[Loss], entry: Entry) -
     if not chain.listed[loss.number].node:
         return
     for term in loss.terms:
-        is_seen = term.share >= LEAST or (term.share == 0 and not term.has_graph)
-        if not is_seen or term.number < 0 or term.sign < 0 or _has_graph_elsewhere(losses, term):
+        is_seen = term.share >= LEAST or (term.share < NOTHING and not term.has_graph)
+        if not is_seen or term.number < 0 or term.sign < 0 or _has_graph_elsewhere(loss, losses, term):
             continue
         if term.has_graph:
             yield from _judge_trained(record, loss, term, entry)
@@ -122,7 +136,7 @@ def _judge_terms(record: Record, loss: Loss, losses: list[Loss], entry: Entry) -
 
 
 def _describe(record: Record, loss: Loss, term: Term, entry: Entry, why: str, **fields: object) -> Finding:
-    share = f", {term.share:.0%} of the loss," if term.share > 0 else ""
+    share = f", {term.share:.0%} of the loss," if term.share >= LEAST else ""
     line = str(fields.pop("line", "")) or term.line
     return entry.finding_at(
         record,
@@ -134,7 +148,7 @@ def _describe(record: Record, loss: Loss, term: Term, entry: Entry, why: str, **
             "line": line,
             "evidence": [
                 ("the loss", loss.text),
-                ("share of the term", term.share, f"≥ {LEAST}" if term.share else "= 0"),
+                ("share of the term", term.share, f"≥ {LEAST}" if term.share >= LEAST else f"< {NOTHING}"),
                 ("line of the loss", loss.line),
             ],
             **fields,
@@ -142,10 +156,13 @@ def _describe(record: Record, loss: Loss, term: Term, entry: Entry, why: str, **
     )
 
 
-def _has_graph_elsewhere(losses: list[Loss], term: Term) -> bool:
-    """Check whether the same line made a term with a graph, too: it is off for a while."""
+def _has_graph_elsewhere(loss: Loss, losses: list[Loss], term: Term) -> bool:
+    """Check whether the same operation of a line made a term with a graph, too: it is off for a while."""
+    name = loss.chain.name(term.number)
     return not term.has_graph and any(
-        each.has_graph and each.line == term.line for loss in losses for each in loss.terms
+        each.has_graph and each.line == term.line and other.chain.name(each.number) == name
+        for other in losses
+        for each in other.terms
     )
 
 
@@ -155,7 +172,10 @@ def _find_cause(record: Record, loss: Loss, losses: list[Loss], term: Term) -> t
     before = chain.ancestors(term.number)
     if _is_meant(record, loss, losses, term) or _is_entropy(chain, before):
         return "", "", "", ""
-    trained = [each for each in sorted(before) if chain.listed[each].cuts and _comes_of_trained(record, chain, each)]
+    users = _list_users(record, loss.called) if loss.called else set()
+    trained = [
+        each for each in sorted(before) if chain.listed[each].cuts and _comes_of_trained(record, chain, each, users)
+    ]
     if trained:
         cut = trained[-1] if chain.listed[trained[-1]].mode not in BLIND else trained[0]
         lost = describe_cut(chain.listed[cut])
@@ -166,16 +186,34 @@ def _find_cause(record: Record, loss: Loss, losses: list[Loss], term: Term) -> t
         return "penalty", ungraded[-1].line, "autograd.grad made the gradient that it is made of without a graph", ""
     distance = next((each for each in sorted(before, reverse=True) if chain.name(each) in LOSSES), -1)
     if distance >= 0 and not _has_frozen(record, chain, before):
-        side = chain.listed[chain.operands(distance)[0]].line if chain.operands(distance) else ""
+        sides = [chain.listed[each] for each in chain.operands(distance)[:1]]
+        side = next((each.line for each in sides if not each.module), "")
         made = f"both sides of {chain.name(distance)} are made of data, or of a model that is not trained here"
         return "data", side or chain.listed[distance].line, made, ""
     return "", "", "", ""
 
 
-def _comes_of_trained(record: Record, chain: Chain, cut: int) -> bool:
-    """Check whether what is cut off comes of a module that an optimizer holds."""
+def _comes_of_trained(record: Record, chain: Chain, cut: int, users: Collection[str] = ()) -> bool:
+    """Check whether what is cut off comes of a module that an optimizer holds, or is a parameter itself.
+
+    Where ``users`` are known, one of these optimizers: a teacher was held by that which has trained it.
+    """
+    operation = chain.listed[cut]
+    if not operation.module and operation.operands == (MADE_BEFORE,):
+        return any(
+            tensor_of(each) in operation.takes for name in _list_held(record) for each in record.looks.get(name, ())
+        )
     before = {chain.listed[each].module for each in chain.ancestors(cut)} - {""}
-    return any(_holders(record, module) for module in before)
+    held = [_holders(record, module) for module in before]
+    return any(names & set(users) if users else names for names in held)
+
+
+def _is_of_trained(record: Record, chain: Chain, cut: int) -> bool:
+    return CARRIED in chain.listed[cut].operands or _comes_of_trained(record, chain, cut)
+
+
+def _list_held(record: Record) -> list[str]:
+    return [name for made in record.optimizers.values() for name in made.parameters]
 
 
 def _list_grads(record: Record, loss: Loss) -> list[Call]:
@@ -183,9 +221,9 @@ def _list_grads(record: Record, loss: Loss) -> list[Call]:
 
 
 def _has_frozen(record: Record, chain: Chain, before: frozenset[int]) -> bool:
-    """Check whether a layer of a model that an optimizer holds in part has made it, and is frozen, maybe for a while."""
+    """Check whether a layer of a model that an optimizer holds in part has made it, and is frozen."""
     layers = {chain.listed[each].module for each in before if not chain.listed[each].mode} - {""}
-    held = {name.partition(":")[0].partition(".")[0] for made in record.optimizers.values() for name in made.parameters}
+    held = {name.partition(":")[0].partition(".")[0] for name in _list_held(record)}
     return any(each.partition(".")[0] in held or each in held for each in layers)
 
 
@@ -233,39 +271,81 @@ def _judge_trained(record: Record, loss: Loss, term: Term, entry: Entry) -> Iter
         return  # an optimizer of somebody's own, perhaps
     layers = sorted({module.partition(".")[0] for module in held})
     name = ", ".join(sorted(users))
-    cut = next((each for each in sorted(loss.chain.ancestors(term.number)) if loss.chain.listed[each].cuts), -1)
+    cuts = [each for each in sorted(loss.chain.ancestors(term.number)) if loss.chain.listed[each].cuts]
+    cut = next((each for each in cuts if _is_of_trained(record, loss.chain, each)), -1)
     why = f"it depends on {', '.join(layers)} alone, and {name}, stepped behind this pass, holds none of that"
-    lost = describe_cut(loss.chain.listed[cut]) if cut >= 0 and _comes_of_trained(record, loss.chain, cut) else None
+    lost = describe_cut(loss.chain.listed[cut]) if cut >= 0 else None
     line = lost.line if lost is not None else term.line
     tail = f"; {lost.sentence}" if lost is not None else ""
     yield _describe(record, loss, term, entry, why + tail, case="other", line=line)
 
 
-def _judge_equal(record: Record, loss: Loss, entry: Entry) -> Iterator[Finding]:
-    """Differences, ratios and distances of two sides that are the same computation."""
-    looks = {parts.step: parts for parts in loss.parts}
-    if len(looks) < LOOKS:
+def _judge_numbers(record: Record, loss: Loss, _: list[Loss], entry: Entry) -> Iterator[Finding]:
+    """Judge plain numbers that are added: is one of them what ``item`` has made of a result with a graph?"""
+    chain, parts = loss.chain, next((each for each in loss.parts if each.step == loss.chain.step), None)
+    if parts is None:
         return
-    same = set.intersection(*(set(parts.equal) for parts in looks.values()))
-    chain = loss.chain
-    graph = Graph(record, chain, loss.number).numbers
-    for number in sorted(same & graph):
-        first, second = chain.listed[number].operands[:2]
-        if first < 0 or second < 0:
+    copies = [term.number for term in loss.terms if term.number >= 0 and chain.name(term.number) in COPYING]
+    sums = [each for each in Graph(record, chain, loss.number).numbers if _adds_number(chain, each)]
+    for number in sorted((*copies, *sums)):
+        added = _number_of(chain, number)
+        for left in (each for each in range(number) if chain.name(each) in LEAVING and chain.operands(each)):
+            source = chain.operands(left)[0]
+            weight = added / (parts.sum_of(source) or math.nan)
+            is_it = chain.listed[source].node and abs(float(f"{weight:.2g}") - weight) < 1e-5 * abs(weight)
+            if is_it and abs(added) >= LEAST * abs(parts.value):
+                lost = describe_cut(chain.listed[left])
+                text = f"{weight:.2g} · {write(record, chain, source)}".removeprefix("1 · ")
+                yield entry.finding(
+                    f"The term {text} trains nothing: {lost.sentence}",
+                    case="cut",
+                    site=_site_of(chain, source),
+                    step=chain.step,
+                    line=lost.line,
+                    evidence=[("the number that is added", added), ("line of the loss", chain.listed[number].line)],
+                    repair=lost.repair + ".",
+                )
+                return
+
+
+def _adds_number(chain: Chain, number: int) -> bool:
+    is_sum = chain.name(number) in ("add", "sub") and len(chain.listed[number].operands) == 1
+    return is_sum and not chain.made(number)
+
+
+def _number_of(chain: Chain, number: int) -> float:
+    """The plain number among the arguments of an operation; NaN for none."""
+    try:
+        return float(chain.listed[number].arguments.split(",")[0])
+    except ValueError:
+        return math.nan
+
+
+def _judge_equal(record: Record, losses: list[Loss], entry: Entry) -> Iterator[Finding]:
+    """Differences, ratios and distances of two sides that are the same, whenever they were looked at."""
+    looks: dict[str, list[tuple[int, bool, Chain, int]]] = {}
+    for loss in losses:
+        graph = Graph(record, loss.chain, loss.number)
+        for number in sorted(graph.numbers & {each for parts in loss.parts for each in parts.equal}):
+            found = looks.setdefault(loss.chain.listed[number].line, [])
+            found += [(parts.step, number in parts.equal, loss.chain, number) for parts in loss.parts]
+    for found in looks.values():
+        steps = {step for step, *_ in found}
+        _, _, chain, number = found[0]
+        if len(steps) < LOOKS or not all(is_equal for _, is_equal, *_ in found) or len(chain.operands(number)) < 2:
             continue
-        lines = chain.listed[first].line, chain.listed[second].line
+        lines = [chain.listed[each].line for each in chain.operands(number)[:2]]
         is_ratio = any(chain.name(each) == "exp" for each in chain.users(number)) or chain.name(number) == "div"
-        what = "A ratio" if is_ratio else f"`{chain.name(number)}`"
         yield entry.finding(
-            f"{what} is taken of a result and itself: both sides are computed alike and with a graph, so it is "
-            f"{'1' if is_ratio else '0'} and its gradient is zero",
+            f"{'A ratio' if is_ratio else f'`{chain.name(number)}`'} is taken of a result and itself: both sides are "
+            f"computed alike and with a graph, so it is {'1' if is_ratio else '0'} and its gradient is zero",
             case="equal",
             site=_site_of(chain, number).partition(".")[0],
-            step=chain.step,
-            last_step=max(looks),
+            step=min(steps),
+            last_step=max(steps),
             line=lines[1] if lines[1] != lines[0] else chain.listed[number].line,
             evidence=[
-                ("passes in which both sides were equal, bit for bit", len(looks), f"≥ {LOOKS}"),
+                ("steps at which both sides were equal, bit for bit", len(steps), f"≥ {LOOKS}"),
                 ("line of the first side", lines[0]),
                 ("line of the difference or ratio", chain.listed[number].line),
             ],
@@ -542,8 +622,12 @@ def _is_log_probability(chain: Chain, number: int) -> bool:
     """Check whether an operation ends a log-probability of what was sampled: of a category, or of a Gaussian."""
     name = chain.name(number)
     if name in ("gather", "getitem", "sum"):
-        inner = chain.maker(number, 0, VIEWS | {"broadcast_tensors", "sum"})
-        return chain.name(inner) in ("log_softmax", "log") or _is_log_probability_of_normal(chain, inner)
+        inner = chain.maker(number, 0, VIEWS | {"sum"})
+        while chain.name(inner) == "broadcast_tensors":  # of a distribution: of the places, and of what is picked from
+            inner = next((each for each in chain.operands(inner) if chain.listed[each].node), MADE_BEFORE)
+        is_normalized = chain.name(inner) == "sub" and chain.name(chain.maker(inner, 1)) == "logsumexp"
+        is_log = is_normalized or chain.name(inner) in ("log_softmax", "log")
+        return is_log or _is_log_probability_of_normal(chain, inner)
     return _is_log_probability_of_normal(chain, number)
 
 

@@ -325,7 +325,7 @@ def bit_flipped(record: Record, entry: Entry) -> Iterator[Finding]:
         others = [each for each in changed if each.name == flip.name and each.of == flip.of and each is not flip]
         if others:
             continue
-        what = flip.name if flip.of == "parameter" else f"{flip.of} of {flip.name}"
+        what = flip.name if flip.of in ("parameter", "buffer") else f"{flip.of} of {flip.name}"
         yield entry.finding(
             f"One bit of {what} has changed between the updates of step {flip.since} and step {flip.step}, and "
             "nothing that is known has written it",
@@ -333,7 +333,6 @@ def bit_flipped(record: Record, entry: Entry) -> Iterator[Finding]:
             step=flip.step,
             evidence=[
                 ("change of the sum of its bits", f"2 to the power of {flip.bit}", "a power of two"),
-                *([("in-place operations on it meanwhile", flip.writes)] if flip.writes >= 0 else []),
                 ("tensors that were compared", flip.compared),
             ],
         )
