@@ -1510,9 +1510,9 @@ FAULTS += (
     ),
     Fault(
         "zero-gradient",
-        "divide it by a temperature",
-        (("F.cross_entropy(out, y)", "-F.softmax(1e4 * out, 1).gather(1, y[:, None]).mean()"),),
-        (("1e4 * out", "out"),),
+        "make what it takes smaller",
+        (("F.cross_entropy(out, y)", "-(1e3 * out + 1e5).sigmoid().gather(1, y[:, None]).mean()"),),
+        (("(1e3 * out + 1e5)", "out"),),
         "saturated",
     ),
     Fault(
