@@ -63,8 +63,8 @@ model = build(4)
 model.load_state_dict({k[len("module.") :]: v for k, v in checkpoint["net"].items()})
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 optimizer.load_state_dict(checkpoint["optim"])
-loop(model, optimizer, checkpoint["it"], 160, lambda x: (x @ truth).argmax(1))
-save(path, model, optimizer, 160)
+loop(model, optimizer, checkpoint["it"], 120, lambda x: (x @ truth).argmax(1))
+save(path, model, optimizer, 120)
 
 checkpoint = torch.load(path)
 weights = {k.replace("module.", ""): v for k, v in checkpoint["net"].items() if not k.startswith("module.5")}

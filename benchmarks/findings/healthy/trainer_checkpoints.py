@@ -1,4 +1,4 @@
-"""A trainer with checkpoints in a folder, an average for evaluation, early stopping, and a second stage that resumes."""
+"""A trainer with checkpoints in a folder, an average for evaluation, and a second stage that resumes."""
 
 import tempfile
 from pathlib import Path

@@ -42,13 +42,13 @@ class Training:
 
     def run(self, after: Callable[[int], None], *, every: int = 1) -> list[Changed]:
         """Train, and return what was seen to change."""
-        with rg.record(self.net, steps=rg.every(every) if every > 1 else None) as history:
+        with rg.record(self.net, schedule=every) as recording:
             for step in range(STEPS):
                 self.optimizer.zero_grad()
                 nn.functional.mse_loss(self.net(torch.randn(8, 6)), torch.zeros(8, 3)).backward()
                 self.optimizer.step()
                 after(step)
-        return [fact for fact in read_facts(history.few_events) if isinstance(fact, Changed)]
+        return [fact for fact in read_facts(recording.history.few_events) if isinstance(fact, Changed)]
 
 
 PLACES: dict[str, Callable[[Training], Tensor]] = {
@@ -75,6 +75,11 @@ def test_one_bit_is_told_with_its_place(place: str, flip: Callable[[Tensor, int]
 
 def test_nothing_is_told_where_nothing_changes() -> None:
     assert not Training().run(lambda step: None)
+
+
+def test_between_steps_that_are_not_recorded_nothing_is_told() -> None:
+    training = Training()
+    assert not training.run(lambda step: flip_by_view(training.net[3].weight, 22) if step == WHEN else None, every=3)
 
 
 def test_clamping_by_hand_is_no_flipped_bit() -> None:

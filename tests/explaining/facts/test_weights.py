@@ -33,13 +33,13 @@ class Training:
 
     def run(self, before: Do, first: int = 0, steps: int = 6) -> list[object]:
         """Train, and return the facts."""
-        with rg.record(self.net) as history:
+        with rg.record(self.net) as recording:
             for step in range(first, first + steps):
                 before(step)
                 self.optimizer.zero_grad()
                 self.net(torch.randn(8, 4)).square().mean().backward()
                 self.optimizer.step()
-        return list(read_facts(history.few_events))
+        return list(read_facts(recording.history.few_events))
 
 
 def loads_of(facts: list[object]) -> list[Load]:

@@ -10,7 +10,7 @@ from retrograd.core.history.fact import Fact
 from retrograd.core.history.facts import Call, Input, Units
 from retrograd.core.history.sink import Moment, Phase
 from retrograd.explaining.findings.record import Record
-from tests.explaining.findings.programs import make_chain, make_program
+from tests.explaining.findings.programs import make_chain, make_optimizer, make_program
 from tests.explaining.findings.records import Make, alike, faulty, gather, unknown
 
 LOOKS = (0, 1, 2, 4, 8, 16, 32)
@@ -148,6 +148,12 @@ TARGETS = gather(
         program(CLASSIFIER, classes([0, 0, 0, 0, 0, 0, 1])),  # rare ones
         program(CLASSIFIER, classes([0, 1, -1, -1, 2, 3, 4])),
         program(CONTRAST, classes([0, 0, 1, 1, 2, 3, 4])),
+        program(CLASSIFIER, [*classes([0] * 7), *classes([1] * 7)]),  # real ones and generated ones
+    ),
+    unknown(
+        "sorted-labels",
+        program(CLASSIFIER, [*classes([0, 0, 1, 1, 2, 3, 4]), make_optimizer(), make_optimizer("SGD_2")]),
+        "several optimizers",
     ),
     unknown("sorted-labels", nothing, "no loss with integer targets"),
 )

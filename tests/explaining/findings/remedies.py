@@ -107,6 +107,58 @@ MICRO = BASE.replace(
 """,
 )
 
+SEQUENCES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Embedding(12, 24), nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 12))
+optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+# training
+for step in range(STEPS):
+    tokens = torch.zeros(16, 20, dtype=torch.long)
+    for row in range(16):
+        length = 4 + row % 4
+        tokens[row, :length] = (torch.randint(0, 11, ()) + torch.arange(length)) % 11 + 1
+    optimizer.zero_grad()
+    logits = net(tokens[:, :-1])
+    loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=0)
+    loss.backward()
+    optimizer.step()
+"""
+"""A language model of rows of different length."""
+
+ATTENDING = SEQUENCES.replace(
+    "net = nn.Sequential(nn.Embedding(12, 24), nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 12))\n",
+    """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(12, 24), nn.Linear(24, 12)
+        self.attention = nn.MultiheadAttention(24, 2, batch_first=True)
+    def forward(self, tokens):
+        h = self.words(tokens)
+        return self.out(h + self.attention(h, h, h, key_padding_mask=(tokens == 0))[0])
+net = Net()
+""",
+)
+
+VIEWS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+# training
+for step in range(STEPS):
+    x = torch.randn(32, 16)
+    one, two = net(x + 0.1 * torch.randn_like(x)), net(x + 0.1 * torch.randn_like(x))
+    loss = F.cross_entropy(-torch.cdist(one, two), torch.arange(32))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 CLIPPED = BASE.replace(
     UPDATE, "    loss.backward()\n    nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n    optimizer.step()\n"
 )
@@ -1196,6 +1248,57 @@ class Saving(nn.Sequential):
         (("torch.inference_mode()", "torch.no_grad()"),),
     ),
     Fault(
+        "targets-shifted-twice",
+        "leave `labels[:, 1:]` and `logits[:, :-1]` out where the loss shifts",
+        (("logits.flatten(0, 1), tokens[:, 1:]", "logits[:, :-1].flatten(0, 1), tokens[:, 1:][:, 1:]"),),
+        base=SEQUENCES,
+    ),
+    Fault(
+        "targets-not-shifted",
+        "`logits[:, :-1]` with `tokens[:, 1:]`",
+        (("tokens[:, 1:]", "tokens[:, :-1]"),),
+        base=SEQUENCES.replace("tokens[:, :-1]", "tokens[:, : len(tokens[0]) - 1]"),
+    ),
+    Fault("padding-in-loss", "pass ignore_index to the loss", ((", ignore_index=0", ""),), base=SEQUENCES),
+    Fault("mask-inverted", "`key_padding_mask=(tokens == pad)`", (("(tokens == 0)", "(tokens != 0)"),), base=ATTENDING),
+    Fault(
+        "sorted-labels",
+        "a permutation of the indices",
+        (("torch.randperm(240)[:16]", "torch.arange(16 * step, 16 * step + 16) % 240"),),
+        base=BASE.replace(
+            "# training",
+            "labels = torch.arange(240) // 16 % 3\ninputs = torch.randn(240, 8) + labels[:, None]\n# training",
+        )
+        .replace("x = torch.randn(32, 8)", "rows = torch.randperm(240)[:16]\n    x = inputs[rows]")
+        .replace("(x @ truth).argmax(1)", "labels[rows]"),
+    ),
+    Fault(
+        "output-ignores-input",
+        "averaged, indexed or overwritten",
+        (("return self[2](h)", "return self[2](h.mean(0, keepdim=True).expand_as(h))"),),
+        base=BASE.replace(
+            "net = nn.Sequential(",
+            """class Net(nn.Sequential):
+    def forward(self, x):
+        h = self[1](self[0](x))
+        return self[2](h)
+net = Net(""",
+        ),
+    ),
+    Fault(
+        "representation-collapse",
+        "negatives, a variance and covariance term",
+        (("F.cross_entropy(-torch.cdist(one, two), torch.arange(32))", "(one - two).square().mean()"),),
+        base=VIEWS,
+    ),
+    Fault(
+        "evaluation-inputs",
+        "apply the transform of the training data",
+        (("net((raw - 50) / 20)", "net(raw)"),),
+        base=BASE
+        + "    with torch.no_grad():\n        raw = 50 + 20 * torch.randn(32, 8)\n        net((raw - 50) / 20)\n",
+    ),
+    Fault(
         "second-derivative",
         "save the arguments and compute it again in backward",
         (
@@ -1380,6 +1483,70 @@ class Scaled(nn.Module):
         ),
         (("        scores.masked_fill(", "        scores = scores.masked_fill("),),
         base=DECODER,
+    ),
+)
+
+FAULTS += (
+    Fault(
+        "zero-gradient",
+        "compute the loss of what is in front of it",
+        ((OUT, "out = (net(x) - 9).clamp(0, 1)"),),
+        (("(net(x) - 9).clamp(0, 1)", "net(x) - 9"),),
+        "clamped",
+    ),
+    Fault(
+        "zero-gradient",
+        "as the last operation of a model, leave it out",
+        ((OUT, "out = torch.relu(net(x) - 9)"),),
+        (("torch.relu(net(x) - 9)", "net(x) - 9"),),
+        "dead units",
+    ),
+    Fault(
+        "zero-gradient",
+        "pass the gradient straight through",
+        ((OUT, "out = net(x).round()"),),
+        (("out = net(x).round()", "out = net(x)\n    out = out + (out.round() - out).detach()"),),
+        "step function",
+    ),
+    Fault(
+        "zero-gradient",
+        "divide it by a temperature",
+        (("F.cross_entropy(out, y)", "-F.softmax(1e4 * out, 1).gather(1, y[:, None]).mean()"),),
+        (("1e4 * out", "out"),),
+        "saturated",
+    ),
+    Fault(
+        "zero-gradient",
+        "look at its mask",
+        ((OUT, "out = torch.where(x[:, :1] > 99, net(x), 0.0)"),),
+        (("x[:, :1] > 99", "x[:, :1] < 99"),),
+        "not picked",
+    ),
+    Fault(
+        "zero-gradient",
+        "look at what it is multiplied with",
+        (("F.cross_entropy(out, y)", "0.0 * F.cross_entropy(out, y)"),),
+        (("0.0 * F.cross", "1.0 * F.cross"),),
+        "zero factor",
+    ),
+    Fault(
+        "zero-gradient",
+        "without a graph",
+        (
+            (
+                "F.cross_entropy(out, y)",
+                "-(out.log_softmax(1) - out.log_softmax(1)).exp().gather(1, y[:, None]).mean()",
+            ),
+        ),
+        (("(out.log_softmax(1) - out.log_softmax(1))", "(out.log_softmax(1) - out.log_softmax(1).detach())"),),
+        "cancels",
+    ),
+    Fault(
+        "zero-gradient",
+        "take the hook away",
+        ((OUT, "out = net(x)\n    out.register_hook(torch.zeros_like)"),),
+        (("\n    out.register_hook(torch.zeros_like)", ""),),
+        "hook",
     ),
 )
 

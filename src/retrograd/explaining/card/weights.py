@@ -17,9 +17,12 @@ def describe_loads(record: Record) -> Iterator[CardEntry]:
     """What ``load_state_dict`` has taken, by module or optimizer and line; the last of several."""
     files = {read.number: read for read in record.of(StateRead)}
     latest = {(load.of, load.name, load.line): load for load in record.of(Load) if load.rank == record.first_rank}
+    taken = {number: {load.of for load in latest.values() if load.file == number} for number in files}
     for load in latest.values():
         read = files.get(load.file)
+        left = [kind for kind in _list_kinds(read) if kind not in taken[load.file]]
         said = [_TELL[load.of](load), _tell_source(load, read)]
+        said += [f"whose {' and '.join(left)} {'were' if len(left) > 1 else 'was'} not loaded"] if left else []
         said += [f"{load.times:,} times"] if load.times > 1 else []
         said += ["put back before the next update"] if load.stays is False and load.changed else []
         yield CardEntry(
@@ -67,6 +70,12 @@ def _tell_source(load: Load, read: StateRead | None) -> str:
     if load.taken < 0:
         return ""
     return f"as taken at step {load.taken:,}{f' ({shorten_line(load.taken_line)})' if load.taken_line else ''}"
+
+
+def _list_kinds(read: StateRead | None) -> list[str]:
+    """Which other states a file holds: of an optimizer, of a scheduler."""
+    kinds = dict.fromkeys(str(part.get("kind")) for part in read.parts) if read else {}
+    return [kind for kind in kinds if kind in ("optimizer", "scheduler")]
 
 
 def _list_keys(load: Load) -> tuple[str, ...]:

@@ -67,6 +67,8 @@ class ForwardOperations(FactSource):
         self._sizes = GraphSizes(host)
         self._written: deque[int] = deque(maxlen=_REMEMBERED)
         self._name = ""
+        """Of the first model that may train; what is evaluated before it, as a teacher, is noted with it."""
+        self._evaluated: set[str] = set()
         self._outputs: list[int] = []
         self._passes = self._thread = 0
         self._is_waiting = self._is_paused = False
@@ -78,17 +80,20 @@ class ForwardOperations(FactSource):
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """Begin to note; go on where models are called one after the other."""
-        notes = self._notes
-        if notes.is_started and (not self._is_waiting or len(notes.noted) > MOST // 2):
+        notes, path = self._notes, self.host.models.path_of(model) or ROOT
+        is_evaluated_again = path in self._evaluated and not self._name
+        if notes.is_started and (not self._is_waiting or len(notes.noted) > MOST // 2 or is_evaluated_again):
             self._stop()
         if not self._is_time():
             self._passes = 0
-        elif not notes.is_started and self._may_note(model):
-            self._name = self.host.models.path_of(model) or ROOT
+        elif not notes.is_started and self._passes < _MOST_PASSES and not is_in_compiled_call():
             self._thread = threading.get_ident()
             notes.begin()
         self._is_waiting = notes.is_started
         if self._is_waiting:
+            if grad_enabled() or model.training:
+                self._name = self._name or path
+            self._evaluated.add(path)
             notes.forward_begins()
 
     def _is_time(self) -> bool:
@@ -96,10 +101,6 @@ class ForwardOperations(FactSource):
         if host.is_look and (host.recorded < ALWAYS or any(look.is_wanted for look in self._looks)):
             return True
         return host.recorded == self._next and host.is_recorded
-
-    def _may_note(self, model: nn.Module) -> bool:
-        may_train = grad_enabled() or model.training
-        return may_train and self._passes < _MOST_PASSES and not is_in_compiled_call()
 
     def forward_ends(self, model: nn.Module, output: Any, failed: bool) -> None:
         """Mark what it returned."""
@@ -179,9 +180,11 @@ class ForwardOperations(FactSource):
             self._notes.start()
             self._is_paused = False
         if self._notes.is_started:
-            if self._is_waiting:
+            if self._is_waiting and self._name:
                 self._write(MADE_BEFORE, None)
             self._notes.end()
+            self._name = ""
+            self._evaluated.clear()
             self._outputs.clear()
             self._losses.clear()
             self._is_waiting = False

@@ -48,6 +48,9 @@ def recomputed_otherwise(record: Record, entry: Entry) -> Iterator[Finding]:
         if first is not None:
             said += f", as `{first.name}` ({shorten_line(first.line)}) {'takes' if then in first.takes else 'makes'}"
         evidence.append(Evidence("first saved tensor that differs", int(found["place"])))
+    seen = [] if writes else [_explain_values(fact) for fact in record.of(Recomputed)[-1:]]
+    for _, _, why in seen:
+        said += f"; {why}"
     for each in writes[:1]:
         said += (
             f"; `{each.name}` ({shorten_line(each.line)}) writes to {each.takes[0]}, which was made before, so the "
@@ -57,7 +60,8 @@ def recomputed_otherwise(record: Record, entry: Entry) -> Iterator[Finding]:
         said,
         site=record.crash.module,
         step=record.last_step or 0,
-        line=next((each.line for each in (*writes[:1], first) if each is not None), record.crash.line),
+        line=next(iter([*(each.line for each in writes), *(line for _, line, _ in seen if line)]), "")
+        or (record.crash.line if first is None else first.line),
         evidence=evidence,
         refute="" if not writes else "what is written there is not read in that part",
         repair="write to it outside of the checkpointed part, once for each step; or leave that part out of the "

@@ -289,7 +289,12 @@ def _is_averaged(chain: Chain, number: int) -> bool:
 @family.detector("sorted-labels")
 def sorted_labels(record: Record, entry: Entry) -> Iterator[Finding]:
     """Batches of one class each, of different classes."""
-    for listed in list_looks(record).values():
+    known = list_looks(record)
+    if len(record.optimizers) > 1:
+        raise CannotTell("several optimizers may train on what is real and what is not in turn")
+    for listed in known.values():
+        if len({each.step for each in listed}) < len(listed):
+            continue  # a loss that is called several times in a step, as of what is real and what is generated
         whole = [each for each in listed if each.elements - each.ignored >= MANY // 2]
         constant = [each for each in whole if each.seen == 1]
         if len(constant) < max(CONSTANT, ONE_CLASS * len(listed)) or not _vary(constant):
