@@ -450,6 +450,7 @@ HEALTHY: list[Program] = [
     ),
     adversarial(detached=False), adversarial(detached=False, penalty=True), adversarial(detached=False, pixels=False),
     proximal(again=False), quantized("right"), quantized("averaged"),
-    *map(q_learning, (of_another, without_graph, consistent)), *map(variational, (kl_masked, kl_by_batch, sparse, all_summed)),
+    *map(q_learning, (of_another, without_graph, consistent)),
+    *map(variational, (kl_masked, kl_by_batch, sparse, all_summed)),
     *map(policy_gradient, (estimated, entropic)), policy_gradient(entropic, normal=True),
 ]  # fmt: skip

@@ -489,7 +489,8 @@ SHAPES = gather(
     faulty("wrong-dim", last_step("(:, -1, :)", "False"), "critical"),
     faulty("wrong-dim", last_step("-1", "True"), "critical"),
     alike(
-        "wrong-dim", over("dim=-1"), single(ONE_KEY), attention("-1"), attention("2"), pooling("1"), gate("-1"), gate("1"),
+        "wrong-dim", over("dim=-1"), single(ONE_KEY), attention("-1"), attention("2"), pooling("1"), gate("-1"),
+        gate("1"),
         chain(  # slots, normalised again
             SCORES, (*SOFT, "dim=1"), ("div", (1, -1), ((8, 5, 5), (8, 5, 1)), (8, 5, 5)),
             ("matmul", (2, -1), ((8, 5, 5), (8, 5, 4)), (8, 5, 4)), ("mean", (3,), ((8, 5, 4),), ()), outputs=(3,),

@@ -34,7 +34,7 @@ WITH_PROGRAMS = {
     "nan-input", "nan-forward", "nan-backward", "nan-update",  # test_nonfinite.py
     "no-graph", "freed-graph", "overwritten", "layers-in-a-list", "missing-gradient", "not-optimized",
     "recomputed-otherwise", "inference-tensor", "unused-in-ddp",  # test_refused.py
-    "second-derivative", "kinks",
+    "second-derivative", "kinks", "zero-gradient",  # test_zeros.py
     "term-without-effect", "straight-through-loss", "td-target-gradient", "summed-before-mask", "summed-beside-mean",
     "log-prob-as-entropy",  # test_terms.py
 }  # fmt: skip
