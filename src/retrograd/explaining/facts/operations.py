@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from retrograd.core.history.facts import MADE_BEFORE, GraphSize, Operation, Operations
+from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.dispatch import is_in_compiled_call
 from retrograd.core.hooks.engine import grad_enabled, is_in_backward, is_transformed
 from retrograd.core.hooks.nested import flatten
@@ -70,7 +71,7 @@ class ForwardOperations(FactSource):
         """Of the first model that may train; what is evaluated before it, as a teacher, is noted with it."""
         self._evaluated: set[str] = set()
         self._outputs: list[int] = []
-        self._passes = self._thread = 0
+        self._passes = self._thread = self._step = 0
         self._is_waiting = self._is_paused = False
         """A forward was noted, and no pass has come since; an optimizer updates."""
         self._losses: list[int] = []
@@ -78,16 +79,28 @@ class ForwardOperations(FactSource):
         self._next = -1
         """Recorded steps before that at which the next operations are noted."""
 
+    def begin(self) -> None:
+        """Recording begins."""
+        backward_followers.add(self)
+
+    def run_begins(self, run: EngineRun) -> None:
+        """Go on behind a pass that gives gradients to the program: a loss may be made of them, as a penalty."""
+        if not run.accumulates and not run.is_nested and threading.get_ident() == self._thread:
+            self._is_waiting = self._notes.is_started
+
+    def run_ends(self, run: EngineRun, error: BaseException | None) -> None:
+        """Do nothing."""
+
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """Begin to note; go on where models are called one after the other."""
         notes, path = self._notes, self.host.models.path_of(model) or ROOT
-        is_evaluated_again = path in self._evaluated and not self._name
-        if notes.is_started and (not self._is_waiting or len(notes.noted) > MOST // 2 or is_evaluated_again):
+        is_over = not self._is_waiting or self.host.step != self._step or len(notes.noted) > MOST // 2
+        if notes.is_started and (is_over or (path in self._evaluated and not self._name)):
             self._stop()
         if not self._is_time():
             self._passes = 0
         elif not notes.is_started and self._passes < _MOST_PASSES and not is_in_compiled_call():
-            self._thread = threading.get_ident()
+            self._thread, self._step = threading.get_ident(), self.host.step
             notes.begin()
         self._is_waiting = notes.is_started
         if self._is_waiting:
@@ -173,6 +186,7 @@ class ForwardOperations(FactSource):
 
     def end(self) -> None:
         """Leave nothing on the stack."""
+        backward_followers.remove(self)
         self._stop()
 
     def _stop(self) -> None:
