@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import retrograd as rg
+from retrograd.core.statistics.slab import NativeSlab
 from retrograd.explaining.card import describe as describing
 from retrograd.explaining.card.card import MOST_LINES, Card, CardEntry
 from retrograd.explaining.card.inputs import find_period
@@ -291,6 +292,22 @@ def test_what_was_loaded_and_how_much_of_it(tmp_path: Path) -> None:
     [entry] = rg.describe(recording).of("loaded")
     assert entry.text == "0 of 4 keys, 4 unexpected, strict=False, which changed nothing, from best.pt"
     assert entry.details[0].startswith("missing: 0.weight, 0.bias, 1.weight")
+
+
+@pytest.mark.skipif(NativeSlab is None, reason="the kernel reads the bits")
+def test_what_changed_between_updates() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with rg.record(model) as recording:
+        for _ in range(3):
+            train(model, optimizer, 2)
+            model[1].weight.detach().numpy()[0, 0] += 1
+        train(model, optimizer, 2)
+    [entry] = rg.describe(recording).of("changed")
+    assert entry.text == "1:weight (parameter) changed between updates, 3 times from step 2 on"
+    with rg.record(model) as recording:
+        train(model, optimizer, 4)
+    assert not rg.describe(recording).of("changed")
 
 
 def test_a_run_without_samples_of_parameters_says_so(tmp_path: Path) -> None:

@@ -376,8 +376,17 @@ def _take_state(original: Callable[..., Any], module: nn.Module, *args: Any, **k
         result = original(module, *args, **kwargs)
     finally:
         _here.depth -= 1
-    log.take(result, _line())
+    _note_taken(result, _line())
     return result
+
+
+@uncompiled
+def _note_taken(state: Any, line: str) -> None:
+    try:
+        if isinstance(state, Mapping):
+            log.take(state, line)
+    except Exception:  # as above
+        return
 
 
 @uncompiled_itself
@@ -388,13 +397,19 @@ def _load_other(original: Callable[..., Any], target: Any, *args: Any, **kwargs:
     finally:
         _here.depth -= 1
     if not _is_quiet():
-        _note_other(target)
+        _note_other(target, _line())
     return result
 
 
 @uncompiled
-def _note_other(target: Any) -> None:
-    line = describe_frame(program_frame(sys._getframe(2)))
+def _note_other(target: Any, line: str) -> None:
+    try:
+        _add_other(target, line)
+    except Exception:  # as above
+        return
+
+
+def _add_other(target: Any, line: str) -> None:
     times = log.count_load(line, target)
     if not times:
         return

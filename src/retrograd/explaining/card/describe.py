@@ -15,14 +15,14 @@ from retrograd.explaining.card.parameters import describe_parameters
 from retrograd.explaining.card.steps import describe_cycle, describe_modes
 from retrograd.explaining.card.surroundings import describe_omissions, describe_precision, describe_ranks
 from retrograd.explaining.card.targets import describe_targets
-from retrograd.explaining.card.weights import describe_loads
+from retrograd.explaining.card.weights import describe_changes, describe_loads
 from retrograd.explaining.findings.detectors.missing_gradients import tell_reasons
 from retrograd.explaining.findings.explain import explain_record, make_record
 from retrograd.explaining.findings.record import Record
 
 TOPICS: tuple[Callable[[Record], Iterator[CardEntry]], ...] = (
     describe_parameters, describe_losses, describe_optimizers, describe_cycle, describe_inputs, describe_targets,
-    describe_modes, describe_loads, describe_precision, describe_ranks, describe_omissions,
+    describe_modes, describe_loads, describe_changes, describe_precision, describe_ranks, describe_omissions,
 )  # fmt: skip
 """What is said of a record, the most telling first."""
 

@@ -1,11 +1,11 @@
-"""What states were loaded, from where, and how much of them."""
+"""What states were loaded, from where, and how much of them; and what else has changed between updates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrograd.core.amounts import count_of
-from retrograd.core.history.weights_facts import Load, StateRead
+from retrograd.core.amounts import count_of, list_names
+from retrograd.core.history.weights_facts import Changed, Load, StateRead
 from retrograd.core.runs.findings import shorten_line
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.card.card import CardEntry
@@ -37,6 +37,23 @@ def describe_loads(record: Record) -> Iterator[CardEntry]:
                 "times": load.times,
             },
         )  # fmt: skip
+
+
+def describe_changes(record: Record) -> Iterator[CardEntry]:
+    """What was not, when an update began, what the update before had left: by hand, in a forward, or by nobody."""
+    found: dict[str, list[Changed]] = {}
+    for each in record.of(Changed):
+        found.setdefault(each.of, []).append(each)
+    for of, listed in found.items():
+        names = list(dict.fromkeys(name for each in listed for name in each.sites))
+        times = max(listed[-1].times, len(listed))
+        what = "state of an optimizer" if of not in ("parameter", "buffer") else of
+        often = f"{'at least ' if times > len(listed) or times >= 20 else ''}{count_of(times, 'time')}"
+        yield CardEntry(
+            topic="changed",
+            text=f"{list_names(names, 2)} ({what}) changed between updates, {often} from step {listed[0].step:,} on",
+            values={"of": of, "sites": names, "times": times, "first": listed[0].step},
+        )
 
 
 def _tell_module(load: Load) -> str:

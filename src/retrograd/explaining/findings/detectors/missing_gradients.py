@@ -117,13 +117,13 @@ def find_reason(
     mine = [name for name in missing if path_of(name) == path]
     if any(name in gradients.steps for name in mine):
         of_module = [name for name in (*gradients.steps, *gradients.held) if path_of(name) == path]
-        if any(map(gradients.is_trained, of_module)):
+        fact = find_zero(record, mine)
+        kind, sentence = explain_zero(fact)
+        if any(map(gradients.is_trained, of_module)) and kind not in ("clamped", "step function"):
             return None, ("", "")  # a bias before a norm, and the like
         flat = find_flat(record.chains, path)
         if flat is not None:
             return flat, ("zero", flat.line)
-        fact = find_zero(record, mine)
-        kind, sentence = explain_zero(fact)
         if fact is None or not sentence:
             return None, ("zero", "")
         found = LostGradient(fact.line, fact.operation or fact.node, sentence, _ZERO)
