@@ -175,6 +175,17 @@ class Clamps(torch.autograd.Function):
         return gradient, None
 
 
+class Forgets(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return ctx.saved_tensors[0].exp(), None
+
+
 class Drops(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -210,7 +221,7 @@ class Applies(nn.Module):
 
 VERDICTS = [
     (Times, "factor"), (TimesRight, "right"), (Rounds, "straight-through"), (Reverses, "identity"), (Clamps, "other"),
-    (Drops, "not checked"), (Counts, "not checked"),
+    (Forgets, "constant"), (Drops, "not checked"), (Counts, "not checked"),
 ]  # fmt: skip
 
 

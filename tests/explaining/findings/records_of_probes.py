@@ -78,6 +78,7 @@ ROWS: list[Row] = gather(
     ),
     faulty("own-backward", check("factor", -2.0, is_linear=True), "critical", "-2 times"),
     faulty("own-backward", check("other", is_linear=True), "critical", "not that of its forward, which is linear"),
+    faulty("own-backward", check("constant"), "critical", "the same, whatever gradient"),
     alike(
         "own-backward", check("right"), check("straight-through"), check("identity"), check("other"),
         check("factor", -1.0), check("factor", 1.001),

@@ -51,7 +51,8 @@ class FunctionCheck(Fact):
     ``value`` is the gradient that backward gives over that of the forward, where it is always the same.
 
     Attributes:
-        verdict: ``right``, ``straight-through``, ``identity``, ``factor``, ``other`` or ``not checked``.
+        verdict: ``right``, ``straight-through``, ``identity``, ``factor``, ``constant``, ``other`` or ``not
+            checked``.
         why_not: it was not checked.
         argument: the argument of which the gradient is that.
         is_linear: the forward is linear in it.

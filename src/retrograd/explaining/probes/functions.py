@@ -36,7 +36,7 @@ class Verdict:
     Attributes:
         word: ``right``, ``straight-through`` (the forward does not change where backward gives a gradient),
             ``identity`` (the forward hands on what it gets, and backward changes the gradient), ``factor``,
-            ``other``, or ``not checked``.
+            ``constant`` (backward gives the same, whatever it is given), ``other``, or ``not checked``.
         why: it was not checked.
         ratio: of the gradient to that of the forward, where it is always the same; else NaN.
         argument: which of the arguments it is.
@@ -112,7 +112,7 @@ class _Comparison:
         if not outputs or not self._wanted:
             return Verdict("not checked", "no floating-point argument requires a gradient")
         found = [self._judge(place) for place in self._wanted]
-        order = ("not checked", "straight-through", "identity", "other", "factor", "right")
+        order = ("not checked", "straight-through", "identity", "other", "constant", "factor", "right")
         return min(found, key=lambda each: order.index(each.word))
 
     def _judge(self, place: int) -> Verdict:
@@ -130,7 +130,8 @@ class _Comparison:
         is_same = max(ratios) - min(ratios) <= 1e-3 * max(map(abs, ratios))
         if is_same:
             return Verdict("factor", ratio=sum(ratios) / len(ratios), argument=place, is_linear=self._is_linear(place))
-        return Verdict("other", argument=place, is_linear=self._is_linear(place))
+        word = "constant" if self._is_constant(place) else "other"
+        return Verdict(word, argument=place, is_linear=self._is_linear(place))
 
     def _compare(self, place: int) -> tuple[float, float, float]:
         """⟨J v, u⟩ by differences (NaN where these do not settle), ⟨v, Jᵀ u⟩ by backward, and their size."""
@@ -151,6 +152,15 @@ class _Comparison:
         size = max(abs(near), abs(given), *(float(each.detach().abs().sum()) for each in outputs[:1]))
         is_settled = abs(near - nearer) <= _SETTLED * max(abs(near), abs(nearer)) + 1e-8 * size
         return (nearer if is_settled else math.nan), given, size
+
+    def _is_constant(self, place: int) -> bool:
+        """Return whether backward gives the same for any gradients of outputs with several elements."""
+        leaf = self._args[place].clone().requires_grad_()
+        outputs = [each for each in self._run(self._with(place, leaf)) if each.requires_grad]
+        if all(each.numel() == 1 for each in outputs):
+            return False  # a loss, which is given 1
+        given = [torch.autograd.grad(outputs, [leaf], [self._like(each) for each in outputs], True) for _ in range(2)]
+        return bool(given[0][0].any()) and torch.equal(given[0][0], given[1][0])
 
     def _is_identity(self, place: int) -> bool:
         outputs = self._run(self._args)

@@ -96,11 +96,17 @@ def wrong_backward(record: Record, entry: Entry) -> Iterator[Finding]:
         raise CannotTell(f"{checked[0].name} was not checked: {checked[0].why_not}")
     for fact in checked:
         is_scaled = fact.verdict == "factor" and abs(abs(fact.value) - 1) > _CLOSE
-        if not is_scaled and not (fact.is_linear and fact.verdict == "other"):
+        if is_scaled:
+            case, how = "", f"{fact.value:.4g} times that of its forward"
+        elif fact.verdict == "constant":
+            case, how = "constant", "the same, whatever gradient of its output backward is given"
+        elif fact.is_linear and fact.verdict == "other":
+            case, how = "", "not that of its forward, which is linear"
+        else:
             continue
-        how = f"{fact.value:.4g} times that of its forward" if is_scaled else "not that of its forward, which is linear"
         yield entry.finding(
             f"The gradient that {fact.name} ({shorten_line(fact.called)}) gives for `{fact.argument}` is {how}",
+            case=case,
             step=fact.step,
             line=fact.line,
             evidence=[("gradient over finite differences", fact.value, "1")] if is_scaled else
