@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from retrograd.core.history.facts import Overwrite, read_facts
 from retrograd.core.history.history import History
+from retrograd.core.hooks.writes import digest_of
 from retrograd.core.recording.recorder import Recorder
 from retrograd.explaining.facts.overwrites import OverwriteWatch
 from retrograd.explaining.facts.sources import SOURCES
@@ -211,3 +213,9 @@ def test_what_torch_does_not_see(case: Case) -> None:
     (finding,) = ask("overwritten", record)
     assert finding.line == line_of(case, "writes")
     assert "torch does not notice" in finding.message
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_digest_of_a_tensor_that_begins_anywhere_in_its_memory(first: int) -> None:
+    tensor = torch.arange(8.0)[first : first + 3]
+    assert digest_of(tensor) == zlib.crc32(tensor.numpy().tobytes())

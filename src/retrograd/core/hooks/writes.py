@@ -262,8 +262,11 @@ def digest_of(tensor: Tensor) -> int:
         values = tensor.detach().resolve_conj().resolve_neg().contiguous()
         values = values.as_strided((values.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
         whole = values.numel() // _ROW * _ROW if values.storage_offset() % _WORD == 0 else 0
-        rows = values[:whole].view(torch.int64).view(-1, _ROW // _WORD).sum(1)  # twenty times as fast as to sum bytes
-        return zlib.crc32(values[whole:].cpu().numpy().data, zlib.crc32(rows.cpu().numpy().data))
+        start = 0
+        if whole:
+            rows = values[:whole].view(torch.int64).view(-1, _ROW // _WORD).sum(1)  # 20 times as fast as summing bytes
+            start = zlib.crc32(rows.cpu().numpy().data)
+        return zlib.crc32(values[whole:].cpu().numpy().data, start)
 
 
 _WORD = 8

@@ -27,6 +27,9 @@ MOVED = 0.9
 ROSE = 3.0
 """A loss that is so many times what it was has been thrown off, or has diverged."""
 
+OFTEN = 0.1
+"""Share of the updates of each part that come behind a pass of its own, where several are trained in turn."""
+
 _ADAPTIVE = ("ada", "rmsprop", "rprop", "lion", "lamb", "muon")
 
 
@@ -122,9 +125,11 @@ class Training:
     @cached_property
     def is_contest(self) -> bool:
         """True if parts are updated in turn, each behind a pass of its own, as in a GAN, so that no loss need fall."""
+        if self._takes_turns():
+            return True
         roots = {site.path.partition(".")[0] for site in self._record.of_kind("parameter", "update")}
         if len(roots & self._record.root_names) < 2:
-            return self._takes_turns()
+            return False
         updates, different = 0, np.empty(0, np.int64)
         for piece in self._record.history.all_events.pieces(["step"], ["update"]):
             updates += piece.num_rows
@@ -132,12 +137,12 @@ class Training:
         return updates > 1.5 * max(len(different), 1)
 
     def _takes_turns(self) -> bool:
-        """Check whether each optimizer is mostly stepped behind a pass that came after the step of another."""
+        """Check whether each optimizer is stepped, often enough, behind a pass that came after the step of another."""
         held = {name: set(made.parameters) for name, made in self._record.optimizers.items()}
         if len(held) < 2 or any(one & other for one, other in itertools.combinations(held.values(), 2)):
             return False
         return all(
-            2 * sum(map(_follows_another, updates)) > len(updates)
+            sum(map(_follows_another, updates)) > OFTEN * len(updates)
             for updates in by_optimizer(self._record.updates).values()
         )
 

@@ -72,7 +72,8 @@ class Dead:
 def dead_units(record: Record, entry: Entry) -> Iterator[Finding]:
     """Units behind a ReLU that are zero for all that comes in."""
     found = record.once(list_dead)
-    bound = MOST if record.once(Training).fell else DEAD
+    training = record.once(Training)
+    bound = MOST if training.fell or training.is_contest else DEAD
     most = [dead for dead in found if dead.share > bound]
     if most:
         yield _describe_dead_units(entry, record, most, bound)
@@ -100,9 +101,7 @@ def _describe_dead_units(entry: Entry, record: Record, found: list[Dead], bound:
             f"the layer is a {worst.layer.type}"
             if "ReLU" in worst.layer.type
             else f"they were so {worst.seen} times one after the other",
-            "the loss has not fallen"
-            if not record.once(Training).fell
-            else f"more than {MOST:.0%} of the units are dead",
+            "the loss has not fallen" if bound == DEAD else f"more than {MOST:.0%} of the units are dead",
         ],
         repair=f"{change}; or use LeakyReLU, whose slope is nowhere 0.",
     )
