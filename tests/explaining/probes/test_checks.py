@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -303,7 +304,7 @@ def test_the_model_and_the_random_state_stay_as_they_are(fails: bool) -> None:
     assert x.grad is grad
 
 
-def test_a_recording_has_the_same_rows() -> None:
+def test_a_recording_has_the_same_rows_and_events() -> None:
     def train(ask: Callable[[nn.Module], Any]) -> tuple[Any, list[Tensor]]:
         torch.manual_seed(0)
         model = with_norm()
@@ -321,6 +322,7 @@ def test_a_recording_has_the_same_rows() -> None:
     asked, same = train(lambda model: (rg.check_batch(model, x), rg.find_nan(model, x)))
     assert all(torch.equal(one, other) for one, other in zip(weights, same, strict=True))
     assert plain.rows.count == asked.rows.count
+    assert Counter(event.kind for event in plain.events) == Counter(event.kind for event in asked.events)
 
 
 # ---- the first NaN ----
