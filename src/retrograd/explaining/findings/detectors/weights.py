@@ -60,7 +60,7 @@ def keys_not_loaded(record: Record, entry: Entry) -> Iterator[Finding]:
     loads = need_loads(record)
     for place, load in enumerate(loads):
         is_own = _is_own_state(load)
-        meant = load.value if is_own else load.missing
+        meant = load.value if is_own else min(load.missing, load.unexpected)  # a new head has no key in the file
         if not load.prefix or load.matching < max(MATCHING * meant, 1) or _is_made_good(loads[place + 1 :], load):
             continue
         if is_own:
@@ -77,9 +77,9 @@ def _is_own_state(load: Load) -> bool:
 
 
 def _is_made_good(later: Sequence[Load], load: Load) -> bool:
-    """Check whether the same module has loaded most of its keys afterwards."""
+    """Check whether the same module has loaded most of its keys afterwards, before it was trained."""
     return any(
-        (each.name, each.type) == (load.name, load.type)
+        (each.name, each.type, each.step) == (load.name, load.type, load.step)
         and not _is_own_state(each)
         and each.value >= 0.5 * (each.value + each.missing)
         for each in later
@@ -102,7 +102,7 @@ def _describe_unmatched(entry: Entry, load: Load) -> Finding:
         line=load.line,
         evidence=[
             ("keys that were copied", int(load.value), f"≤ {LEFT_OUT:g} of the module's"),
-            ("keys that match with the same shape but for the prefix", load.matching, f"≥ {MATCHING:g} of the missing"),
+            ("keys that match with the same shape but for the prefix", load.matching, f"≥ {MATCHING:g} of those"),
             ("first key that was not expected", load.unexpected_keys[0] if load.unexpected_keys else ""),
             ("first key that is missing", load.missing_keys[0] if load.missing_keys else ""),
         ],
