@@ -22,6 +22,7 @@ from retrograd.core.hooks.dispatch import is_in_compiled_call
 from retrograd.core.hooks.engine import grad_enabled, is_in_backward, is_transformed
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.reach import GraphOutline, NodeSign, outline_graph, sign_node
+from retrograd.core.hooks.torch_calls import TorchCall
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.facts.loss_looks import LossLooks
@@ -63,7 +64,7 @@ class ForwardOperations(FactSource):
         super().__init__(host)
         self._looks = [make(host) for make in LOOKS]
         self._notes = OperationNotes(
-            host.models.path_of, MOST, lambda error: host.fault("operations", error), [look.see for look in self._looks]
+            host.models.path_of, MOST, lambda error: host.fault("operations", error), [self._show]
         )
         self._sizes = GraphSizes(host)
         self._written: deque[int] = deque(maxlen=_REMEMBERED)
@@ -79,6 +80,12 @@ class ForwardOperations(FactSource):
         self._next = -1
         """Recorded steps before that at which the next operations are noted."""
 
+    def _show(self, number: int, noted: Operation, call: TorchCall) -> None:
+        """Show an operation to the looks, but for what is only evaluated: no pass comes of it."""
+        if self._name:
+            for look in self._looks:
+                look.see(number, noted, call)
+
     def begin(self) -> None:
         """Recording begins."""
         backward_followers.add(self)
@@ -93,6 +100,8 @@ class ForwardOperations(FactSource):
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """Begin to note; go on where models are called one after the other."""
+        if self._is_paused:  # a closure of the optimizer calls the model
+            self._stop()
         notes, path = self._notes, self.host.models.path_of(model) or ROOT
         is_over = not self._is_waiting or self.host.step != self._step or len(notes.noted) > MOST // 2
         if notes.is_started and (is_over or (path in self._evaluated and not self._name)):
@@ -161,8 +170,8 @@ class ForwardOperations(FactSource):
 
     def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """Go on where another loss is to come of what has run."""
-        if self._is_paused:
-            self._is_paused = False
+        is_paused, self._is_paused = self._is_paused, False
+        if is_paused and not self._notes.is_started:
             self._notes.start()
 
     def _is_part_left(self) -> bool:
@@ -190,10 +199,8 @@ class ForwardOperations(FactSource):
         self._stop()
 
     def _stop(self) -> None:
-        if self._is_paused:
-            self._notes.start()
-            self._is_paused = False
-        if self._notes.is_started:
+        is_paused, self._is_paused = self._is_paused, False
+        if self._notes.is_started or is_paused:
             if self._is_waiting and self._name:
                 self._write(MADE_BEFORE, None)
             self._notes.end()

@@ -82,7 +82,8 @@ class SpreadLooks(FactSource):
 
 
 def _has_samples(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and is_readable(tensor) and tensor.ndim > 0 and len(tensor) > 1
+    is_whole = isinstance(tensor, Tensor) and is_readable(tensor) and not tensor.is_quantized
+    return is_whole and tensor.ndim > 0 and len(tensor) > 1
 
 
 def _spread(tensor: Tensor) -> list[Tensor]:
