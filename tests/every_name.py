@@ -65,6 +65,8 @@ def read_compiled() -> list[str]:
 net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
 noisy = Net(nn.Linear(3, 3), nn.ReLU())
 x = torch.ones(4, 3)
+causal = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2))
+several, tokens = torch.arange(12.0).view(4, 3), torch.arange(8).view(2, 4) % 5
 
 
 def loss() -> torch.Tensor:
@@ -224,11 +226,11 @@ USES: dict[str, Callable[[], Any]] = {
     "describe": lambda: rg.describe(made("history")).as_json(),
     "draw_graph": lambda: [rg.draw_graph(made("graph"), FOLDER / name) for name in ("graph.svg", "graph.html")],
     "compact": use_compaction,
-    "check_batch": lambda: str(rg.check_batch(net, x)),
-    "check_causal": ask_causal,
+    "check_batch": lambda: str(rg.check_batch(net, several)),
+    "check_causal": lambda: str(rg.check_causal(causal, tokens)),
     "find_nan": lambda: str(rg.find_nan(net, x)),
-    "Mixing": lambda: str(rg.check_batch(net, x)),
-    "NotFinite": lambda: str(rg.find_nan(nn.Sequential(net, Breaks()), x)),
+    "Mixing": lambda: str(rg.check_batch(net, several)),
+    "NotFinite": lambda: str(rg.find_nan(net, x * float("inf"))),
     "compare": lambda: str(rg.compare(made("history"), made("history"))),
     "every": lambda: rg.every(2),
     "explain": explain,

@@ -129,6 +129,8 @@ class ForwardOperations(FactSource):
         if self._is_waiting:
             self._outputs += [self._notes.find(tensor) for _, tensor in flatten(output, ())]
             self._notes.forward_ends()
+            if not model.training:
+                self._forget()
             if failed:
                 self._stop()
 
@@ -204,11 +206,16 @@ class ForwardOperations(FactSource):
             if self._is_waiting and self._name:
                 self._write(MADE_BEFORE, None)
             self._notes.end()
+            self._forget()
             self._name = ""
             self._evaluated.clear()
             self._outputs.clear()
             self._losses.clear()
             self._is_waiting = False
+
+    def _forget(self) -> None:
+        for look in self._looks:
+            look.forget()
 
     def _write(self, loss: int, nodes: int | None) -> None:
         noted = self._notes.noted

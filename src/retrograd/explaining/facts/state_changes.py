@@ -46,8 +46,8 @@ class TurnTaking:
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
-        self._place = 0
-        self._taken: list[tuple[Part, int | None]] = []
+        self._place = self._first = 0
+        self._sums: list[int | None] = []
 
     def learn(self, parts: Iterator[Part]) -> None:
         """Take turns with these from now on."""
@@ -61,20 +61,20 @@ class TurnTaking:
     @property
     def taken(self) -> int:
         """How many tensors have sums that are not compared yet."""
-        return len(self._taken)
+        return len(self._sums)
 
     def take(self) -> None:
         """Take the sums of the next tensors."""
-        place = self._place
-        some = self._parts[place : place + _AT_ONCE]
-        self._place = place + _AT_ONCE if place + _AT_ONCE < len(self._parts) else 0
-        self._taken = list(zip(some, _read(some), strict=True))
+        self._first = self._place
+        self._sums = _read(self._parts[self._first : self._first + _AT_ONCE])
+        self._place = self._first + _AT_ONCE if self._first + _AT_ONCE < len(self._parts) else 0
 
     def compare(self) -> Iterator[tuple[Part, int, int]]:
         """What has another sum than before: that, and both sums."""
-        taken, self._taken = self._taken, []
-        if taken:
-            for (part, then), now in zip(taken, _read([part for part, _ in taken]), strict=True):
+        sums, self._sums = self._sums, []
+        if sums:
+            parts = self._parts[self._first : self._first + len(sums)]
+            for part, then, now in zip(parts, sums, _read(parts), strict=True):
                 if then and now and then != now:
                     yield part, then, now
 

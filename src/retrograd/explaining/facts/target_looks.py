@@ -85,7 +85,7 @@ class TargetLooks(ValueLook):
     def see(self, number: int, noted: Operation, call: TorchCall) -> None:
         """Keep what of an operation has to do with targets."""
         if number == 0:
-            self._forget()
+            self.forget()
         name = noted.name
         if name in ("embedding", "one_hot", "getitem"):
             self._see_tokens(noted, call)
@@ -107,7 +107,7 @@ class TargetLooks(ValueLook):
             if tokens:
                 fact = AttendedTokens(name=mask.module, line=mask.line, moment=self.host.now)
                 self._attended.append((fact, carry_out_unseen(lambda: _count_attended(tokens[0], mask.keeps))))  # noqa: B023
-        self._forget()
+        self.forget()
 
     def drain(self) -> None:
         """Record one fact for each loss, and for each mask."""
@@ -125,7 +125,8 @@ class TargetLooks(ValueLook):
                 replace(mask, value=share, kept=int(kept), hidden=int(hidden), only=int(only), lengths=int(lengths))
             )
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Let go of what the model was given."""
         self._tokens.clear()
         self._masks.clear()
         self._given.clear()

@@ -40,6 +40,9 @@ class ValueLook:
     def pass_begins(self, noted: Sequence[Operation], loss: int) -> None:
         """A backward pass begins from the result of the operation ``loss``, −1 where that was not noted."""
 
+    def forget(self) -> None:
+        """No pass comes of what was shown: let go of the program's tensors."""
+
     def drain(self) -> None:
         """A device may be waited for: record facts."""
 
