@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from retrograd.core.frames import read_locals
 from retrograd.core.history.facts import ActiveDropout
 from retrograd.core.hooks.calls import MODULE_CALLS
 from retrograd.core.hooks.dispatch import is_in_compiled_call
@@ -109,5 +110,5 @@ def _find_module(frame: FrameType | None) -> nn.Module | None:
     """The module in whose call a frame is."""
     while frame is not None and frame.f_code not in MODULE_CALLS:
         frame = frame.f_back
-    found = None if frame is None else frame.f_locals[frame.f_code.co_varnames[0]]
+    found = None if frame is None else read_locals(frame)[frame.f_code.co_varnames[0]]
     return found if isinstance(found, nn.Module) else None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from retrograd.core.frames import read_locals
 from retrograd.core.hooks.nodes import number_of
 from retrograd.core.hooks.torch_calls import is_inner
 
@@ -59,7 +60,7 @@ def find_variable(frame: FrameType | None, is_wanted: Callable[[Tensor], bool]) 
 def _list_variables(frame: FrameType | None, is_wanted: Callable[[Tensor], bool]) -> Iterator[ProgramVariable]:
     while frame is not None:
         if not is_inner[frame.f_code.co_filename]:
-            for name, tensor in _list_tensors(frame.f_locals):
+            for name, tensor in _list_tensors(read_locals(frame)):
                 if is_wanted(tensor):
                     yield ProgramVariable(name, tensor, *_find_assignment(frame, name))
         frame = frame.f_back
@@ -109,7 +110,7 @@ def find_holder(frame: FrameType | None, before: int) -> tuple[str, str]:
     while frame is not None:
         if not is_inner[frame.f_code.co_filename]:
             left = [_MOST]
-            for name, value in list(frame.f_locals.items())[:_MOST]:
+            for name, value in list(read_locals(frame).items())[:_MOST]:
                 found = _find_held(value, before, _DEEPEST, left)
                 if found is not None:
                     owner, attribute = found
