@@ -20,7 +20,7 @@ FloatArray = npt.NDArray[np.float64]
 
 T = TypeVar("T", bound=np.generic)
 
-OF_EACH_STEP = ("loss", "update")
+OF_EACH_STEP = ("loss", "update", "scalar")
 """Kinds of which a step has at least one."""
 
 

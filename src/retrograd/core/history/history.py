@@ -30,6 +30,7 @@ from retrograd.core.history.rows import (
     join_neighbours,
     leave_earlier_out,
 )
+from retrograd.core.history.scalars import Scalars
 from retrograd.core.history.series import Relatives, Series
 from retrograd.core.history.sink import UPDATES, Event, KeptTensor, RowBatch
 from retrograd.core.history.steps import number_steps
@@ -324,6 +325,11 @@ class History:
         Passes that return gradients with a graph of their own, for a penalty or an inner step, start from none.
         """
         return self.all_events.loss
+
+    @property
+    def scalars(self) -> Scalars:
+        """Series of one number a step, by name: ``loss``, and what else was recorded or logged, as of now."""
+        return Scalars(self.all_events)
 
     @property
     def made_steps(self) -> npt.NDArray[np.int64]:

@@ -31,7 +31,7 @@ EventKind = Literal[
     "targets", "spread", "attended",
     "terms",
     "zeros", "recomputed",
-    "probe", "function",
+    "probe", "function", "scalar",
 ]  # fmt: skip
 """From ``call`` on: facts, see :mod:`retrograd.core.history.facts`, and findings reported during the run."""
 
