@@ -96,7 +96,7 @@ def test_it_follows_a_run_that_is_killed_and_resumed(
                     let line, loss, tries = 0;
                     do {
                         await frame();
-                        [line, loss] = [module_measures.lineOf("rms", "mean", 0), module_measures.lossLine("mean")];
+                        [line, loss] = [module_measures.lineOf("rms", "mean", 0), module_measures.scalarLine(0)];
                     } while ((!line || !isWhole(loss)) && ++tries < 1000); // the last column may grow
                     const { first, last, total } = module_payload.facts.columns;
                     return [line.length, loss.length, first.length, isWhole(loss), total, last.at(-1)];

@@ -5,7 +5,7 @@ import { writeDid } from "./did.js";
 import { find } from "./dom.js";
 import { forgetExponents } from "./exponents.js";
 import { writeFindings } from "./findings.js";
-import { findStatistics, forgetColumns } from "./measures.js";
+import { findStatistics, forgetColumns, forgetScalars } from "./measures.js";
 import { fetchLive, facts } from "./payload.js";
 import { forgetNumbers } from "./rows.js";
 import { QUANTITIES, change, findQuantities } from "./state.js";
@@ -37,6 +37,7 @@ function adopt({ news, digests, columns }) {
   performance.mark("news");
   Object.assign(facts, news);
   Object.assign(facts.live.digests, digests);
+  if ("scalars" in news) forgetScalars();
   const isOther = STRUCTURE.some((key) => key in news);
   if (columns) addColumns(columns);
   if (isOther) {

@@ -18,7 +18,7 @@ async function start() {
   writeFindings();
   readView();
   find("nothing").hidden = QUANTITIES.length > 0;
-  if (facts.loss) find("nothing").textContent = facts.hint;
+  if (facts.scalars) find("nothing").textContent = facts.hint;
   await showInventory();
   await showMap();
 }
