@@ -82,13 +82,14 @@ def reduce_scalars(scope: Scope, names: Sequence[str], begin: float) -> FloatArr
 
 
 def read_clock(history: History, begin: float) -> Curve:
-    """Seconds from ``begin`` to each event of which the time is known, in the order recorded."""
+    """Seconds from ``begin`` to the first event of each step of which the time is known."""
     steps, times = [np.empty(0, np.int64)], [np.empty(0)]
     for piece in history.all_events.pieces(["step", "time"], OF_EACH_STEP):
         step, time = read_numbers(piece["step"]), read_numbers(piece["time"])
         steps.append(step[time > 0])
         times.append(time[time > 0] - begin)
-    return Curve(np.concatenate(steps), np.concatenate(times))
+    unique, first = np.unique(np.concatenate(steps), return_index=True)
+    return Curve(unique, np.concatenate(times)[first])
 
 
 _AT_ONCE = 1 << 16
