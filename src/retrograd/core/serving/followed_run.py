@@ -113,8 +113,9 @@ class FollowedRun:
         with self._lock:
             self._look()
             scope = replace(self._scoped, columns=share_columns(self._scoped.columns.steps, LIMITS.page_columns))
-            facts = self._describe(scope)
+            facts, idle = self._describe(scope), self._find_idle()
         live = {
+            "idle": idle,
             "base": base,
             "pause": round(1000 * LIMITS.flush_seconds),
             "version": 0,
@@ -162,9 +163,13 @@ class FollowedRun:
         }
 
     def _find_idle(self) -> float | None:
-        """Seconds since the last event of which the time is known; None where there is none."""
-        times = self._run.history.all_events.times
-        return None if times is None else max(0.0, time.time() - times[1])
+        """Seconds since the last event, or the start; None where nothing goes on, or that is not known of a copy."""
+        is_copy = any(rank.facts.get("copied") for rank in self._run.ranks)
+        if self._run.status != "running" or is_copy:
+            return None
+        moments = [rank.facts["began"] for rank in self._run.ranks if "began" in rank.facts]
+        moments += self._run.history.all_events.times or ()
+        return max(0.0, time.time() - max(moments)) if moments else None
 
     def read_scalars(self, names: Sequence[str], columns: ColumnRange) -> bytes:
         """Scalars of some columns and the clock, as float32 of shape (3, names + 1, columns).
