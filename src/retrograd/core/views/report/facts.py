@@ -66,7 +66,7 @@ def describe_data(scope: Scope, places: Sequence[ModelPlace], blocks: Blocks) ->
         },
         "digits": significant_digits(scope.mantissa_bits) if scope.mantissa_bits < MANTISSA_BITS else None,
         "measures": [block.facts for block in blocks.statistics],
-        "loss": blocks.loss and blocks.loss.facts,
+        "scalars": blocks.scalars and blocks.scalars.facts,
         "hint": LOSS_ALONE,
         "exponents": blocks.exponents and blocks.exponents.facts,
     }

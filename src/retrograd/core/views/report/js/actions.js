@@ -44,7 +44,8 @@ export function togglePin(name) {
 
 /** Show what a finding rests on: its site where it has one, else the losses of its steps above the map, with all extremes. */
 export function show({ site, step, last = step }) {
-  if (site === null) change({ zoom: zoomOn(step, last), cursor: columnOf(step), range: "full" });
+  const scalars = state.scalars.length && !state.scalars.includes("loss") ? ["loss", ...state.scalars] : state.scalars;
+  if (site === null) change({ scalars, zoom: zoomOn(step, last), cursor: columnOf(step), range: "full" });
   else visit(site, step);
   find("map").scrollIntoView({ block: "start" });
 }

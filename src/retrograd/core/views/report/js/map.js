@@ -16,9 +16,11 @@ import { followPointer } from "./pointer.js";
 import { fitColors, listShownRows } from "./rows.js";
 import { QUANTITIES, change, onChange, seriesOf, state } from "./state.js";
 import { followTheme, showTheme } from "./theme.js";
-import { buildToolbar, showCounts, showToolbar } from "./toolbar.js";
+import { buildToolbar, followReset, showCounts, showToolbar, showZoom } from "./toolbar.js";
 import { drawTooltip } from "./tooltip.js";
 import { openWorst } from "./worst.js";
+
+const STRIP = ["scalars", "scales", "smooth", "x", "range"]; // what the strip alone depends on
 
 /** Take the view from the address, and the theme with it. */
 export function readView() {
@@ -29,8 +31,8 @@ export function readView() {
 
 /** Draw all of it, once the view is known; nothing where nothing was recorded, or the loss alone. */
 export async function showMap() {
-  find("map").hidden = QUANTITIES.length === 0 && !facts.loss;
-  if (QUANTITIES.length === 0) return facts.loss ? showLoss() : undefined;
+  find("map").hidden = QUANTITIES.length === 0 && !facts.scalars;
+  if (QUANTITIES.length === 0) return facts.scalars ? showLoss() : undefined;
   buildToolbar();
   await Promise.all([loadLoss(), loadShown()]);
   listShownRows();
@@ -48,15 +50,23 @@ export async function showMap() {
 
 async function showLoss() {
   find("map").classList.add("loss-alone");
-  await loadLoss();
-  measureMap();
-  drawAxis();
-  drawLoss();
-  onChange(["theme"], () => {
-    drawAxis();
+  const draw = async () => {
+    await loadLoss();
+    measureMap();
     drawLoss();
+    showZoom();
+  };
+  await draw();
+  onChange(["theme", "data", ...STRIP], draw);
+  onChange(["zoom", "cursor", "range"], followLoss);
+  onChange(["zoom"], showZoom);
+  followReset();
+  followHash();
+  followKeys();
+  followResize(() => {
+    measureMap();
+    resizeLoss();
   });
-  onChange(["zoom", "cursor"], followLoss);
 }
 
 function loadShown() {
@@ -110,11 +120,16 @@ function listen() {
     drawLoss();
     drawPanels(true);
   });
+  onChange(STRIP, drawLoss);
   onChange(["zoom", "cursor", "range"], followLoss);
   onChange(["zoom", "cursor", "range"], followPanels);
   onChange(["pinned"], showPins);
   onChange(["open"], drawCursor);
   find("viewport").addEventListener("scroll", () => requestAnimationFrame(drawMap), { passive: true });
+  followResize(resize);
+}
+
+function followResize(resize) {
   const isOther = () => find("map").clientWidth !== geometry.card; // its height is our own doing
   new ResizeObserver(() => isOther() && requestAnimationFrame(resize)).observe(find("map"));
 }

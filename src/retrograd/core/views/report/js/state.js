@@ -43,6 +43,10 @@ export const DEFAULTS = {
   open: [], // names of places whose panels are open; pinned ones stay when another row is clicked
   pinned: [],
   rows: "normal",
+  scalars: [], // charts above the map; none named: the first one
+  scales: [], // those of them whose scale is not their own
+  smooth: "0",
+  x: "step", // the axis of the charts above the map
   curves: "log",
   range: "view",
   theme: "auto",

@@ -30,7 +30,7 @@ export function buildToolbar() {
   find("fold").addEventListener("click", () => foldAll(true));
   find("unfold").addEventListener("click", () => foldAll(false));
   find("fit").addEventListener("click", () => change({ rows: state.rows === "fit" ? "normal" : "fit" }));
-  find("reset").addEventListener("click", () => change({ zoom: null }));
+  followReset();
   find("csv").addEventListener("click", exportCsv);
   find("png").addEventListener("click", exportPng);
   for (const choice of ["curves", "range"]) {
@@ -108,6 +108,13 @@ export function showCounts() {
       ? `${plural(shown.rows.filter((node) => !node.children).length, "site")} of ${formatCount(shown.total)}`
       : plural(kept.size, "site"));
   find("empty").hidden = shown.rows.length > 0;
+  showZoom();
+}
+
+export const followReset = () => find("reset").addEventListener("click", () => change({ zoom: null }));
+
+/** Which steps are in view, where these are not all. */
+export function showZoom() {
   find("reset").hidden = state.zoom === null;
   const [from, to] = shownColumns();
   find("zoom").textContent = nameColumns(from, to);
