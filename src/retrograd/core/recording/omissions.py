@@ -277,7 +277,8 @@ def _explain_parameter(parameter: RequestedParameter, site: Site, coverage: Cove
 
 def list_unmatched(coverage: Coverage) -> list[Pattern]:
     """Patterns that nothing matched though the model ran."""
-    return list(coverage.requested.list_unmatched(coverage.sites, coverage.nodes)) if coverage.called else []
+    was_run = coverage.called or coverage.nodes
+    return list(coverage.requested.list_unmatched(coverage.sites, coverage.nodes)) if was_run else []
 
 
 def _list_patterns(coverage: Coverage) -> Iterator[tuple[str, str]]:
