@@ -1,4 +1,4 @@
-/** Printing: all rows of the map, and all that is folded away below it. */
+/** Printing: all rows of the map, and all tables below it. */
 
 import { find } from "./dom.js";
 import { geometry } from "./geometry.js";
@@ -8,7 +8,7 @@ let opened = [];
 /** `redraw` draws the map again in its new size. */
 export function followPrinting(redraw) {
   addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details:not([open])")];
+    opened = [...document.querySelectorAll(".trouble:not([open])")];
     for (const each of opened) each.open = true;
     find("viewport").scrollTop = 0;
     geometry.isPrinted = true;
