@@ -115,10 +115,19 @@ class RequestedSites:
             candidates += entry.candidates()
         self._match(candidates)
 
-    def list_unmatched(self, sites: Iterable[Site]) -> Iterator[Pattern]:
-        """Patterns that have matched no site of a module, nor any of these, which have come up since."""
+    def list_unmatched(self, sites: Iterable[Site], nodes: Mapping[str, Iterable[str]]) -> Iterator[Pattern]:
+        """Patterns that have matched no site of a module, nor any of these, which have come up since.
+
+        Args:
+            sites: what was recorded.
+            nodes: for each path of a function the kinds of nodes that it has made.
+        """
         modules = {module.path: module.module for module in self.modules}
-        self._match([Candidate(site, modules.get(site.path)) for site in sites])
+        functions = [Site(path, ("output",)) for path in nodes]
+        found = [*sites, *functions, *(site.grad for site in functions)]
+        self._match(
+            [Candidate(site, modules.get(site.path), node) for site in found for node in nodes.get(site.path, (None,))]
+        )
         for _, patterns in self._unmatched:
             yield from patterns
 
@@ -170,6 +179,7 @@ class Coverage:
         unreadable: sites whose tensors could not be read, and why.
         uncopied: printed sites of updates and reduced gradients that were left out for their size.
         summands: sites of activations of which each process has an addend.
+        nodes: for each path of a function the kinds of nodes that it has made.
         alone: printed sites of parameters of which this process has found gradients that were to be reduced, and
             whether there is somebody who does so.
     """
@@ -183,6 +193,7 @@ class Coverage:
     uncopied: Collection[str]
     summands: Sequence[Site]
     alone: Mapping[str, bool]
+    nodes: Mapping[str, Iterable[str]]
 
     @cached_property
     def sites(self) -> list[Site]:
@@ -276,13 +287,14 @@ def _explain_parameter(parameter: RequestedParameter, site: Site, coverage: Cove
     return NO_GRADIENT if is_reduced is None else _UNREDUCED if is_reduced else _SUMMANDS
 
 
-def list_unmatched(coverage: Coverage) -> list[str]:
-    """Patterns that nothing matched though the model ran, as text."""
-    return [pattern for pattern, _ in _list_patterns(coverage)] if coverage.called else []
+def list_unmatched(coverage: Coverage) -> list[Pattern]:
+    """Patterns that nothing matched though the model ran."""
+    was_run = coverage.called or coverage.nodes
+    return list(coverage.requested.list_unmatched(coverage.sites, coverage.nodes)) if was_run else []
 
 
 def _list_patterns(coverage: Coverage) -> Iterator[tuple[str, str]]:
-    for pattern in coverage.requested.list_unmatched(coverage.sites):
+    for pattern in coverage.requested.list_unmatched(coverage.sites, coverage.nodes):
         yield describe_pattern(pattern), "nothing matched this pattern while the model ran"
 
 

@@ -34,6 +34,7 @@ from retrograd.core.recording.clock import Clock, RecordedPass, is_loss
 from retrograd.core.recording.emitter import Emitter
 from retrograd.core.recording.fact_source import MakeSource
 from retrograd.core.recording.facts import Facts
+from retrograd.core.recording.function_watch import FunctionWatches
 from retrograd.core.recording.intervention_watch import InterventionWatch
 from retrograd.core.recording.keep import TensorKeeper
 from retrograd.core.recording.late_taps import warn_of_compiled_code
@@ -47,6 +48,7 @@ from retrograd.core.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory
 from retrograd.core.recording.structure import describe_model
 from retrograd.core.recording.taps import Taps
+from retrograd.core.sites.pattern import describe_pattern, names_functions
 from retrograd.core.sites.site import WATCH, Site
 
 _threads: dict[int, int] = {}
@@ -119,6 +121,9 @@ class Recorder:
         self._taps = Taps(self._factory, self._reductions)
         self._emitter = Emitter(sink, self._factory, self._taps)
         self._facts = Facts(events, list_sources() if sources is None else sources)
+        self._functions = (
+            FunctionWatches(self._factory, self._taps, self._facts.models) if settings.names_functions else None
+        )
         self._interventions = InterventionWatch(self._factory, self._emitter, self._facts.models)
         strangers = LooseParameters(self._taps, steps, self._facts.optimizers) if loose else None
         self._optimizers = OptimizerWatch(
@@ -142,6 +147,8 @@ class Recorder:
             hidden_hooks.release()
             raise
         self._new_models.clear()
+        if self._functions is not None:
+            self._functions.attach()
         backward_listeners.add(self)
         backward_followers.add(self._backward)
         intervention_listeners.add(self._interventions)
@@ -276,6 +283,8 @@ class Recorder:
         backward.is_running = True
         clock.is_second_half = clock.is_piped and is_second_half()
         self._optimizers.pass_begins()
+        if self._functions is not None:
+            self._functions.pass_begins()
         if clock.is_free:
             if not self._steps.has_leader:
                 self._steps.pass_begins(find_leaves(roots))
@@ -304,6 +313,8 @@ class Recorder:
 
     def _end_pass(self, failed: bool) -> None:
         clock, backward = self.clock, self._backward
+        if self._functions is not None:
+            self._functions.pass_ends()
         backward.finish_inputs(failed)
         if self._reductions.groups and clock.on and not failed:
             self._reductions.pass_ends()
@@ -383,6 +394,8 @@ class Recorder:
         self._reductions.remove()
         self._find_swapped()
         self._models.remove()
+        if self._functions is not None:
+            self._functions.remove()
         self._taps.remove()
         hidden_hooks.release()
         self._backward.remove()
@@ -395,7 +408,10 @@ class Recorder:
         self._sink.close(status)
         unmatched = list_unmatched(coverage)
         if unmatched and status == "finished":  # else it may still have come
-            warn(f"Nothing was recorded at {', '.join(unmatched)}: no site matched while the model ran.")
+            named = next(filter(names_functions, unmatched), None)
+            hint = f" {self._functions.explain(named)}" if self._functions is not None and named is not None else ""
+            names = ", ".join(map(describe_pattern, unmatched))
+            warn(f"Nothing was recorded at {names}: no site matched while the model ran.{hint}")
         if self._swapped:
             warn(
                 f"At {list_names(self._swapped)} a recorded module was replaced: what the "
@@ -429,6 +445,7 @@ class Recorder:
             unreadable=self.events.unreadable,
             uncopied=self._optimizers.updates.left_out | self._reductions.left_out,
             summands=self._factory.placements.summands,
+            nodes=self._functions.nodes if self._functions is not None else {},
             alone={str(each.site): each.exchange is not None for each in watches if each.is_alone},
         )
 
