@@ -10,7 +10,8 @@ import { state } from "./state.js";
 /** What stands behind the title of a side. */
 export function sizeNote(series) {
   const elements = Array.isArray(series) ? 0 : facts.elements[series];
-  return make("span", { class: "note" }, elements ? ` ${plural(elements, "element")}` : "");
+  const shape = facts.places.find((place) => Object.values(place.series).includes(series))?.shape;
+  return make("span", { class: "note" }, [elements ? ` ${plural(elements, "element")}` : "", shape].filter(Boolean).join(": "));
 }
 
 /** Columns with elements that are not finite. */

@@ -28,7 +28,7 @@ export function describeCell(node, column) {
   const { line, bad } = numbersOf(node);
   const without = placesWithout(node).length > 0;
   const lines = [
-    ["where", nameOf(node)],
+    ["where", `${nameOf(node)}${!isMerged(node) && facts.places[node.place]?.shape ? `, ${facts.places[node.place].shape}` : ""}`],
     ["when", nameColumn(column)],
   ];
   if (isWithout(node)) return [lines[0], ["value", describeWithout(node)]];
