@@ -29,6 +29,7 @@ from retrograd.core.ranks.placements import local_part
 from retrograd.core.recording.clock import Clock, Fault
 from retrograd.core.recording.mode_buffer import ModeBuffer
 from retrograd.core.recording.parameter_watch import ParameterWatch
+from retrograd.core.recording.scalar_watch import ScalarWatch
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.recording.site_recorder import TensorRecorder
 from retrograd.core.recording.taps import Taps
@@ -292,6 +293,7 @@ class OptimizerWatch:
         buffer: where updates are recorded.
         loose: taps what belongs to no model; None where that is not wanted.
         names: those of the optimizers.
+        scalars: notified of recorded updates.
 
     Attributes:
         updates: measures the updates.
@@ -307,7 +309,9 @@ class OptimizerWatch:
         buffer: ModeBuffer,
         loose: LooseParameters | None,
         names: OptimizerNames,
+        scalars: ScalarWatch,
     ) -> None:
+        self._scalars = scalars
         self._clock = clock
         self._events = events
         self._steps = steps
@@ -339,6 +343,7 @@ class OptimizerWatch:
             if self._taps.unseen:
                 self._taps.tell_of_missing()
             self.updates.begin(optimizer, self._parameters)
+            self._scalars.update_begins(optimizer)
 
     @never_raise()
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
@@ -347,6 +352,8 @@ class OptimizerWatch:
             return
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self.updates.end(optimizer, count)
+        if self._clock.on:
+            self._scalars.update_ends(optimizer)
         name = self._find_name(optimizer)
         with self._ending(optimizer) as ending:
             if self._clock.on:

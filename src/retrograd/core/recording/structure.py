@@ -18,9 +18,9 @@ def describe_model(name: str, model: nn.Module) -> list[dict[str, Any]]:
     """The structure of a model as plain data: a row a module.
 
     Returns:
-        Of each ``path``, ``type``, number of own ``parameters`` and of those that are ``trainable``, their ``dtype`` and
-        ``shapes`` by name, ``settings`` as it shows them itself, and the ``line`` that constructed it; empty where they
-        are not known. The model itself comes first, and is marked as ``root``.
+        Of each ``path``, ``type``, number of own ``parameters`` and of those that are ``trainable``, their ``dtype``
+        and ``shapes`` by name, ``settings`` as it shows them itself, and the ``line`` that constructed it; empty where
+        they are not known. The model itself comes first, and is marked as ``root``.
     """
     described: list[dict[str, Any]] = [
         {
