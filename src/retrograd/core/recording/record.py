@@ -282,6 +282,7 @@ def record(
     statistics: bool | Iterable[UserStatistic] = True,
     histogram: bool = True,
     tensor_budget: int | str = DEFAULT_BUDGET,
+    per_forward: bool = False,
     resume: bool | Mapping[str, Any] = False,
     ranks: Ranks = "all",
 ) -> Recording:
@@ -294,13 +295,17 @@ def record(
             one: tensors that are watched, those that optimizers update, and losses.
         path: the run folder; None keeps the history in memory.
         sites: which sites get statistics: globs over names, compiled regexes, module types, predicates. None is every
-            module's output and its gradient, every parameter's gradient and update.
+            module's output and its gradient, every parameter's gradient and update. ``"*/*"`` is every function that
+            modules call.
         schedule: which steps: a number n for every n-th, :func:`every`, :func:`log_schedule`, or a function from
             step to bool. None is every step.
         tensors: sites whose tensors are kept, as patterns or :class:`Keep` policies.
         statistics: True for the built-in ones, False for none, or functions of one tensor to add to them.
         histogram: count binary exponents too.
         tensor_budget: bytes of kept tensors that are never passed, as a number or as in ``"500MB"``.
+        per_forward: forwards without grad have a row each, where they else merge into one a step. ``micro`` is then the
+            number of the forward within its step: of ``generate()`` the prompt is 0, and each token that follows is 1
+            more.
         resume: go on with the recording in ``path``: True after its last step, or from the state that
             ``Recording.state_dict()`` gave; what was recorded from that step on is replaced.
         ranks: which ranks of a program of several processes record: ``"all"``, ranks as in ``"0,8,16"``,
@@ -320,6 +325,7 @@ def record(
         statistics=statistics,
         histogram=histogram,
         tensor_budget=tensor_budget,
+        per_forward=per_forward,
     )
     chosen, rank = read_ranks(ranks), ask_rank()
     if rank not in chosen:
