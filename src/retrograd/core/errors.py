@@ -19,6 +19,7 @@
     │   ├── DamagedRunError        damaged-run
     │   ├── RunWriteError          run-not-writable
     │   ├── RunUnreachableError    run-unreachable
+    │   ├── TableSizeError         table-too-large
     │   └── ExportError            cannot-export
     ├── GraphError
     │   ├── NoGraphError           no-graph
@@ -200,6 +201,12 @@ class RunUnreachableError(RunError, OSError):
     """The store that a run lies in cannot be reached, or refuses to answer."""
 
     slug = "run-unreachable"
+
+
+class TableSizeError(RunError):
+    """A record is too large to be held as one table."""
+
+    slug = "table-too-large"
 
 
 class ExportError(RunError, ValueError):

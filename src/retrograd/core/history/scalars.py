@@ -57,7 +57,10 @@ _ABOUT = {
     GRAD_NORM: ("", "L2 norm of the gradients that optimizers get, over all their parameters, before clip_grad_norm_"),
     GRAD_NORM_CLIPPED: ("", "the same after clip_grad_norm_ or clip_grad_value_"),
     UPDATE_RATIO: ("", "‖Δw‖ / ‖w‖ over all parameters whose update is recorded"),
-    STEP_TIME: ("s", "from one update to the next, with all that is between: data, evaluations, the recording itself"),
+    STEP_TIME: (
+        "s",
+        "from one update (by hand: pass) to the next: with data, evaluations, and the recording itself",
+    ),
     THROUGHPUT: ("", "of all micro-batches of a step, over step_time; of one process"),
     MEMORY: ("B", "given out by torch on the devices of the parameters; on the CPU, all that the process holds"),
     SCALE: ("", "what the loss was multiplied by, by a GradScaler"),
@@ -158,8 +161,9 @@ class Scalars(Mapping[str, Curve]):
         found = {LOSS: self._events.loss, **recorded.own}
         updates = _read_updates(self._events)
         found |= _expand_rates(recorded.rates, updates)
-        if updates:
-            ending = _join([each for each in updates.values() if each.ends] or updates.values())
+        made = updates or _read_updates(self._events, LOSS)
+        if made:
+            ending = _join([each for each in made.values() if each.ends] or made.values())
             found[STEP_TIME] = time = _measure_steps(ending, _read_starts(self._manifest))
             found[THROUGHPUT] = _count_a_second(recorded.batch, time)
         found[SCALE] = _read_scales(self._events)
@@ -251,10 +255,10 @@ class _Updates(NamedTuple):
     ends: bool
 
 
-def _read_updates(events: Events) -> dict[str, _Updates]:
+def _read_updates(events: Events, kind: str = "update") -> dict[str, _Updates]:
     names: dict[str, int] = {}
     found: list[tuple[Any, ...]] = []
-    for piece in events.pieces(["step", "name", "time", "text"], ("update",)):
+    for piece in events.pieces(["step", "name", "time", "text"], (kind,)):
         texts: dict[str, int] = {}
         codes = read_codes(piece["text"].dictionary_encode(), texts)
         ends = np.array([not text.endswith(ENDS_NONE) for text in texts], np.bool_)[codes]

@@ -28,12 +28,20 @@ class ScalarTaker(Protocol):
 _takers: list[ScalarTaker] = []
 _early: deque[Logged] = deque()
 _expected: list[object] = []
+"""Who has said that a recording will begin, or that this process leaves it to others."""
 _said: list[str] = []
 
 
 def expect_recording(who: object) -> None:
     """Keep what is logged until a recording begins, which somebody has said will come."""
     _expected.append(who)
+
+
+def expect_none(who: object) -> None:
+    """Keep nothing for it any more."""
+    _expected[:] = [each for each in _expected if each is not who]
+    if not _expected:
+        _early.clear()
 
 
 def add_taker(taker: ScalarTaker) -> None:
@@ -64,11 +72,7 @@ def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None,
     Raises:
         ScalarError: for what is not a number; the message names it.
     """
-    given = _flatten({**(scalars or {}), **named}, "")
-    checked = {name: _check(name, value) for name, value in given.items()}
-    if step is not None and (isinstance(step, bool) or not isinstance(step, numbers.Integral) or step < 0):
-        raise ScalarError(f"{step!r} is not a step.", repair="give a whole number of at least 0, or leave it out.")
-    at = None if step is None else int(step)
+    checked, at = check_scalars({**(scalars or {}), **named}, step)
     for taker in tuple(_takers):
         taker.log(checked, at)
     if _takers or is_compiling():
@@ -80,6 +84,18 @@ def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None,
     elif not _said:
         _said.append("")
         warn("rg.log was called where nothing is recorded: what it was given is not kept.")
+
+
+def check_scalars(scalars: Mapping[str, Any], step: int | None) -> Logged:
+    """Numbers by name, and their step, as recorders take them.
+
+    Raises:
+        ScalarError: for what is not a number, or not a step.
+    """
+    checked = {name: _check(name, value) for name, value in _flatten(scalars, "").items()}
+    if step is not None and (isinstance(step, bool) or not isinstance(step, numbers.Integral) or step < 0):
+        raise ScalarError(f"{step!r} is not a step.", repair="give a whole number of at least 0, or leave it out.")
+    return checked, None if step is None else int(step)
 
 
 def _flatten(given: Mapping[str, Any], front: str) -> dict[str, Any]:

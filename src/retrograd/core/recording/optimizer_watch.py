@@ -343,6 +343,8 @@ class OptimizerWatch:
             if self._taps.unseen:
                 self._taps.tell_of_missing()
             self.updates.begin(optimizer, self._parameters)
+            if self._has_accumulated(optimizer):
+                self._taps.see_accumulated(held_by(optimizer))
             self._scalars.update_begins(optimizer)
 
     @never_raise()
@@ -358,6 +360,16 @@ class OptimizerWatch:
         with self._ending(optimizer) as ending:
             if self._clock.on:
                 self._tell(name, count, ending, found_inf)
+
+    def _has_accumulated(self, optimizer: Optimizer) -> bool:
+        """Return whether the gradients of this update come from several passes; not known where optimizers take turns.
+
+        Nor while a loss is scaled that the optimizer itself divides by, and in pipelines, whose passes are one.
+        """
+        clock = self._clock
+        is_alone = all(other is optimizer for other in self._counts)
+        is_scaled = getattr(optimizer, "grad_scale", None) is not None
+        return (clock.micro > 0 or clock.backward > 0) and is_alone and not is_scaled and not clock.is_piped
 
     def _find_name(self, optimizer: Optimizer) -> str:
         return self._names.find(optimizer, MOST_OPTIMIZERS)

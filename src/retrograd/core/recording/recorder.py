@@ -115,6 +115,7 @@ class Recorder:
         self._buffers = buffers = ModeBuffers(settings)
         self.clock = clock = Clock(self._wants_step, buffers, self._hand_over, steps, step)
         clock.is_free = models is None
+        clock.is_apart = settings.per_forward
         events.clock = clock
         self._backward = RecordedPass(clock, steps, events.fault)
         keeper = TensorKeeper(settings.keeps, settings.tensor_budget, sink)

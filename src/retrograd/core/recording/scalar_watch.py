@@ -70,7 +70,7 @@ class _Clip:
     """Gradients that were clipped together.
 
     Attributes:
-        ids: identities of the parameters.
+        ids: identities of the gradients.
         norm: their norm before; None where that is not known.
         limit: the norm that they were clipped to, if that tells the norm after; None where it is to be read.
         scale: what they were multiplied by then.
@@ -111,21 +111,22 @@ class GradientNorms:
     def pass_ends(self, scale: torch.Tensor | None) -> None:
         """Record a pass whose gradients are multiplied by ``scale``."""
         self.passes += 1
-        if scale is not None:
-            self.scale = scale
+        self.scale = 1.0 if scale is None else scale
+        self._clips.clear()
 
     def clip_norm(self, parameters: Sequence[torch.Tensor], found: Any, limit: float, norm_type: float) -> None:
         """Record a call of ``clip_grad_norm_``, which has found this norm."""
         known = hold(found) if norm_type == 2.0 else None
-        self._add_clip(parameters, known, limit if norm_type == 2.0 and self.scale == 1.0 else None)
+        is_told = norm_type == 2.0 and isinstance(self.scale, float)
+        self._add_clip(_list_gradients(parameters), known, limit if is_told else None)
 
-    def clip_value(self, parameters: Sequence[torch.Tensor]) -> None:
+    def clip_value(self, gradients: Sequence[torch.Tensor]) -> None:
         """Record a call of ``clip_grad_value_``, which has not changed anything yet."""
-        norms = _measure(parameters)
-        self._add_clip(parameters, norms[0] if len(norms) == 1 else None, None)
+        norms = _measure(gradients)
+        self._add_clip(gradients, norms[0] if len(norms) == 1 else None, None)
 
-    def _add_clip(self, parameters: Sequence[torch.Tensor], norm: Number | None, limit: float | None) -> None:
-        ids = frozenset(map(id, parameters))
+    def _add_clip(self, gradients: Sequence[torch.Tensor], norm: Number | None, limit: float | None) -> None:
+        ids = frozenset(map(id, gradients))
         before = next((clip for clip in self._clips if clip.ids & ids), None)
         if before is None:
             self._clips.append(_Clip(ids, norm, limit, self.scale))
@@ -143,16 +144,14 @@ class GradientNorms:
         """Measure them now, where the update's closure has computed them."""
         if self._begun.pop(optimizer, self.passes) != self.passes:
             self._take(optimizer, step)
-        self.scale = 1.0
-        self._clips.clear()
 
     def _take(self, optimizer: Optimizer, step: int) -> None:
-        held = [each for each in held_by(optimizer) if gradient_of(each) is not None]
+        held = _list_gradients(held_by(optimizer))
         norms = self._steps.setdefault(step, _StepNorms())
         ids = set(map(id, held))
         clips = [clip for clip in self._clips if not clip.ids.isdisjoint(ids)]
         norms.is_clipped |= bool(clips)
-        norms.is_sharded |= any(is_sharded(each) or is_flattened(each) for each in held[:1])
+        norms.is_sharded |= any(is_sharded(each) or is_flattened(each) for each in held_by(optimizer)[:1])
         covered = clips[0].ids if len(clips) == 1 else frozenset().union(*(clip.ids for clip in clips))
         for clip in clips:
             norms.is_known &= clip.norm is not None
@@ -165,12 +164,10 @@ class GradientNorms:
         rest = [each for each in held if id(each) not in covered] if clips else held
         for number, found in enumerate(_measure(rest)):
             norms.before[(id(optimizer), number)] = found, scale
+            if not clips:
+                norms.after[(id(optimizer), number)] = found, scale, None
         for number, found in enumerate(_measure(held) if clips else ()):
             norms.after[(id(optimizer), number)] = found, scale, None
-        if not clips:
-            norms.after.update(
-                (key, (*norms.before[key], None)) for key in list(norms.before) if key not in norms.after
-            )
 
     def take_finished(self, end: int) -> Iterator[tuple[int, str, list[tuple[Number, Number, float | None]], str]]:
         """Take what is known of steps before ``end``: the step, the name, the parts, and how they add up over ranks."""
@@ -183,15 +180,17 @@ class GradientNorms:
                 yield step, GRAD_NORM_CLIPPED, list(norms.after.values()), text
 
 
-def _measure(parameters: Sequence[torch.Tensor]) -> list[Number]:
-    """The norm of all gradients there are: a number for each device."""
+def _list_gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [gradient for each in parameters if (gradient := gradient_of(each)) is not None]
+
+
+def _measure(gradients: Sequence[torch.Tensor]) -> list[Number]:
+    """The norm of all of them: a number for each device."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for parameter in parameters:
-        gradient = gradient_of(parameter)
-        if gradient is not None:
-            values = local_part(gradient.detach()) if is_sharded(gradient) else gradient
-            values = values.coalesce().values() if values.is_sparse else values
-            by_device.setdefault(values.device, []).append(values)
+    for gradient in gradients:
+        values = local_part(gradient.detach()) if is_sharded(gradient) else gradient
+        values = values.coalesce().values() if values.is_sparse else values
+        by_device.setdefault(values.device, []).append(values)
     return [hold(carry_out_unseen(lambda values=values: _norm_of(values))) for values in by_device.values()]  # type: ignore[misc]
 
 
