@@ -59,10 +59,6 @@ class OtherSitesError(LookupError):
     """Numbers of sites that were asked for mean others by now; the page learns of them with the next news."""
 
 
-class NotYetError(OtherSitesError):
-    """Numbers that are read now and then, and not since these came; the page asks again with the next news."""
-
-
 class ColumnRange(NamedTuple):
     """Columns that are asked for.
 
@@ -179,8 +175,9 @@ class FollowedRun:
     def read_scalars(self, names: Sequence[str], columns: ColumnRange) -> bytes:
         """Scalars of some columns and the clock, as float32 of shape (3, names + 1, columns).
 
+        Nothing where there are new ones that are not read yet: the page asks again with the next news.
+
         Raises:
-            NotYetError: there are new ones, which are not read yet.
             DamagedRunError: a file cannot be read.
         """
         with self._lock:
@@ -188,7 +185,7 @@ class FollowedRun:
             steps = self._scoped.columns.steps
             begin, end = np.searchsorted(steps, columns.step), np.searchsorted(steps, columns.until, side="right")
             if self._curves_of != self._run.history.all_events.count:
-                raise NotYetError
+                return b""
             first = columns.step if begin else None
             return _pack(self._curves.reduce(list(names), StepColumns(steps[begin:end], max(columns.width, 1)), first))
 
