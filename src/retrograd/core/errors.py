@@ -10,6 +10,7 @@
     │   ├── ScheduleError          bad-schedule
     │   ├── StatisticError         bad-statistic
     │   ├── TensorPolicyError      bad-tensor-policy
+    │   ├── ScalarError            not-a-scalar
     │   └── AttachError            cannot-attach
     ├── RunError
     │   ├── RunExistsError         run-exists
@@ -146,6 +147,12 @@ class TensorPolicyError(RecordingError, ValueError):
     """A request to keep tensors that cannot be carried out."""
 
     slug = "bad-tensor-policy"
+
+
+class ScalarError(RecordingError, TypeError):
+    """What was logged is not a number."""
+
+    slug = "not-a-scalar"
 
 
 class AttachError(RecordingError):

@@ -168,6 +168,15 @@ class Limits:
     facts_seconds: float = 1.0
     """Or what there is of them after this time."""
 
+    memory_seconds: float = 0.2
+    """Between two measurements of the memory that is in use."""
+
+    described_optimizers: int = 50
+    """Optimizers whose arguments the manifest holds."""
+
+    early_scalars: int = 1000
+    """Scalars that are logged before a recording begins and kept for it, where one is to come."""
+
     # ---- stores of objects ----
 
     silence_seconds: float = 60.0

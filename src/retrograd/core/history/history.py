@@ -330,7 +330,7 @@ class History:
     @property
     def scalars(self) -> Scalars:
         """Series of one number a step, by name: ``loss``, and what else was recorded or logged, as of now."""
-        return Scalars(self.all_events)
+        return Scalars(self.all_events, self.manifest)
 
     @property
     def made_steps(self) -> npt.NDArray[np.int64]:

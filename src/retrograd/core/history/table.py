@@ -82,8 +82,8 @@ EVENT_COLUMNS: tuple[Column, ...] = (
     Column(
         "kind",
         _TEXT,
-        "loss, scalar, update, skipped, scale, fault, dropped, overwritten, rewrite, trigger, note, error, finding, or a "
-        "fact",
+        "loss, scalar, update, skipped, scale, fault, dropped, overwritten, rewrite, trigger, note, error, finding, or "
+        "a fact",
     ),
     Column("name", _TEXT, "what it is about: a site, an optimizer, …"),
     Column("value", pa.float64(), "its number; NaN where there is none; for rewrite, ‖after − before‖ / ‖before‖"),
