@@ -87,7 +87,7 @@ class PartOutline:
         names = sites.dictionary
         if self._names is None or not self._names[0].equals(names):
             self._names = names, encode_texts(names, self.code_of)
-        return self._names[1][view_numbers(sites.indices)]
+        return np.asarray(self._names[1][view_numbers(sites.indices)], np.int32)
 
     def list_runs(self) -> dict[int, IntArray]:
         """For each phase, by its code, the steps that have rows, as :func:`retrograd.core.history.outline.to_runs`."""

@@ -39,7 +39,7 @@ _CODED = frozenset({"phase", "site", "kind", "name"})
 _REPETITIVE = frozenset({"scale", "reference"})
 
 SORTED = b"retrograd.sorted"
-"""Key of the metadata of a part whose rows are not in the order in which they were written."""
+"""Key of the metadata of a part that compacting has written: all of its rows are sorted."""
 
 
 class PartFolder:
