@@ -108,6 +108,10 @@ class Assignments:
         """Whether a rule may act at functions that modules call."""
         return any(each.selection.names_functions for each in self.all)
 
+    def may_mean(self, function: str) -> bool:
+        """Whether a rule may act at functions of this name."""
+        return any(each.selection.may_mean(function) for each in self.all)
+
     @property
     def asks_for_nodes(self) -> bool:
         """Whether a pattern means gradients by the kind of node that they come to."""

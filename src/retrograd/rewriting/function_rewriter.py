@@ -47,7 +47,7 @@ class FunctionRewriter(FunctionTap[_Function]):
     height = 1
 
     def __init__(self, factory: RewriterFactory, assignments: Assignments, models: ModelNames) -> None:
-        super().__init__(models, asks_for_nodes=assignments.asks_for_nodes)
+        super().__init__(models, may_mean=assignments.may_mean, asks_for_nodes=assignments.asks_for_nodes)
         self._factory = factory
         self._assignments = assignments
         self._needs_input = any(

@@ -28,7 +28,7 @@ from retrograd.core.hooks.functions import begins_function
 from retrograd.core.hooks.module import ModuleHooks
 from retrograd.core.hooks.names import ModelNames
 from retrograd.core.hooks.nodes import name_of
-from retrograd.core.hooks.torch_calls import TorchCall, is_machinery
+from retrograd.core.hooks.torch_calls import AnswerCache, TorchCall, is_machinery
 
 Entry = TypeVar("Entry")
 
@@ -68,18 +68,21 @@ class FunctionTap(FunctionListener, Generic[Entry]):
 
     Args:
         models: names the modules.
+        may_mean: tells whether there may be anything at functions of a name.
         asks_for_nodes: a pattern asks for kinds of nodes.
 
     Attributes:
-        paths: ``MODULE/FUNCTION`` of all that was called.
+        paths: ``MODULE/FUNCTION`` of what was called; ``*/FUNCTION`` where no pattern has that name.
         has_compiled: compiled code has run, of which nothing is shown.
     """
 
     height: ClassVar[int]
     """Of its mode: 1 for who rewrites, the later above the earlier, 2 for who reads what they have made of it."""
 
-    def __init__(self, models: ModelNames, *, asks_for_nodes: bool) -> None:
+    def __init__(self, models: ModelNames, *, may_mean: Callable[[str], bool], asks_for_nodes: bool) -> None:
         self._models = models
+        self._may_mean = may_mean
+        self._is_asked_for = AnswerCache[str, bool](self._ask)
         self._asks_for_nodes = asks_for_nodes
         self._mode = FunctionMode(height=self.height)
         self._hooks: ModuleHooks | None = None
@@ -191,7 +194,14 @@ class FunctionTap(FunctionListener, Generic[Entry]):
     @uncompiled
     def before(self, call: TorchCall) -> Any:
         """A function is about to be called; None if it is none of the program's that makes tensors."""
-        if not call.name or is_machinery[call.frame.f_code.co_filename] or is_jit_tracing() or self._hooks is None:
+        name = call.name
+        if (
+            not name
+            or not self._is_asked_for[name]
+            or is_machinery[call.frame.f_code.co_filename]
+            or is_jit_tracing()
+            or self._hooks is None
+        ):
             return None
         return self.take(call)
 
@@ -225,6 +235,12 @@ class FunctionTap(FunctionListener, Generic[Entry]):
             return UNKNOWN if is_computed_again() else ""
         node = tensor.grad_fn if tensor.requires_grad else None
         return "" if node is None else name_of(node)
+
+    def _ask(self, name: str) -> bool:
+        is_asked_for = self._may_mean(name)
+        if not is_asked_for:
+            self.paths[f"*/{name}"] = None
+        return is_asked_for
 
     def _find_entry(self, module: nn.Module, name: str, node: str) -> Entry | None:
         key = self._models.path_of(module) or "", name, node

@@ -52,7 +52,8 @@ class FunctionWatches(FunctionTap[FunctionWatch]):
     height = 2
 
     def __init__(self, factory: RecorderFactory, taps: Taps, models: ModelNames) -> None:
-        super().__init__(models, asks_for_nodes=factory.settings.asks_for_nodes)
+        settings = factory.settings
+        super().__init__(models, may_mean=settings.may_mean, asks_for_nodes=settings.asks_for_nodes)
         self._factory = factory
         self._taps = taps
         self._clock = factory.backward.clock

@@ -407,7 +407,8 @@ class Recorder:
         if error is not None:
             self._tell_error(error)
         self._sink.close(status)
-        unmatched = list_unmatched(coverage)
+        has_seen = self._functions is not None and bool(self._functions.paths)
+        unmatched = list_unmatched(coverage, was_run=has_seen)
         if unmatched and status == "finished":  # else it may still have come
             named = next(filter(names_functions, unmatched), None)
             hint = f" {self._functions.explain(named)}" if self._functions is not None and named is not None else ""

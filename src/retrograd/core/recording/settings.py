@@ -89,6 +89,10 @@ class Settings:
         """Whether functions that modules call may be selected."""
         return any(each.names_functions for each in self.selections)
 
+    def may_mean(self, function: str) -> bool:
+        """Whether functions of this name may be selected."""
+        return any(each.may_mean(function) for each in self.selections)
+
     @property
     def asks_for_nodes(self) -> bool:
         """Whether a pattern means gradients by the kind of node that they come to."""
