@@ -23,6 +23,7 @@ from retrograd.core.hooks.watched import trace_watched
 from retrograd.core.notices import warn_of_fault
 from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
+from retrograd.core.recording.logged import check_scalars, expect_none, expect_recording
 from retrograd.core.recording.recorder import Recorder, check_models
 from retrograd.core.recording.schedule import Schedule
 from retrograd.core.recording.settings import Settings, UserStatistic
@@ -129,6 +130,11 @@ class Recording:
         """Record a tensor, or a nest of them, as ``watch/NAME``."""
         self._recorder.watch(name, tensor)
 
+    def log(self, scalars: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Record numbers of a step in this recording alone, see :func:`retrograd.log`."""
+        if self.is_open:
+            self._recorder.log(*check_scalars(scalars, step))
+
     def call_when_closed(self, call: Callable[[], None]) -> None:
         """Have a function called once the record is complete, at once if it is; what it raises is told as a warning."""
         self._when_closed.append(call)
@@ -200,6 +206,7 @@ class UnrecordedRank(Recording):
         from retrograd.core.history.history import History
 
         self._rank = rank
+        expect_recording(self)  # others record: what is logged here is not missed
         self._nothing = History()
         self._events = EventLog(self._nothing)
         self._when_closed = deque()
@@ -241,8 +248,11 @@ class UnrecordedRank(Recording):
 
     def watch(self, name: str, tensor: Any) -> None: ...
 
+    def log(self, scalars: Mapping[str, Any], *, step: int | None = None) -> None: ...
+
     def _close(self, status: str, error: dict[str, Any] | None = None) -> None:
         self._is_complete = True
+        expect_none(self)
         self._call_all()
 
     def is_of_this_thread(self) -> bool:
