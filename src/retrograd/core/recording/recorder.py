@@ -126,7 +126,9 @@ class Recorder:
         self._taps = Taps(self._factory, self._reductions)
         self._facts = Facts(events, list_sources() if sources is None else sources)
         self._functions = (
-            FunctionWatches(self._factory, self._taps, self._facts.models) if settings.names_functions else None
+            FunctionWatches(self._factory, self._taps, self._facts.models)
+            if FunctionWatches.are_named(settings.selections)
+            else None
         )
         names = self._facts.optimizers
         self._scalars = ScalarWatch(clock, events, partial(names.find, most=MOST_OPTIMIZERS), sink.describe)

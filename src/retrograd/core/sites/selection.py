@@ -124,6 +124,11 @@ class Selection:
         """Whether functions that modules call may be selected."""
         return any(map(names_functions, self.patterns))
 
+    @property
+    def asks_for_nodes(self) -> bool:
+        """Whether gradients may be selected by the kind of node that they come to."""
+        return any(map(asks_for_node, self.patterns))
+
     def may_mean(self, function: str) -> bool:
         """Whether functions of this name may be selected."""
         return any(_may_mean(pattern, function) for pattern in self.patterns if names_functions(pattern))
