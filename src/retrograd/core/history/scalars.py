@@ -14,6 +14,12 @@ from retrograd.core.history.matrix import Curve
 SCALAR = "scalar"
 """Kind of the events that hold a number of their step; ``name`` says of what."""
 
+SCALAR_NAMES = frozenset({
+    "eval_loss", "lr", "grad_norm", "grad_norm_clipped", "update_ratio", "step_time", "throughput", "memory", "scale",
+    "epoch",
+})  # fmt: skip
+"""Those that a history has as attributes too, as far as they were recorded: ``history.lr``."""
+
 
 class Scalars(Mapping[str, Curve]):
     """Series of one number a step, by name: ``loss`` first, then others in the order first recorded.

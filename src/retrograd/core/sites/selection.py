@@ -206,12 +206,25 @@ def _default(candidate: Candidate) -> bool:
     return candidate.is_default
 
 
+_MEANT = {
+    **dict.fromkeys(("grads", "grad", "gradients", "gradient"), "'*.grad', or '*:parameters.grad' for parameters"),
+    **dict.fromkeys(("activations", "outputs", "output"), "'*:output'"),
+    **dict.fromkeys(("inputs", "input"), "'*:inputs'"),
+    **dict.fromkeys(("weights", "params", "parameters"), "'*:parameters'"),
+    **dict.fromkeys(("updates", "update"), "'*.update'"),
+    "all": "'*'",
+}
+"""Word for all sites of a kind → the pattern that says it."""
+
+
 def suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
     """Suggest what a person may have meant by a pattern that matches none of these sites."""
     bare = _strip(pattern)
     if isinstance(bare, type):
         kinds = sorted({type(candidate.module).__name__ for candidate in candidates if candidate.module is not None})
         return f"the modules are of these types: {', '.join(kinds)}."
+    if str(bare).lower() in _MEANT:
+        return f"for all of these write {_MEANT[str(bare).lower()]}."
     path, _, quantity = str(bare).rpartition(".")
     if quantity in ("grad", "update") and any(translate_glob(path)(each.site.path) for each in candidates):
         slots = ("parameters", "outputs", "inputs") if quantity == "grad" else ("parameters",)
