@@ -89,7 +89,7 @@ def test_only_this_machine_and_who_knows_the_token_are_answered(server: RunServe
     ):
         assert ask(server, path)[0] == 404, path
     for query in ("", "step=x&until=4&width=1", "step=0&until=4&width=0", f"step=0&until={10**30}&width=1"):
-        assert ask(server, f"run/done/loss?{query}")[0] == 400, query
+        assert ask(server, f"run/done/scalars?names=[]&{query}")[0] == 400, query
     for wrong in ({"names": "{"}, {"names": "[1]"}, {"names": '"rms"'}, {"names": "[" * 9999}, {"series": ""}):
         assert ask(server, f"run/done/numbers?{of_all(parent, **wrong)}")[0] == 400, wrong
     assert ask(server, f"run/done/numbers?{of_all(parent, sites='others')}")[0] == 412
@@ -118,8 +118,9 @@ def test_numbers_are_those_of_the_history_from_any_step_on(server: RunServer, pa
     np.testing.assert_array_equal(answer[0, :, 1], matrix.values[:, 2:4].min(axis=1).astype(np.float32))
     np.testing.assert_array_equal(answer[2, :, 1], matrix.values[:, 2:4].max(axis=1).astype(np.float32))
     np.testing.assert_array_equal(answer[1, :, 2], matrix.values[:, 4].astype(np.float32))
-    loss = np.frombuffer(ask(server, f"run/done/loss?{urlencode(query)}")[1], "<f4").reshape(3, 3)
-    np.testing.assert_array_equal(loss[1], [0.5, 2.5, 4.0])
+    query["names"] = '["nosuch", "loss"]'
+    scalars = np.frombuffer(ask(server, f"run/done/scalars?{urlencode(query)}")[1], "<f4").reshape(3, 3, 3)
+    np.testing.assert_array_equal(scalars[1, :2], [[np.nan] * 3, [0.5, 2.5, 4.0]])
     query = {"have": "{}", "column": 4, "step": 4, "until": 4, "width": 1}
     news = json.loads(ask(server, f"run/done/news?{urlencode(query)}")[1])
     assert news["columns"] is None
@@ -141,9 +142,9 @@ def test_a_failure_is_told_once_for_each_place(
     def fail(*_: object) -> None:
         raise KeyError("inner \x1b[31m")
 
-    monkeypatch.setattr(followed_run, "reduce_loss", fail)
+    monkeypatch.setattr(followed_run, "reduce_scalars", fail)
     for _ in range(2):
-        assert ask(server, "run/done/loss?step=0&until=4&width=1") == (500, b"This failed: KeyError.")
+        assert ask(server, "run/done/scalars?names=[]&step=0&until=4&width=1") == (500, b"This failed: KeyError.")
     said = capfd.readouterr().err
     assert said.count("an answer failed: KeyError at test_server.py:") == 1
     assert "\x1b" not in said
@@ -161,8 +162,8 @@ def test_a_part_that_was_merged_meanwhile_is_read_where_it_is_now(tmp_path: Path
             add_step(writer, row)
             writer.flush()
         columns, sites = ColumnRange(0, LIMITS.fan_in - 2, 1), run._scoped.sites
-        answer = np.frombuffer(run.read_loss(columns), "<f4").reshape(3, -1)
-        np.testing.assert_array_equal(answer[1], np.arange(LIMITS.fan_in - 1))
+        answer = np.frombuffer(run.read_scalars(["loss"], columns), "<f4").reshape(3, 2, -1)
+        np.testing.assert_array_equal(answer[1, 0], np.arange(LIMITS.fan_in - 1))
         chosen = ChosenSites(range(len(sites)), digest_of(sites))
         rms = np.frombuffer(run.read_numbers(["rms"], chosen, columns), "<f4")
         matrix = open_run(tmp_path / "run").history.matrix("rms")

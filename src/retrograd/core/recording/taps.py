@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -18,12 +18,13 @@ from retrograd.core.hooks.module import has_output_in_code, unwatch_forward, wat
 from retrograd.core.hooks.names import NamedModule, parameter_site
 from retrograd.core.hooks.parts import gradient_of, own_parameters
 from retrograd.core.identities import IdentityDict, IdentitySet
+from retrograd.core.ranks.placements import local_part
 from retrograd.core.ranks.processes import has_other_processes
 from retrograd.core.recording.late_taps import CompiledRegions, warn_of_compiled_code
 from retrograd.core.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
 from retrograd.core.recording.parameter_watch import ParameterWatch, Reductions
 from retrograd.core.recording.site_recorder import RecorderFactory, TensorRecorder
-from retrograd.core.sites.site import LOCAL, OPTIMIZER, WATCH, Site, local_gradient
+from retrograd.core.sites.site import LOCAL, OPTIMIZER, WATCH, Site, accumulated_gradient, local_gradient
 
 
 class Taps:
@@ -65,7 +66,7 @@ class Taps:
         if entry.is_called and self._may_reach(entry, "output"):
             watch = self._outputs[entry.tapped] = OutputWatch(self._factory, entry.module, entry.path)
             watch_forward(entry.tapped, watch)
-            self._add_slot(watch)
+            self.add_slot(watch)
 
     def _is_in_code(self, module: nn.Module) -> bool | None:
         wanted = [
@@ -101,7 +102,7 @@ class Taps:
             arguments = ArgumentWatch(self._factory, entry.module, entry.path)
             self._inputs[entry.tapped] = arguments
             watch_arguments(entry.tapped, arguments)
-            self._add_slot(arguments)
+            self.add_slot(arguments)
 
     def tap_parameters(self, entry: NamedModule) -> None:
         """Record a module's own parameters, where that is wanted."""
@@ -134,7 +135,7 @@ class Taps:
         watch = self._watched.get(name)
         if watch is None:
             watch = self._watched[name] = SlotWatch(self._factory, None, WATCH + name, ())
-            self._add_slot(watch)
+            self.add_slot(watch)
         return watch
 
     @property
@@ -177,6 +178,22 @@ class Taps:
             self._factory.sees_gradients |= watch.gradient is not None
             self._adopt(watch)
 
+    def see_accumulated(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Record what several passes have left in ``.grad`` of those whose gradients are recorded."""
+        for parameter in parameters:
+            watch = self.parameters.get(id(parameter))
+            gradient = gradient_of(parameter)
+            if watch is None or watch.gradient is None or watch.gradient.row < 0 or gradient is None:
+                continue
+            site = accumulated_gradient(watch.site)
+            try:
+                if watch.accumulated is None:
+                    row = self._factory.rows.number(site)
+                    watch.accumulated = TensorRecorder(self._factory, self._grad, site, row, None, copy=True)
+                watch.accumulated.see(local_part(gradient.detach()))
+            except Exception as error:
+                self._factory.events.fault(site, error)
+
     def meet_wrapper(self, wrapper: nn.Module) -> None:
         """Have parameters adopted by a wrapper that calls a model, if it reduces gradients and was not known."""
         if self._reductions.meet_wrapper(wrapper):
@@ -198,7 +215,8 @@ class Taps:
     def _may_reach(self, entry: NamedModule, slot: str) -> bool:
         return any(self._settings.may_reach(each) for each in entry.candidates() if each.site.slot == slot)
 
-    def _add_slot(self, watch: SlotWatch) -> None:
+    def add_slot(self, watch: SlotWatch) -> None:
+        """Have one more watch of what has calls."""
         self.slots.append(watch)
         self.calls.append(watch.trained_calls)
 

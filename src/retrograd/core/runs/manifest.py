@@ -42,6 +42,7 @@ _KINDS = {
     "ranks": _Told,
     "compacted": dict[str, Any],
     "sites": list[str],
+    "optimizers": list[Any] | None,
 }
 """Entries of a manifest that readers rely on."""
 

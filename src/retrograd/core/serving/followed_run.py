@@ -26,7 +26,6 @@ from retrograd.core.runs.reader import Run, open_run
 from retrograd.core.sites.site import parse_leniently
 from retrograd.core.views.downsample import ColumnBands, FloatArray, StepColumns, share_columns
 from retrograd.core.views.report.blocks import (
-    LOSS_FACTS,
     Block,
     Blocks,
     Measure,
@@ -34,7 +33,6 @@ from retrograd.core.views.report.blocks import (
     describe_measure,
     list_measures,
     make_exponent_block,
-    reduce_loss,
 )
 from retrograd.core.views.report.facts import (
     describe_data,
@@ -45,6 +43,7 @@ from retrograd.core.views.report.facts import (
 )
 from retrograd.core.views.report.findings import describe_card, describe_findings, find_first_nonfinite
 from retrograd.core.views.report.report import frame_report
+from retrograd.core.views.report.scalars import describe_scalars, find_begin, reduce_scalars
 from retrograd.core.views.report.scope import Scope, choose_scope
 from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
 
@@ -102,6 +101,7 @@ class FollowedRun:
         self._looked = time.monotonic()
         self._resumed: object = None
         self._scope: Scope | None = None
+        self._scalars: list[str] = []
         self._nonfinite: dict[str, Any] | None = None
         self._known = Explained(read_findings(self._run))
         self._explaining: threading.Thread | None = None
@@ -113,8 +113,9 @@ class FollowedRun:
         with self._lock:
             self._look()
             scope = replace(self._scoped, columns=share_columns(self._scoped.columns.steps, LIMITS.page_columns))
-            facts = self._describe(scope)
+            facts, idle = self._describe(scope), self._find_idle()
         live = {
+            "idle": idle,
             "base": base,
             "pause": round(1000 * LIMITS.flush_seconds),
             "version": 0,
@@ -158,15 +159,27 @@ class FollowedRun:
             "news": {name: facts[name] for name in changed},
             "digests": changed,
             "columns": None if is_same or not len(steps) else told,
+            "idle": self._find_idle(),
         }
 
-    def read_loss(self, columns: ColumnRange) -> bytes:
-        """The loss of some columns, as float32 of shape (3, columns).
+    def _find_idle(self) -> float | None:
+        """Seconds since the last event, or the start; None where nothing goes on, or that is not known of a copy."""
+        is_copy = any(rank.facts.get("copied") for rank in self._run.ranks)
+        if self._run.status != "running" or is_copy:
+            return None
+        moments = [rank.facts["began"] for rank in self._run.ranks if "began" in rank.facts]
+        moments += self._run.history.all_events.times or ()
+        return max(0.0, time.time() - max(moments)) if moments else None
+
+    def read_scalars(self, names: Sequence[str], columns: ColumnRange) -> bytes:
+        """Scalars of some columns and the clock, as float32 of shape (3, names + 1, columns).
 
         Raises:
             DamagedRunError: a file cannot be read.
         """
-        return self._read(_pack_loss, columns)
+        with self._lock:
+            begin = find_begin(self._run.history)
+        return self._read(lambda scope: _pack(reduce_scalars(scope, names, begin)), columns)
 
     def read_numbers(self, names: Sequence[str], chosen: ChosenSites, columns: ColumnRange) -> bytes:
         """Statistics of some series, read together: for each of them float32 of shape (bands, series, columns).
@@ -227,10 +240,12 @@ class FollowedRun:
         if known is None or len(known.columns.steps) == 0 or resumed != self._resumed:
             self._resumed = resumed
             self._scope = _open_scope(history)
+            self._scalars = list(history.scalars)
             self._nonfinite = find_first_nonfinite(self._scope, group_places(self._scope.sites))
             return
         last = int(known.columns.steps[-1])
         later = choose_scope(history.since(last), known.phase, 1 << 62, float("inf"))
+        self._scalars = sorted(dict.fromkeys([*self._scalars, *later.history.scalars]), key=lambda name: name != "loss")
         elements = dict(zip(known.sites, known.elements, strict=True))
         for site, count in zip(later.sites, later.elements, strict=True):
             elements[site] = max(count, elements.get(site, -1))
@@ -264,10 +279,11 @@ class FollowedRun:
             for each in list_measures(manifest)
             if (series := _series_of(each, scope.sites))
         ]
-        loss = Block("loss", LOSS_FACTS, "") if len(scope.history.loss.steps) else None
+        scalars = describe_scalars(self._scalars)
+        packed = None if scalars is None else Block("scalars", scalars, "")
         return {
             **describe_run(run, scope),
-            **describe_data(scope, places, Blocks(statistics, loss, None)),
+            **describe_data(scope, places, Blocks(statistics, packed, None)),
             "exponents": None,
             "card": describe_card(self._known.card),
             "findings": {**describe_findings(self._known.findings, scope, places), **self._tell_pending()},
@@ -342,11 +358,6 @@ def _choose(scope: Scope, chosen: ChosenSites) -> Scope:
     if not all(0 <= number < len(scope.sites) for number in chosen.series):
         raise NotServedError
     return replace(scope, sites=[scope.sites[number] for number in chosen.series])
-
-
-def _pack_loss(scope: Scope) -> bytes:
-    numbers = reduce_loss(scope)
-    return np.full((3, len(scope.columns)), np.nan, "<f4").tobytes() if numbers is None else _pack(numbers)
 
 
 def _pack_numbers(names: Sequence[str], scope: Scope) -> bytes:

@@ -227,8 +227,8 @@ class _Handler(BaseHTTPRequestHandler):
             case ["run", name, "news"]:
                 have, numbers = _read_digests(query), _read_numbers(query, "column", "step", "until", "width")
                 return "json", json.dumps(served.find(name).find_news(have, **numbers)).encode()
-            case ["run", name, "loss"]:
-                return "bytes", served.find(name).read_loss(_read_columns(query))
+            case ["run", name, "scalars"]:
+                return "bytes", served.find(name).read_scalars(_read_names(query), _read_columns(query))
             case ["run", name, "numbers"]:
                 names, chosen, columns = _read_names(query), _read_chosen(query), _read_columns(query)
                 return "bytes", served.find(name).read_numbers(names, chosen, columns)

@@ -187,6 +187,9 @@ def _read(home: Traversable, name: str) -> str:
 
 
 _IMPORT = re.compile(r'^import \{ ([^}]+) \} from "\./([\w-]+\.js)";\n', re.MULTILINE)
+_UNREAD = re.compile(r"^\s*(?:/\*\*.*?\*/|//[^\n]*)?\s*(?:\n|\Z)|^ +", re.MULTILINE | re.DOTALL)
+"""Comments on lines of their own, empty lines and indentation: a fifth of what every page would have to hold."""
+
 _EXPORT = re.compile(r"^export ((?:async )?function|const) (\w+)", re.MULTILINE)
 
 
@@ -205,6 +208,7 @@ def wrap_module(name: str, text: str) -> str:
     """Turn a module into an assignment: its imports come from other such variables, its exports are returned."""
     body = _IMPORT.sub(lambda match: f"const {{ {match[1]} }} = {_variable(match[2])};\n", text)
     body = _EXPORT.sub(r"\1 \2", body)
+    body = _UNREAD.sub("", body)
     exports = ", ".join(match[2] for match in _EXPORT.finditer(text))
     return f"const {_variable(name)} = (() => {{\n{body}return {{ {exports} }};\n}})();"
 

@@ -29,7 +29,9 @@ export async function fetchNumbers(names, series, from) {
   if (first.length === 0) return new Float32Array(0); // nothing was recorded yet
   const span = { step: first[from], until: last.at(-1), width };
   const chosen = { names: JSON.stringify(names), series, sites: facts.live.digests.sites };
-  const answer = await (names[0] === "loss" ? fetchLive("loss", span) : fetchLive("numbers", { ...chosen, ...span }));
+  const scalars = () => JSON.stringify(facts.scalars.listed.map(({ name }) => name));
+  const isScalar = names[0] === "scalars";
+  const answer = await (isScalar ? fetchLive("scalars", { names: scalars(), ...span }) : fetchLive("numbers", { ...chosen, ...span }));
   return answer && new Float32Array(await answer.arrayBuffer());
 }
 

@@ -11,6 +11,7 @@ import { STATISTICS, loadStatistics } from "./measures.js";
 import { openPage } from "./opening.js";
 import { facts } from "./payload.js";
 import { QUANTITIES } from "./state.js";
+import { tellFirst } from "./waiting.js";
 
 async function start() {
   writeAbout();
@@ -18,7 +19,8 @@ async function start() {
   writeFindings();
   readView();
   find("nothing").hidden = QUANTITIES.length > 0;
-  if (facts.loss) find("nothing").textContent = facts.hint;
+  if (facts.scalars) find("nothing").textContent = facts.hint;
+  tellFirst();
   await showInventory();
   await showMap();
 }
