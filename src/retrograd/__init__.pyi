@@ -87,6 +87,7 @@ from retrograd.tools.features.extractor import extract as extract
 from retrograd.tools.features.stored import open_features as open_features
 from retrograd.tools.functions.call import Auxiliary as Auxiliary
 from retrograd.tools.functions.function import Function as Function
+from retrograd.tools.samples.gradients import per_sample_gradients as per_sample_gradients
 
 __version__: str
 __all__: list[str]  # noqa: PYI035  # __init__.py makes it of the names above

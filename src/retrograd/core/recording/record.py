@@ -108,6 +108,11 @@ class Recording(Guided):
         return self._run
 
     @property
+    def models(self) -> dict[str, nn.Module]:
+        """The recorded models that are still there, by name; a single one has the empty name."""
+        return self._recorder.models
+
+    @property
     def events(self) -> EventLog:
         """Takes what happens once; its ``listener`` hears of that at once."""
         return self._recorder.events
@@ -274,6 +279,11 @@ class UnrecordedRank(Recording):
     def step(self) -> int:
         """0: no steps are counted."""
         return 0
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """None."""
+        return {}
 
     @property
     def history(self) -> History:
