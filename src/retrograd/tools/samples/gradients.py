@@ -1,4 +1,4 @@
-"""The gradient of each parameter, split by sample: exact, from the inputs of modules and the gradients of their outputs.
+"""Gradients of parameters split by sample: exact, from the inputs of modules and the gradients of their outputs.
 
 The gradient of a parameter is linear in the gradient of the module's output, so it is a sum over samples wherever a
 module treats each by itself. No second pass through the model is needed.
@@ -6,8 +6,10 @@ module treats each by itself. No second pass through the model is needed.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # as everybody calls it
@@ -24,29 +26,30 @@ from retrograd.core.sites.site import ROOT, Site
 _KEEP = 'keep both: rg.record(model, tensors=["*:inputs", "*:outputs.grad"]).'
 
 Parameters = dict[str, Tensor]
-Forward = Callable[[nn.Module, Tensor, Parameters], Tensor]
+Forward = Callable[[Any, Tensor, Parameters], Tensor]
 
 
-def _transpose(module: nn.ConvTranspose1d, x: Tensor, p: Parameters) -> Tensor:
-    convolve = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}[len(module.kernel_size)]
+def _transpose(module: Any, x: Tensor, p: Parameters) -> Tensor:
+    convolve: Any = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}[len(module.kernel_size)]
     sizes = module.stride, module.padding, module.output_padding
-    return convolve(x, p["weight"], p.get("bias"), *sizes, module.groups, module.dilation)  # type: ignore[arg-type]
+    found: Tensor = convolve(x, p["weight"], p.get("bias"), *sizes, module.groups, module.dilation)
+    return found
 
 
 _FORWARDS: dict[type[nn.Module], Forward] = {
     nn.Linear: lambda m, x, p: F.linear(x, p["weight"], p.get("bias")),
-    nn.Embedding: lambda m, x, p: F.embedding(x, p["weight"], m.padding_idx),  # type: ignore[arg-type]
-    nn.LayerNorm: lambda m, x, p: F.layer_norm(x, m.normalized_shape, p.get("weight"), p.get("bias"), m.eps),  # type: ignore[arg-type]
-    nn.RMSNorm: lambda m, x, p: F.rms_norm(x, m.normalized_shape, p.get("weight"), m.eps),  # type: ignore[arg-type]
-    nn.GroupNorm: lambda m, x, p: F.group_norm(x, m.num_groups, p.get("weight"), p.get("bias"), m.eps),  # type: ignore[arg-type]
+    nn.Embedding: lambda m, x, p: F.embedding(x, p["weight"], m.padding_idx),
+    nn.LayerNorm: lambda m, x, p: F.layer_norm(x, m.normalized_shape, p.get("weight"), p.get("bias"), m.eps),
+    nn.RMSNorm: lambda m, x, p: F.rms_norm(x, m.normalized_shape, p.get("weight"), m.eps),
+    nn.GroupNorm: lambda m, x, p: F.group_norm(x, m.num_groups, p.get("weight"), p.get("bias"), m.eps),
     **dict.fromkeys(
         (nn.Conv1d, nn.Conv2d, nn.Conv3d),
-        lambda m, x, p: m._conv_forward(x, p["weight"], p.get("bias")),  # type: ignore[operator]
+        lambda m, x, p: m._conv_forward(x, p["weight"], p.get("bias")),
     ),
-    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transpose),  # type: ignore[dict-item]
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transpose),
     **dict.fromkeys(
         (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-        lambda m, x, p: F.instance_norm(x, weight=p.get("weight"), bias=p.get("bias"), eps=m.eps),  # type: ignore[arg-type]
+        lambda m, x, p: F.instance_norm(x, weight=p.get("weight"), bias=p.get("bias"), eps=m.eps),
     ),
 }
 """Type of module → its output for a batch, from these parameters."""
@@ -120,7 +123,7 @@ class PerSampleGradients(Mapping[str, Tensor]):
     def _split(self, use: _Use) -> Iterator[tuple[int, Tensor]]:
         """The number of the micro-batch, and the gradients of its samples, of each call that a pass reached."""
         site = Site(use.path, ("output",)).grad
-        asked = Site(use.path, ("input", "input"))
+        asked = Site(use.path, ("input", next(iter(inspect.signature(use.module.forward).parameters))))
         if str(site) not in self._history or str(asked) not in self._history:
             return
         inputs = {_call_of(kept): kept for kept in self._list(asked)}
@@ -143,9 +146,9 @@ class PerSampleGradients(Mapping[str, Tensor]):
         x = x.to(wanted.dtype) if x.is_floating_point() else x
 
         def split(one: Tensor, its_gradient: Tensor) -> Tensor:
-            _, pull = torch.func.vjp(
+            pull: Any = torch.func.vjp(
                 lambda value: forward(use.module, one.unsqueeze(0), parameters | {use.name: value}), wanted
-            )
+            )[1]
             found: Tensor = pull(its_gradient.unsqueeze(0))[0]
             return found
 
