@@ -207,7 +207,7 @@ WORDS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "keep": (lambda c: rg.record(make(), keep="x"), "tensors="),  # type: ignore[call-arg]
     "both": (lambda c: rg.record(make(), every=2, schedule=2), "give one of them"),
     "record(opt)": (lambda c: rg.record(torch.optim.SGD([c.x])), "pass the model"),  # type: ignore[arg-type]
-    "record(model, opt)": (lambda c: rg.record(make(), torch.optim.SGD([c.x])), "leave it out"),  # type: ignore[arg-type]
+    "record(model, opt)": (lambda c: rg.record(c.model, c.x), "leave it out"),  # type: ignore[arg-type]
     "decorated model": (lambda c: c.rec(c.model), "with rg.record(model) as recording"),
     "trace(loss)": (lambda c: rg.trace(c.loss), "with rg.trace(model) as trace"),  # type: ignore[arg-type]
     "summary": (lambda c: rg.summary(c.model), "rg.plan_recording(model)"),  # type: ignore[attr-defined]

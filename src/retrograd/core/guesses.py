@@ -87,7 +87,6 @@ CALLS: dict[str, dict[str, str]] = {
         "finish": "recording.close()",
         "end": "recording.close()",
         "pause": "rg.record(model, schedule=…), a function from step to bool",
-        "log": "rg.log(name=value)",
         "step_end": "recording.begin_step(number), for loops that count by themselves",
         "plot": "recording.history.plot()",
         "loss": "recording.history.loss",
