@@ -49,6 +49,8 @@
     │   └── BudgetError            budget-too-small
     ├── ExplainError               cannot-explain
     ├── LaunchError                cannot-launch
+    ├── NoSuchNameError            no-such-name
+    ├── CallError                  wrong-call
     ├── LibraryError               missing-library
     └── TorchVersionError          old-torch
 
@@ -387,6 +389,18 @@ class LaunchError(RetrogradError):
     """The command to record cannot be started."""
 
     slug = "cannot-launch"
+
+
+class NoSuchNameError(RetrogradError, AttributeError):
+    """Something has no attribute of this name; the call that does what was meant is named."""
+
+    slug = "no-such-name"
+
+
+class CallError(RetrogradError, TypeError):
+    """A function is called with arguments that it does not take."""
+
+    slug = "wrong-call"
 
 
 class LibraryError(RetrogradError, ImportError):

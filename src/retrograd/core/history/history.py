@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from retrograd.core.amounts import count_of, show_bytes
-from retrograd.core.drawings import drawn_by
-from retrograd.core.errors import NoSuchSiteError, TableSizeError
+from retrograd.core.drawings import ask_view, drawn_by
+from retrograd.core.errors import CallError, NoSuchNameError, NoSuchSiteError, SiteError, TableSizeError
+from retrograd.core.guesses import Guided
+from retrograd.core.history.chosen_sites import ChosenSites
 from retrograd.core.history.copies import Copies, Disagreement
 from retrograd.core.history.events import Events
-from retrograd.core.history.kept import Kept, TensorRing, read_kept
+from retrograd.core.history.kept import Kept, TensorRing, pack_kept, read_kept, unpack_kept
 from retrograd.core.history.matrix import Curve, Matrix, build_matrices, find_columns, join_matrices
 from retrograd.core.history.names import SiteNames
 from retrograd.core.history.outline import RecordOutline
@@ -31,7 +36,7 @@ from retrograd.core.history.rows import (
     join_neighbours,
     leave_earlier_out,
 )
-from retrograd.core.history.scalars import Scalars
+from retrograd.core.history.scalars import SCALAR_NAMES, Scalars
 from retrograd.core.history.series import Relatives, Series
 from retrograd.core.history.sink import UPDATES, Event, KeptTensor, RowBatch
 from retrograd.core.history.steps import number_steps
@@ -40,9 +45,13 @@ from retrograd.core.history.windows import LongRows, choose_rows, compare_copies
 from retrograd.core.libraries import load_library
 from retrograd.core.limits import LIMITS
 from retrograd.core.sites.pattern import Pattern
+from retrograd.core.statistics.row import STATISTICS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
-class History:
+class History(Guided):
     """The record of every site at every step. In memory it is also a sink that a recorder writes to.
 
         history.sites                                  names, in call order
@@ -50,7 +59,9 @@ class History:
         history["cell:output.grad"].rms                all calls of a module merged
         history["cell#2:output.grad"].rms              the second call alone
         history["blocks.3:output.grad"].tensors[-5:]   kept tensors
-        history.matrix("rms")                          sites × steps
+        history["blocks.*:output.grad"].rms            several sites: a matrix of sites × steps
+        history.matrix("rms")                          the same of all sites
+        history.loss, history.lr, history.grad_norm    one number a step: see ``scalars``
 
     Args:
         rank: the rank of everything that is added.
@@ -129,7 +140,7 @@ class History:
         some.manifest = self.manifest
         codes = {code for site in sites for code in self._find(site)}
         parts = [rows.hold(codes, histograms=histograms)] if isinstance(rows, LongRows) else rows.parts
-        some.load(self._names, parts, self.all_events, self._list_tensors, self._copies)
+        some.load(self._names, parts, self.all_events, self.list_tensors, self._copies)
         return some
 
     # ---- the sink ----
@@ -195,17 +206,70 @@ class History:
             has_rows[rows.codes] = True
             self._counted = rows, has_rows
         has_rows = self._counted[1]
-        found = [code for code, name in enumerate(names) if has_rows[code] or self._list_tensors(name)]
+        found = [code for code, name in enumerate(names) if has_rows[code] or self.list_tensors(name)]
         return found or list(range(len(names)))
 
     def __getitem__(self, site: str) -> Series:
         """One site over time: all calls of a module, unless the name has the number of one.
 
+        A parameter may be named as torch names it, ``fc.weight.grad`` for ``fc:weight.grad``. A pattern, as of
+        :func:`retrograd.record`, gives all recorded sites that match, as :class:`ChosenSites`: ``history["blocks.*"]``.
+
         Raises:
             NoSuchSiteError: for a site that was not recorded (a KeyError); the nearest are named.
         """
-        relatives = Relatives(self._names, self.__getitem__, self._list_tensors, self._explain)
-        return Series(self.rows, str(site), self._find(str(site)), relatives)
+        name = self._names.read_dotted(str(site))
+        if name in self._names:
+            relatives = Relatives(self._names, self.__getitem__, self.list_tensors, self._explain)
+            return Series(self.rows, name, self._find(name), relatives)
+        with suppress(SiteError):
+            return cast("Series", ChosenSites(self, self.select(name)))  # a text cannot tell a checker which it is
+        self._find(name)
+        raise AssertionError("unreachable")
+
+    def keys(self) -> KeysView[str]:
+        """Names of all recorded sites, as :attr:`sites` lists them."""
+        return KeysView(self)
+
+    def values(self) -> ValuesView[Series]:
+        """The series of each site, in that order."""
+        return ValuesView(self)
+
+    def items(self) -> ItemsView[str, Series]:
+        """Each name with its series, in that order."""
+        return ItemsView(self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A series of one number a step by its name, ``history.lr``; see :attr:`scalars`."""
+            if name not in SCALAR_NAMES:
+                return super().__getattr__(name)
+            curves = self.scalars
+            if name not in curves:
+                several = [each for each in curves if each.startswith(f"{name}[")]
+                other = f"history.scalars[{several[0]!r}], as there are several." if several else ""
+                known = ", ".join(curves) or "none"
+                raise NoSuchNameError(
+                    f"No {name!r} was recorded.", repair=other or f"these scalars of each step are: {known}."
+                )
+            return curves[name]
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *({*self.scalars} & SCALAR_NAMES)})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle all that is held, with its kept tensors; of a run folder, what was read of it."""
+        rows = {name: np.asarray(column) for name, column in self.rows.items()}
+        written = self._names.written
+        tensors = {name: [pack_kept(kept) for kept in self.list_tensors(name)] for name in written}
+        return _restore, (self.manifest, self.rank, written, rows, self.event_table, tensors)
+
+    def __sub__(self, other: object) -> NoReturn:
+        raise CallError(
+            "Histories cannot be subtracted.",
+            repair='compare two runs with rg.compare(a, b); subtract numbers: a.matrix("rms").values - b.matrix(…).',
+        )
 
     def __contains__(self, site: object) -> bool:
         return site in self._names
@@ -239,7 +303,8 @@ class History:
         """One statistic of many sites over all steps, with micro-batches, ranks, and calls of a module merged.
 
         Args:
-            statistic: one of :data:`retrograd.core.statistics.row.STATISTICS`, or a user's own.
+            statistic: one of :data:`retrograd.core.statistics.row.STATISTICS`, or a user's own;
+                ``"norm"`` is ``"l2"``.
             sites: names; all sites when left out.
             phase: kind of forward; None for all.
 
@@ -248,6 +313,7 @@ class History:
             NoSuchSiteError: for a site that was not recorded.
         """
         listed = self.sites if sites is None else list(sites)
+        statistic = "l2" if statistic == "norm" else statistic
         return join_matrices([only for [only] in self.matrices([statistic], listed, phase)])
 
     def matrices(
@@ -452,6 +518,47 @@ class History:
         """
         return load_library("polars", "polars", "1.0").from_arrow(self.table())
 
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write all of it as a run folder, which :func:`retrograd.open_run`, the report and every command read.
+
+        Args:
+            path: a new or empty folder.
+
+        Returns:
+            The folder.
+
+        Raises:
+            RunExistsError: the folder holds another run, or other files.
+            RunWriteError: it cannot be written, or the record is of several ranks.
+        """
+        written: Path = ask_view("retrograd.core.runs.saving", "save_history")(self, path)
+        return written
+
+    def plot(self, name: str = "rms", *, ax: Axes | None = None, **options: Any) -> Axes:
+        """Draw with matplotlib: a statistic of all sites as colours, or a scalar as a line: ``history.plot("loss")``.
+
+        Args:
+            name: a statistic, or one of :attr:`scalars`.
+            ax: axes to draw on; those of a new figure when left out.
+            options: of the colours or the line.
+
+        Returns:
+            The axes.
+
+        Raises:
+            StatisticError: for an unknown name.
+            LibraryError: matplotlib is not installed.
+        """
+        scalars = self.scalars
+        if name in scalars and name not in STATISTICS:
+            return scalars[name].plot(ax=ax, **({"label": name} | options))
+        return self.matrix(name).plot(ax=ax, **options)
+
+    def name_calls(self, sites: Iterable[str]) -> set[str]:
+        """Names, as in tables, of all calls of some sites."""
+        listed = self._names.listed
+        return {listed[code] for site in sites for code in self._find(site)}
+
     def _find(self, site: str) -> dict[int, int]:
         """Codes of a name, each with the number of its call; the error says why nothing was recorded, if known."""
         try:
@@ -471,8 +578,23 @@ class History:
         described = self.manifest.get("statistics")
         return dict(described) if isinstance(described, Mapping) else {}
 
-    def _list_tensors(self, site: str) -> list[Kept]:
+    def list_tensors(self, site: str) -> list[Kept]:
+        """Tensors kept of one written name, oldest first."""
         return self._find_stored(site) + [read_kept(kept) for kept in self.ring.of_site(site)]
+
+
+def _restore(
+    manifest: dict[str, Any],
+    rank: int,
+    names: Sequence[str],
+    rows: Part,
+    events: pa.Table,
+    tensors: Mapping[str, list[tuple[Any, ...]]],
+) -> History:
+    history = History(rank=rank)
+    history.manifest = manifest
+    history.load(SiteNames(names), [rows], Events(events), lambda site: list(map(unpack_kept, tensors.get(site, ()))))
+    return history
 
 
 def _take_all(items: deque[Any]) -> list[Any]:

@@ -183,6 +183,11 @@ class Recorder:
         self._add(name, model)
         self._describe()
 
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The models that are still there, by name."""
+        return dict(self._facts.models)
+
     def add_root(self, module: nn.Module) -> None:
         """Take each call of this module for a forward of its own, as those of whole models are."""
         self._models.add(module)

@@ -238,6 +238,15 @@ class Findings(Sequence[Finding]):
     def __iter__(self) -> Iterator[Finding]:
         return iter(self._found)
 
+    def __eq__(self, other: object) -> bool:
+        """True for the same findings in any sequence: ``rg.explain(run) == []`` where there are none."""
+        if not isinstance(other, Findings | list | tuple):
+            return NotImplemented
+        return list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(each.detector for each in self._found))
+
     def __bool__(self) -> bool:
         return any(each.severity != "note" for each in self._found)
 

@@ -247,12 +247,25 @@ def _may_be_called(pattern: Pattern, candidates: Iterable[Candidate]) -> bool:
     return any(in_path(candidate.site.path) for candidate in candidates if candidate.site.slot in _RUN_SLOTS)
 
 
+_MEANT = {
+    **dict.fromkeys(("grads", "grad", "gradients", "gradient"), "'*.grad', or '*:parameters.grad' for parameters"),
+    **dict.fromkeys(("activations", "outputs", "output"), "'*:output'"),
+    **dict.fromkeys(("inputs", "input"), "'*:inputs'"),
+    **dict.fromkeys(("weights", "params", "parameters"), "'*:parameters'"),
+    **dict.fromkeys(("updates", "update"), "'*.update'"),
+    "all": "'*'",
+}
+"""Word for all sites of a kind → the pattern that says it."""
+
+
 def suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
     """Suggest what a person may have meant by a pattern that matches none of these sites."""
     bare = _strip(pattern)
     if isinstance(bare, type):
         kinds = sorted({type(candidate.module).__name__ for candidate in candidates if candidate.module is not None})
         return f"the modules are of these types: {', '.join(kinds)}."
+    if str(bare).lower() in _MEANT:
+        return f"for all of these write {_MEANT[str(bare).lower()]}."
     if names_functions(bare):
         paths = list(dict.fromkeys(each.site.path for each in candidates if each.site.slot in _RUN_SLOTS))
         near = difflib.get_close_matches(str(bare).partition(":")[0].rpartition("/")[0], paths, n=5, cutoff=0.3)
