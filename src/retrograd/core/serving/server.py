@@ -21,9 +21,10 @@ from retrograd.core.errors import LaunchError, RunError
 from retrograd.core.foreign.text import parse_json, parse_object, show_plainly
 from retrograd.core.notices import say
 from retrograd.core.runs.layout import find_rank_folders, is_run
-from retrograd.core.runs.listing import list_runs, read_line
+from retrograd.core.runs.listing import find_runs
 from retrograd.core.serving.compared_runs import ComparedRuns
 from retrograd.core.serving.followed_run import ChosenSites, ColumnRange, FollowedRun, NotServedError, OtherSitesError
+from retrograd.core.serving.listed_runs import ListedRuns
 from retrograd.core.views.page.frame import frame_page
 
 HOST = "127.0.0.1"
@@ -56,6 +57,7 @@ class Served:
     Attributes:
         path: the same.
         single: the name of the only run; empty for a folder of runs.
+        listed: the runs of the folder, each in a line.
 
     Raises:
         NotARunError: it is neither.
@@ -66,15 +68,11 @@ class Served:
         self.is_awaited = is_awaited
         self.single = path.name if is_awaited or is_run(path) else ""
         if not is_awaited:
-            find_rank_folders(path) if self.single else list_runs(path)
+            find_rank_folders(path) if self.single else find_runs(path)
+        self.listed = ListedRuns(path, is_single=bool(self.single))
         self._open: OrderedDict[str, _Slot] = OrderedDict()
         self._lock = threading.Lock()
         self._compared = ComparedRuns()
-
-    def list_lines(self) -> list[dict[str, Any]]:
-        """The runs as JSON values, newest first; a loss that is not finite is text."""
-        lines = [read_line(self.path)] if self.single else list_runs(self.path)
-        return [json.loads(each.as_json()) for each in lines]
 
     def find(self, name: str) -> FollowedRun:
         """The run of a name.
@@ -217,9 +215,11 @@ class _Handler(BaseHTTPRequestHandler):
             case [""] if served.single:
                 return "page", self._make_page(served.single)
             case [""]:
-                return "page", _make_list(served.list_lines()).encode()
+                return "page", _make_list(served.listed.tell_lines()).encode()
             case ["runs"]:
-                return "json", json.dumps(served.list_lines()).encode()
+                return "json", json.dumps(served.listed.tell_lines()).encode()
+            case ["losses"]:
+                return "json", json.dumps(served.listed.tell_losses(**_read_numbers(query, "since"))).encode()
             case ["compare", *what] if what in ([], ["state"]):
                 return self._compare(_read_runs(pairs), is_page=not what)
             case ["run", name]:
@@ -309,8 +309,8 @@ def _read_digests(query: dict[str, str]) -> dict[str, str]:
         raise _QueryError("have is an object of digests") from error
 
 
-def _make_list(lines: list[dict[str, Any]]) -> str:
-    return frame_page("retrograd.core.serving", "Runs", {"runs": lines}, {}, is_served=True)
+def _make_list(told: dict[str, Any]) -> str:
+    return frame_page("retrograd.core.serving", "Runs", told, {}, is_served=True)
 
 
 def serve(path: Path, port: int, *, told: Callable[[str], None]) -> None:
