@@ -84,7 +84,7 @@ address are answered. Nothing is written. Ctrl-C ends it.
                 show_in_browser(address)
 
         with contextlib.suppress(KeyboardInterrupt):
-            serve(path_to_read(choose_run(self.run)).absolute(), self.port, told=tell)
+            serve(path_to_read(choose_run(None) if self.run is None else self.run).absolute(), self.port, told=tell)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,14 +88,14 @@ class Served:
                 self._open.popitem(last=False)
         return slot.take()
 
-    def compare(self, names: list[str], base: str) -> str:
-        """The page of several runs, which asks at an address whether they have gone on.
+    def compare(self, names: list[str], base: str, home: str = "") -> str:
+        """The page of several runs, which asks at an address whether they have gone on; ``home`` is that of all.
 
         Raises:
             NotServedError: there is none of a name.
             RunError: one cannot be read.
         """
-        return self._compared.make_page([self._folder_of(name) for name in names], base)
+        return self._compared.make_page([self._folder_of(name) for name in names], base, home)
 
     def tell_state(self, names: list[str]) -> str:
         """A text that changes when one of several runs does.
@@ -240,13 +240,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _compare(self, names: list[str], *, is_page: bool) -> tuple[str, bytes]:
         served = self.server.served
         if is_page:
-            return "page", served.compare(names, f"/{self.server.token}/compare").encode()
+            return "page", served.compare(names, f"/{self.server.token}/compare", f"/{self.server.token}/").encode()
         return "bytes", served.tell_state(names).encode()
 
     def _make_page(self, name: str) -> bytes:
         if self.server.served.is_awaited and not is_run(self.server.served.path):
             return _NOTHING_YET
-        return self.server.served.find(name).make_page(f"/{self.server.token}/run/{quote(name, safe='')}").encode()
+        home = "" if self.server.served.single else f"/{self.server.token}/"
+        return self.server.served.find(name).make_page(f"/{self.server.token}/run/{quote(name, safe='')}", home).encode()
 
     def _answer(self, status: HTTPStatus, kind: str, content: bytes) -> None:
         self.send_response(status)

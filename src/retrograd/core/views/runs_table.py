@@ -9,6 +9,7 @@ from typing import TextIO
 
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.runs.listed import ListedRun, find_differing, value_of
+from retrograd.core.runs.loss_curve import LossCurve
 from retrograd.core.runs.settings import Setting
 from retrograd.core.views.terminal import (
     BLOCKS,
@@ -63,6 +64,19 @@ def print_runs(runs: Sequence[ListedRun], *, file: TextIO | None = None) -> None
 
 
 format_runs = giving_text(print_runs)
+
+
+def print_differences(letters: Sequence[str], runs: Sequence[tuple[Mapping[str, Setting], LossCurve]]) -> None:
+    """Print the losses of runs that are compared, and the settings in which they differ: a column for each run."""
+    console = open_console()
+    blocks = BLOCKS if can_print(console, BLOCKS) else PLAIN_BLOCKS
+    rows = [
+        ("loss", *(draw_sparkline(curve.values, _CURVE_WIDTH, blocks=blocks) or "-" for _, curve in runs)),
+        ("final loss", *("-" if curve.final is None else print_loss(curve.final) for _, curve in runs)),
+    ]
+    for name in find_differing([settings for settings, _ in runs]):
+        rows.append((name, *(show_setting(settings.get(name)) for settings, _ in runs)))
+    console.print(make_table(console, {"": "text", **dict.fromkeys(letters, "name")}, rows))
 
 
 def show_setting(value: Setting | None) -> str:

@@ -36,7 +36,7 @@ export function findTicks(low, high, isLog) {
     const found = powers.filter((_, i) => i % every === 0).flatMap((power) => steps.map((step) => step * power)).filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
     if (found.length > 1) return found;
   }
-  const raw = (high - low) / 4 || 1;
+  const raw = (high - low) / 5 || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].find((each) => each * power >= raw) * power;
   const first = Math.ceil(low / step);
@@ -62,12 +62,12 @@ export function drawOverlay(host, lines, { isLog, share = 0, height = 240, about
     .filter(({ curve }) => curve?.values.length)
     .map((line) => ({ ...line, values: smooth(line.curve.values, share), stepOf: (place) => line.curve.first + (place + 0.5) * line.curve.width - 0.5 }));
   const y = makeAxis(shown.flatMap(({ values }) => values.filter((value) => value !== null)), isLog);
-  const x = makeAxis(shown.flatMap(({ stepOf, values }) => [stepOf(0), stepOf(values.length - 1)]), false);
+  const x = makeAxis(shown.flatMap(({ curve, values }) => [curve.first, curve.first + values.length * curve.width - 1]), false);
   const left = (step) => LEFT + x.of(step) * (width - LEFT - 12);
   const top = (value) => 8 + (1 - y.of(value)) * (height - 8 - BOTTOM);
   const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": about });
   for (const tick of y.ticks) svg.append(draw("line", { class: "grid", x1: LEFT, x2: width - 12, y1: top(tick), y2: top(tick) }), draw("text", { x: LEFT - 6, y: top(tick) + 4, "text-anchor": "end" }, printShort(tick)));
-  for (const tick of x.ticks.filter(Number.isInteger)) svg.append(draw("text", { x: left(tick), y: height - 5, "text-anchor": "middle" }, formatCount(tick)));
+  for (const tick of x.ticks.filter(Number.isInteger)) svg.append(draw("text", { x: left(tick), y: height - 5, "text-anchor": x.of(tick) > 0.97 ? "end" : "middle" }, formatCount(tick)));
   for (const line of shown) {
     let isOn = false;
     let path = "";
