@@ -238,7 +238,9 @@ are counted where they were computed, as `retrograd run` does at the end.
     filter: tuple[str, ...] = option(
         "--filter", (), "only runs for which all of it is so, as in status=failed 'lr>=0.01'", metavar="CONDITION"
     )
-    search: str = option("--search", "", "only runs with this in their name, status, findings or settings", metavar="TEXT")
+    search: str = option(
+        "--search", "", "only runs with this in their name, status, findings or settings", metavar="TEXT"
+    )
     json: bool = option("--json", False, "print one JSON object per run")
 
     def carry_out(self) -> None:

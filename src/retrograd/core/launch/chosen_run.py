@@ -64,7 +64,7 @@ def check_run(given: Path | None, *, can_be_parent: bool = True) -> None:
     elif not can_be_parent:
         raise NotARunError(
             f"{str(given)!r} is a folder of {count_of(len(runs), 'run')}, not a run.",
-            repair=f"name one, such as {str(find_latest(given))!r}; `retrograd ls {shlex.quote(str(given))}` lists them.",
+            repair=f"name one, such as {str(find_latest(given))!r}; {_name_list(given)} lists them.",
         )
 
 
@@ -83,7 +83,7 @@ def check_is_no_script(given: Path | None) -> None:
 
 
 def choose_run(given: Path | None) -> Path:
-    """The run that was named, or the newest one: of a folder of runs, or of where runs are recorded; which is then said.
+    """The run that was named; the newest of a folder of runs, or of where runs are recorded, which is then said.
 
     Raises:
         NotARunError: there is none.
@@ -97,9 +97,13 @@ def choose_run(given: Path | None) -> Path:
         return given
     newest = find_latest(given)
     others = [run.name for run in runs if run != newest]
-    beside = f", beside {list_names(others)}: name one, or see `retrograd ls {shlex.quote(str(given))}`" if others else ""
+    beside = f", beside {list_names(others)}: name one, or see {_name_list(given)}" if others else ""
     say(show_plainly(f"the newest of {count_of(len(runs), 'run')} in {given}: {newest}{beside}", keep=""))
     return newest
+
+
+def _name_list(parent: Path) -> str:
+    return f"`retrograd ls {shlex.quote(str(parent))}`"
 
 
 def tell_page(path: Path, *, is_opened: bool, file: TextIO | None = None) -> None:

@@ -244,6 +244,7 @@ def _read_last_events(folder: Path) -> Iterator[pa.Table]:
 
 
 def read_events(paths: Iterable[Path], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Columns of part files, one after the other; those that are gone or torn are passed over."""
     from retrograd.core.runs.parts import read_part
 
     for path in paths:

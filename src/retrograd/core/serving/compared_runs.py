@@ -29,7 +29,9 @@ class ComparedRuns:
         return hashlib.sha256("\n".join(read_line(each).as_json() for each in folders).encode()).hexdigest()[:16]
 
     def make_page(self, folders: Sequence[Path], base: str, home: str = "") -> str:
-        """The page of some runs, which asks at an address; ``home`` is that of all runs. Those of many rows are neither compared nor explained here.
+        """The page of some runs, which asks at an address. Those of many rows are neither compared nor explained here.
+
+        ``home`` is the address of the list of all runs.
 
         Raises:
             NotARunError, DamagedRunError: a folder cannot be read.

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -55,7 +56,10 @@ class ListedRuns:
             lines = each_run(self._read_line, runs)
             self._lines = {name: kept for name, kept in self._lines.items() if name in {run.name for run in runs}}
         listed = [ListedRun(each) for each in sorted(lines, key=lambda line: -(line.started or line.written))]
-        return {"runs": [each.as_facts() for each in listed], "columns": find_differing([each.settings for each in listed])}
+        return {
+            "runs": [each.as_facts() for each in listed],
+            "columns": find_differing([each.settings for each in listed]),
+        }
 
     def tell_losses(self, since: int) -> dict[str, Any]:
         """Losses that were read after some number of readings; those that take too long now are left for the next time.
@@ -76,7 +80,7 @@ class ListedRuns:
                     waiting += 1
                     continue
                 self._count += 1
-                self._curves[run.name] = self._count, _Kept(state, lambda run=run: read_curve(run))
+                self._curves[run.name] = self._count, _Kept(state, partial(read_curve, run))
             self._curves = {run.name: self._curves[run.name] for run in runs if run.name in self._curves}
             found = {name: kept.value for name, (number, kept) in self._curves.items() if number > since}
             until = self._count

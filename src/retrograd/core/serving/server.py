@@ -216,10 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return "page", self._make_page(served.single)
             case [""]:
                 return "page", _make_list(served.listed.tell_lines()).encode()
-            case ["runs"]:
-                return "json", json.dumps(served.listed.tell_lines()).encode()
-            case ["losses"]:
-                return "json", json.dumps(served.listed.tell_losses(**_read_numbers(query, "since"))).encode()
+            case ["runs" | "losses" as what]:
+                return "json", json.dumps(self._tell_listed(what, query)).encode()
             case ["compare", *what] if what in ([], ["state"]):
                 return self._compare(_read_runs(pairs), is_page=not what)
             case ["run", name]:
@@ -243,11 +241,17 @@ class _Handler(BaseHTTPRequestHandler):
             return "page", served.compare(names, f"/{self.server.token}/compare", f"/{self.server.token}/").encode()
         return "bytes", served.tell_state(names).encode()
 
+    def _tell_listed(self, what: str, query: dict[str, str]) -> dict[str, Any]:
+        listed = self.server.served.listed
+        return listed.tell_lines() if what == "runs" else listed.tell_losses(**_read_numbers(query, "since"))
+
     def _make_page(self, name: str) -> bytes:
         if self.server.served.is_awaited and not is_run(self.server.served.path):
             return _NOTHING_YET
         home = "" if self.server.served.single else f"/{self.server.token}/"
-        return self.server.served.find(name).make_page(f"/{self.server.token}/run/{quote(name, safe='')}", home).encode()
+        return (
+            self.server.served.find(name).make_page(f"/{self.server.token}/run/{quote(name, safe='')}", home).encode()
+        )
 
     def _answer(self, status: HTTPStatus, kind: str, content: bytes) -> None:
         self.send_response(status)

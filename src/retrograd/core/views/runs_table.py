@@ -74,8 +74,8 @@ def print_differences(letters: Sequence[str], runs: Sequence[tuple[Mapping[str, 
         ("loss", *(draw_sparkline(curve.values, _CURVE_WIDTH, blocks=blocks) or "-" for _, curve in runs)),
         ("final loss", *("-" if curve.final is None else print_loss(curve.final) for _, curve in runs)),
     ]
-    for name in find_differing([settings for settings, _ in runs]):
-        rows.append((name, *(show_setting(settings.get(name)) for settings, _ in runs)))
+    differing = find_differing([settings for settings, _ in runs])
+    rows += [(name, *(show_setting(settings.get(name)) for settings, _ in runs)) for name in differing]
     console.print(make_table(console, {"": "text", **dict.fromkeys(letters, "name")}, rows))
 
 
