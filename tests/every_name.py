@@ -112,6 +112,7 @@ def use_record() -> None:
 
     with rg.record(net, statistics=[chance], path=FOLDER / f"recorded-{len(list(FOLDER.iterdir()))}") as recording:
         rg.watch("mine", x)
+        rg.log(mine=1.0)
         loss().backward()
         recording.flush()
 
@@ -273,6 +274,7 @@ USES: dict[str, Callable[[], Any]] = {
     "take_inventory": lambda: rg.take_inventory(noisy, x),
     "trace": live,
     "walk": lambda: rg.walk(loss()),
+    "log": use_record,
     "watch": lambda: rg.watch("mine", x),
     "watch_hangs": hangs,
     "write_bundle": use_bundle,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
-
 from retrograd.core.errors import CannotRewriteError, PatternError, RewriteError
-from retrograd.core.sites.pattern import ANY_NODE, Candidate, Pattern, asks_for_node, describe_pattern
+from retrograd.core.sites.pattern import Candidate, Pattern, describe_pattern
 from retrograd.core.sites.selection import Selection
-from retrograd.core.sites.site import WATCH, Site
+from retrograd.core.sites.site import WATCH
 from retrograd.rewriting.rules.pass_rule import PassRule
 from retrograd.rewriting.rules.rule import Change, Rule, as_rule
 from retrograd.rewriting.spread import needs_whole
@@ -104,21 +102,9 @@ class Assignments:
         return [rule for each in self.all if each.selection.may_reach(candidate) for rule in each.rules]
 
     @property
-    def names_functions(self) -> bool:
-        """Whether a rule may act at functions that modules call."""
-        return any(each.selection.names_functions for each in self.all)
-
-    @property
-    def asks_for_nodes(self) -> bool:
-        """Whether a pattern means gradients by the kind of node that they come to."""
-        return any(asks_for_node(each.pattern) for each in self.all)
-
-    def find_pattern_of_nodes(self, gradient: Site, module: nn.Module) -> str | None:
-        """A pattern by which some kind of node would be meant at the output of a function; None if there is none."""
-        for each in self.all:
-            if asks_for_node(each.pattern) and each.selection.wants(Candidate(gradient, module, ANY_NODE)):
-                return describe_pattern(each.pattern)
-        return None
+    def selections(self) -> list[Selection]:
+        """What says where each of them acts."""
+        return [each.selection for each in self.all]
 
     def may_reach_watched(self) -> bool:
         """True if a rule may act at a tensor that is watched by hand."""

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from retrograd.core.errors import CannotRewriteError
 from retrograd.core.hooks.engine import is_in_backward, uncompiled
-from retrograd.core.hooks.function_taps import UNKNOWN, FunctionTap
+from retrograd.core.hooks.function_taps import FunctionTap
 from retrograd.core.hooks.names import ModelNames
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.saved import version_of
 from retrograd.core.hooks.torch_calls import TorchCall, is_statement
-from retrograd.core.sites.pattern import Candidate
+from retrograd.core.sites.pattern import UNKNOWN_NODE, Candidate, describe_pattern
 from retrograd.core.sites.site import Site
 from retrograd.rewriting.assignments import Assignments
 from retrograd.rewriting.chain import Beside, Noted
@@ -47,7 +47,7 @@ class FunctionRewriter(FunctionTap[_Function]):
     height = 1
 
     def __init__(self, factory: RewriterFactory, assignments: Assignments, models: ModelNames) -> None:
-        super().__init__(models, asks_for_nodes=assignments.asks_for_nodes)
+        super().__init__(models, assignments.selections)
         self._factory = factory
         self._assignments = assignments
         self._needs_input = any(
@@ -64,9 +64,12 @@ class FunctionRewriter(FunctionTap[_Function]):
     def make_entry(self, module: nn.Module, path: str, node: str) -> _Function | None:
         """The rules for what a function returns, if there may be one."""
         site = Site(path, ("output",))
-        if node == UNKNOWN and (found := self._assignments.find_pattern_of_nodes(site.grad, module)):
+        unknown = Candidate(site.grad, module, node)
+        named = (each for each in self._assignments.all if node == UNKNOWN_NODE and each.selection.asks_for_nodes)
+        if found := next((each for each in named if each.selection.wants(unknown)), None):
             raise CannotRewriteError(
-                f"{found} names nodes, and {path} makes its own only when its checkpoint computes it again.",
+                f"{describe_pattern(found.pattern)} names nodes, and {path} makes its own only when its checkpoint "
+                "computes it again.",
                 repair=f"name the function, '{path}:output.grad', or checkpoint with use_reentrant=False.",
                 reason="which call a node belongs to is known in the forward, which runs here without a graph.",
             )

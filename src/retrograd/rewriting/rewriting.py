@@ -35,7 +35,7 @@ from retrograd.core.hooks.rewriters import gradient_rewriters, watched_rewriters
 from retrograd.core.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, RuleTap, rests_on
 from retrograd.core.notices import warn
 from retrograd.core.ranks.sharded_gradient import ShardedParameters
-from retrograd.core.sites.pattern import Candidate, describe_pattern, names_functions
+from retrograd.core.sites.pattern import UNKNOWN_NODE, Candidate, describe_pattern, names_functions
 from retrograd.core.sites.site import Site, parse_leniently
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
 from retrograd.rewriting.function_rewriter import FunctionRewriter
@@ -176,11 +176,10 @@ class Rewriting:
         site = parse_leniently(name)
         module, node = self._modules.get(site.path), None
         if module is None and self._functions is not None:  # which nodes a function makes is not known before
-            module, node = self._modules.get(site.path.rpartition("/")[0]), ""
+            module, node = self._modules.get(site.path.rpartition("/")[0]), UNKNOWN_NODE
         is_there = module is not None or site.is_watched
         possible = self._assignments.list_possible(Candidate(site, module, node))
-        is_open = node == "" and self._assignments.asks_for_nodes
-        return is_there and (is_open or any(each is rule for each in possible))
+        return is_there and any(each is rule for each in possible)
 
     # ---- setting up -------------------------------------------------------------------------------------------
 
@@ -208,7 +207,7 @@ class Rewriting:
                 if any(map(self._assignments.list_possible, entry.candidates())):
                     self._reached[entry.path] = weakref.ref(entry.module)
             self._attach_to_watched()
-            if self._assignments.names_functions:
+            if FunctionRewriter.are_named(self._assignments.selections):
                 self._functions = FunctionRewriter(self._factory, self._assignments, self._models)
                 self._functions.attach()
             self._listen()

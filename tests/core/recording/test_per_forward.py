@@ -75,6 +75,16 @@ def test_they_are_numbered_anew_in_each_step() -> None:
     assert len(rows) == 6
 
 
+def test_a_prompt_is_a_step_where_somebody_says_so() -> None:
+    model = Decoder()
+    with torch.no_grad(), rg.record(model, sites="head:output", per_forward=True) as recording:
+        for prompt in range(2):
+            recording.begin_step(prompt)
+            generate(model, [1, 2], 3)
+    rows = recording.history.table().to_pandas()
+    assert list(zip(rows.step, rows.micro, strict=True)) == [(step, micro) for step in range(2) for micro in range(3)]
+
+
 def test_otherwise_they_merge() -> None:
     model = Decoder()
     with torch.no_grad(), rg.record(model, sites="head:output") as recording:

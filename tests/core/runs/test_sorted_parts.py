@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 
 import retrograd as rg
+from retrograd.core.history import rows
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Moment, RowBatch
 from retrograd.core.limits import LIMITS
-from retrograd.core.runs import parts, rank_folder
+from retrograd.core.runs import parts
 from retrograd.core.runs.stored import StoredRows
 from retrograd.core.runs.writer import RunWriter
 from tests.core.history.made import SITES, make_batch
@@ -84,7 +85,7 @@ def test_answers_are_those_of_rows_as_they_came(
         for name, limit in {"fan_in": fan_in, "site_rows": 3, "group_rows": 6, "rows_at_once": 5}.items():
             patch.setattr(LIMITS, name, limit)
         write(folder / "sorted", ranks, patch)
-        patch.setattr(rank_folder, "order_by_site", lambda sites, steps: np.arange(len(sites)))
+        patch.setattr(rows, "order_by_site", lambda sites, steps: np.arange(len(sites)))
         patch.setattr(parts, "sort_by_site", lambda table: table)
         patch.setattr(parts, "cut_by_site", lambda table: [table])
         write(folder / "plain", ranks, patch)

@@ -143,7 +143,7 @@ def test_a_failure_is_told_once_for_each_place(
     def fail(*_: object) -> None:
         raise KeyError("inner \x1b[31m")
 
-    monkeypatch.setattr(followed_run, "reduce_scalars", fail)
+    monkeypatch.setattr(followed_run.ScalarCurves, "reduce", fail)
     for _ in range(2):
         assert ask(server, "run/done/scalars?names=[]&step=0&until=4&width=1") == (500, b"This failed: KeyError.")
     said = capfd.readouterr().err

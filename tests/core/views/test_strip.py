@@ -70,7 +70,9 @@ def strip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_loss_is_open_and_others_are_chosen_and_remembered(visit: Visit, strip: Path) -> None:
     page = visit.open(strip)
     assert names(page) == ["loss"]
-    expect(page.locator("#strip-names button")).to_have_text(["loss", "lr", "grad_norm", "epoch", "accuracy"])
+    expect(page.locator("#strip-names button")).to_have_text(
+        ["loss", "lr", "grad_norm", "step_time", "epoch", "accuracy"]
+    )
     page.locator("#strip-names").get_by_text("lr").click()
     page.locator("#strip-names").get_by_text("grad_norm").click()
     expect(page.locator(".strip-chart")).to_have_count(3)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -28,7 +29,9 @@ from retrograd.core.hooks.functions import begins_function
 from retrograd.core.hooks.module import ModuleHooks
 from retrograd.core.hooks.names import ModelNames
 from retrograd.core.hooks.nodes import name_of
-from retrograd.core.hooks.torch_calls import TorchCall, is_machinery
+from retrograd.core.hooks.torch_calls import AnswerCache, TorchCall, is_machinery
+from retrograd.core.sites.pattern import UNKNOWN_NODE
+from retrograd.core.sites.selection import Selection
 
 Entry = TypeVar("Entry")
 
@@ -36,24 +39,13 @@ Entry = TypeVar("Entry")
 IN_CODE = "Inside of compiled code functions cannot be seen: compile other parts, or leave that one eager."
 
 
-UNKNOWN = "?"
-"""In place of the kind of node that a function makes only when its part is computed again."""
-
-
+@dataclass(eq=False, slots=True)
 class _Switch:
-    """A call of a module for which the mode was put on, or taken off."""
+    """A call of a module for which the mode was put on, or taken off; what takes that back may be called twice."""
 
-    __slots__ = ("around", "frame", "undo")
-
-    def __init__(self, frame: int, around: Any, undo: Callable[[], None]) -> None:
-        self.frame = frame
-        self.around = around
-        self.undo: Callable[[], None] | None = undo
-
-    def leave(self) -> None:
-        undo, self.undo = self.undo, None
-        if undo is not None:
-            undo()
+    frame: int
+    around: Any
+    leave: Callable[[], None]
 
 
 class _Here(threading.local):
@@ -68,19 +60,21 @@ class FunctionTap(FunctionListener, Generic[Entry]):
 
     Args:
         models: names the modules.
-        asks_for_nodes: a pattern asks for kinds of nodes.
+        selections: what is asked for; each may mean functions.
 
     Attributes:
-        paths: ``MODULE/FUNCTION`` of all that was called.
+        paths: ``MODULE/FUNCTION`` of what was called; ``*/FUNCTION`` where no pattern has that name.
         has_compiled: compiled code has run, of which nothing is shown.
     """
 
     height: ClassVar[int]
     """Of its mode: 1 for who rewrites, the later above the earlier, 2 for who reads what they have made of it."""
 
-    def __init__(self, models: ModelNames, *, asks_for_nodes: bool) -> None:
+    def __init__(self, models: ModelNames, selections: Sequence[Selection]) -> None:
         self._models = models
-        self._asks_for_nodes = asks_for_nodes
+        self._selections = selections
+        self._is_asked_for = AnswerCache[str, bool](self._ask)
+        self._asks_for_nodes = any(each.asks_for_nodes for each in selections)
         self._mode = FunctionMode(height=self.height)
         self._hooks: ModuleHooks | None = None
         self._here = _Here()
@@ -88,6 +82,11 @@ class FunctionTap(FunctionListener, Generic[Entry]):
         self._parts: dict[Hashable, CallsOfParts[Entry]] = {}
         self.paths: dict[str, None] = {}
         self.has_compiled = False
+
+    @staticmethod
+    def are_named(selections: Sequence[Selection]) -> bool:
+        """Return whether functions are asked for at all."""
+        return any(each.names_functions for each in selections)
 
     def attach(self) -> None:
         """Begin to listen."""
@@ -144,7 +143,7 @@ class FunctionTap(FunctionListener, Generic[Entry]):
         else:
             return
         if undo is not None:
-            switches.top = _Switch(id(frame), switches.top, undo)
+            switches.top = _Switch(id(frame), switches.top, leave=undo)
 
     @uncompiled
     def _module_ends(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -191,9 +190,9 @@ class FunctionTap(FunctionListener, Generic[Entry]):
     @uncompiled
     def before(self, call: TorchCall) -> Any:
         """A function is about to be called; None if it is none of the program's that makes tensors."""
-        if not call.name or is_machinery[call.frame.f_code.co_filename] or is_jit_tracing() or self._hooks is None:
+        if self._hooks is None or not self._is_asked_for[call.name] or is_jit_tracing():
             return None
-        return self.take(call)
+        return None if is_machinery[call.frame.f_code.co_filename] else self.take(call)
 
     @uncompiled
     def after(self, call: TorchCall, taken: Any) -> None:
@@ -222,9 +221,15 @@ class FunctionTap(FunctionListener, Generic[Entry]):
 
     def _find_node(self, tensor: Tensor) -> str:
         if not grad_enabled():
-            return UNKNOWN if is_computed_again() else ""
+            return UNKNOWN_NODE if is_computed_again() else ""
         node = tensor.grad_fn if tensor.requires_grad else None
         return "" if node is None else name_of(node)
+
+    def _ask(self, name: str) -> bool:
+        is_asked_for = bool(name) and any(each.may_mean(name) for each in self._selections)
+        if name and not is_asked_for:
+            self.paths[f"*/{name}"] = None
+        return is_asked_for
 
     def _find_entry(self, module: nn.Module, name: str, node: str) -> Entry | None:
         key = self._models.path_of(module) or "", name, node

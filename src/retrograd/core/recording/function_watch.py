@@ -12,7 +12,7 @@ from retrograd.core.recording.mode_buffer import ModeBuffer
 from retrograd.core.recording.module_watch import SlotWatch
 from retrograd.core.recording.site_recorder import RecorderFactory, SiteRecorder
 from retrograd.core.recording.taps import Taps
-from retrograd.core.sites.pattern import Candidate
+from retrograd.core.sites.pattern import UNKNOWN_NODE, Candidate
 from retrograd.core.sites.site import Site
 
 
@@ -52,7 +52,7 @@ class FunctionWatches(FunctionTap[FunctionWatch]):
     height = 2
 
     def __init__(self, factory: RecorderFactory, taps: Taps, models: ModelNames) -> None:
-        super().__init__(models, asks_for_nodes=factory.settings.asks_for_nodes)
+        super().__init__(models, factory.settings.selections)
         self._factory = factory
         self._taps = taps
         self._clock = factory.backward.clock
@@ -64,6 +64,7 @@ class FunctionWatches(FunctionTap[FunctionWatch]):
 
     def make_entry(self, module: nn.Module, path: str, node: str) -> FunctionWatch | None:
         """The watch of a function, if something of it is wanted."""
+        node = "" if node == UNKNOWN_NODE else node
         self.nodes.setdefault(path, set()).add(node)
         site = Site(path, ("output",))
         if not any(self._factory.settings.may_reach(Candidate(each, module, node)) for each in (site, site.grad)):

@@ -287,10 +287,11 @@ def _explain_parameter(parameter: RequestedParameter, site: Site, coverage: Cove
     return NO_GRADIENT if is_reduced is None else _UNREDUCED if is_reduced else _SUMMANDS
 
 
-def list_unmatched(coverage: Coverage) -> list[Pattern]:
-    """Patterns that nothing matched though the model ran."""
-    was_run = coverage.called or coverage.nodes
-    return list(coverage.requested.list_unmatched(coverage.sites, coverage.nodes)) if was_run else []
+def list_unmatched(coverage: Coverage, *, was_run: bool) -> list[Pattern]:
+    """Patterns that nothing matched though the model ran, as is known from functions or from calls of modules."""
+    if not (was_run or coverage.called):
+        return []
+    return list(coverage.requested.list_unmatched(coverage.sites, coverage.nodes))
 
 
 def _list_patterns(coverage: Coverage) -> Iterator[tuple[str, str]]:

@@ -126,7 +126,9 @@ class Recorder:
         self._taps = Taps(self._factory, self._reductions)
         self._facts = Facts(events, list_sources() if sources is None else sources)
         self._functions = (
-            FunctionWatches(self._factory, self._taps, self._facts.models) if settings.names_functions else None
+            FunctionWatches(self._factory, self._taps, self._facts.models)
+            if FunctionWatches.are_named(settings.selections)
+            else None
         )
         names = self._facts.optimizers
         self._scalars = ScalarWatch(clock, events, partial(names.find, most=MOST_OPTIMIZERS), sink.describe)
@@ -436,7 +438,8 @@ class Recorder:
         if error is not None:
             self._tell_error(error)
         self._sink.close(status)
-        unmatched = list_unmatched(coverage)
+        has_seen = self._functions is not None and bool(self._functions.paths)
+        unmatched = list_unmatched(coverage, was_run=has_seen)
         if unmatched and status == "finished":  # else it may still have come
             named = next(filter(names_functions, unmatched), None)
             hint = f" {self._functions.explain(named)}" if self._functions is not None and named is not None else ""

@@ -16,7 +16,7 @@ from retrograd.core.errors import StatisticError
 from retrograd.core.hooks.names import list_modules, name_models
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, find_keep, read_limit
 from retrograd.core.recording.schedule import Schedule, as_schedule
-from retrograd.core.sites.pattern import Candidate, Pattern, asks_for_node, describe_pattern, names_functions
+from retrograd.core.sites.pattern import Candidate, Pattern, describe_pattern, names_functions
 from retrograd.core.sites.selection import Selection
 from retrograd.core.sites.site import local_gradient
 from retrograd.core.statistics.custom import CustomStatistics, Statistic, check_statistic
@@ -83,16 +83,6 @@ class Settings:
     def selections(self) -> list[Selection]:
         """What says which sites get statistics, if any do, and which are kept."""
         return [*[self.selection][: self.statistics], *(keep.selection for keep in self.keeps)]
-
-    @property
-    def names_functions(self) -> bool:
-        """Whether functions that modules call may be selected."""
-        return any(each.names_functions for each in self.selections)
-
-    @property
-    def asks_for_nodes(self) -> bool:
-        """Whether a pattern means gradients by the kind of node that they come to."""
-        return any(asks_for_node(pattern) for each in self.selections for pattern in each.patterns)
 
     def may_reach(self, candidate: Candidate) -> bool:
         """True if this site, or one nested in it, is wanted for anything."""

@@ -29,6 +29,7 @@ from retrograd.core.files import refuse_link, remove_unfinished, write_whole
 from retrograd.core.foreign.tables import check_table
 from retrograd.core.foreign.text import expect_file
 from retrograd.core.history.arrays import read_numbers, to_numbers, view_numbers
+from retrograd.core.history.rows import order_by_site
 from retrograd.core.history.table import filter_rows
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.layout import Span, list_merged_parts, list_parts, parse_span
@@ -38,7 +39,7 @@ _CODED = frozenset({"phase", "site", "kind", "name"})
 _REPETITIVE = frozenset({"scale", "reference"})
 
 SORTED = b"retrograd.sorted"
-"""Key of the metadata of a part whose rows are not in the order in which they were written."""
+"""Key of the metadata of a part that compacting has written: all of its rows are sorted."""
 
 
 class PartFolder:
@@ -158,14 +159,6 @@ def sort_by_site(table: pa.Table) -> pa.Table:
         return table
     order = order_by_site(found, read_numbers(table["step"]))
     return table.take(to_numbers(order)).combine_chunks()
-
-
-def order_by_site(sites: npt.NDArray[np.integer], steps: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Where the rows are, sorted by site, those of each by step, in the order in which they were."""
-    if (np.diff(steps) < 0).any():
-        return np.lexsort((steps, sites))
-    small = sites.astype(np.uint16) if sites.max(initial=0) < 1 << 16 else sites  # sorted by radix, ten times as fast
-    return np.argsort(small, kind="stable")
 
 
 def _number_sites(table: pa.Table) -> npt.NDArray[np.integer] | None:

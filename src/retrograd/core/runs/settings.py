@@ -58,7 +58,9 @@ def _count_parameters(model: Any) -> dict[str, Setting]:
 
 
 def _read_command(command: Any) -> Iterator[tuple[str, Setting]]:
-    words = [str(word) for word in command] if isinstance(command, list) else str(command or "").split()
+    if not isinstance(command, list | str):
+        return
+    words = [str(word) for word in command] if isinstance(command, list) else str(command).split()
     script, arguments = _split(words)
     if script:
         yield "script", script
@@ -128,7 +130,8 @@ def _read_optimizers(optimizers: Any) -> dict[str, Setting]:
         found["optimizer"] = ", ".join(str(each.get("type", "")) for each in listed)
     for each in listed:
         front = f"{each.get('name', '')}." if len(listed) > 1 else ""
-        groups = [group for group in each.get("groups") or () if isinstance(group, Mapping)]
+        given = each.get("groups")
+        groups = [group for group in given if isinstance(group, Mapping)] if isinstance(given, list) else []
         for name in dict.fromkeys(name for group in groups for name in group):
             values = list(dict.fromkeys(_tell(group.get(name)) for group in groups))
             if name not in _UNUSUAL or values not in (["null"], ["false"]):

@@ -43,7 +43,7 @@ from retrograd.core.views.report.facts import (
 )
 from retrograd.core.views.report.findings import describe_card, describe_findings, find_first_nonfinite
 from retrograd.core.views.report.report import frame_report
-from retrograd.core.views.report.scalars import describe_scalars, find_begin, reduce_scalars
+from retrograd.core.views.report.scalars import ScalarCurves
 from retrograd.core.views.report.scope import Scope, choose_scope
 from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
 
@@ -101,7 +101,8 @@ class FollowedRun:
         self._looked = time.monotonic()
         self._resumed: object = None
         self._scope: Scope | None = None
-        self._scalars: list[str] = []
+        self._curves = ScalarCurves(History())
+        self._curves_of, self._curves_read, self._curves_took = 0, 0.0, 0.0
         self._nonfinite: dict[str, Any] | None = None
         self._known = Explained(read_findings(self._run))
         self._explaining: threading.Thread | None = None
@@ -175,12 +176,36 @@ class FollowedRun:
     def read_scalars(self, names: Sequence[str], columns: ColumnRange) -> bytes:
         """Scalars of some columns and the clock, as float32 of shape (3, names + 1, columns).
 
+        Nothing where there are new ones that are not read yet: the page asks again with the next news.
+
         Raises:
             DamagedRunError: a file cannot be read.
         """
         with self._lock:
-            begin = find_begin(self._run.history)
-        return self._read(lambda scope: _pack(reduce_scalars(scope, names, begin)), columns)
+            self._read_curves()
+            steps = self._scoped.columns.steps
+            begin, end = np.searchsorted(steps, columns.step), np.searchsorted(steps, columns.until, side="right")
+            if self._curves_of != self._run.history.all_events.count:
+                return b""
+            first = columns.step if begin else None
+            return _pack(self._curves.reduce(list(names), StepColumns(steps[begin:end], max(columns.width, 1)), first))
+
+    def _read_curves(self) -> None:
+        """Read all scalars again where there are new events and it takes a small share of the time.
+
+        A rate is noted when it changes and a step is timed from the one before, so no part can be read alone.
+        """
+        count, now = self._run.history.all_events.count, time.monotonic()
+        if count == self._curves_of or now - self._curves_read < self._curves_took / LIMITS.look_share:
+            return
+        try:
+            found = ScalarCurves(self._run.history)
+        except DamagedRunError:  # a file was merged meanwhile
+            self._run.refresh()
+            count, found = self._run.history.all_events.count, ScalarCurves(self._run.history)
+        self._curves, self._curves_of = found, count
+        self._curves_read = time.monotonic()
+        self._curves_took = self._curves_read - now
 
     def read_numbers(self, names: Sequence[str], chosen: ChosenSites, columns: ColumnRange) -> bytes:
         """Statistics of some series, read together: for each of them float32 of shape (bands, series, columns).
@@ -241,12 +266,10 @@ class FollowedRun:
         if known is None or len(known.columns.steps) == 0 or resumed != self._resumed:
             self._resumed = resumed
             self._scope = _open_scope(history)
-            self._scalars = list(history.scalars)
             self._nonfinite = find_first_nonfinite(self._scope, group_places(self._scope.sites))
             return
         last = int(known.columns.steps[-1])
         later = choose_scope(history.since(last), known.phase, 1 << 62, float("inf"))
-        self._scalars = sorted(dict.fromkeys([*self._scalars, *later.history.scalars]), key=lambda name: name != "loss")
         elements = dict(zip(known.sites, known.elements, strict=True))
         for site, count in zip(later.sites, later.elements, strict=True):
             elements[site] = max(count, elements.get(site, -1))
@@ -280,11 +303,11 @@ class FollowedRun:
             for each in list_measures(manifest)
             if (series := _series_of(each, scope.sites))
         ]
-        scalars = describe_scalars(self._scalars)
-        packed = None if scalars is None else Block("scalars", scalars, "")
+        self._read_curves()
+        scalars = None if self._curves.facts is None else Block("scalars", self._curves.facts, "")
         return {
             **describe_run(run, scope),
-            **describe_data(scope, places, Blocks(statistics, packed, None)),
+            **describe_data(scope, places, Blocks(statistics, scalars, None)),
             "exponents": None,
             "card": describe_card(self._known.card),
             "findings": {**describe_findings(self._known.findings, scope, places), **self._tell_pending()},

@@ -205,8 +205,8 @@ def compile_pattern(pattern: Pattern) -> Test:
     )
 
 
-ANY_NODE = "*"
-"""In place of a kind of node: it is of each."""
+UNKNOWN_NODE = "?"
+"""In place of a kind of node that is not known yet, so that it may be any."""
 
 _NODES = re.compile(r"(?P<path>[^:#]+):(?P<node>[^.:#]*Backward[^.:#]*)(?:\.grad)?")
 
@@ -235,7 +235,7 @@ def _compile_nodes(pattern: str) -> Test | None:
     in_path, in_node = translate_glob(found["path"]), translate_glob(found["node"])
     return lambda candidate: (
         candidate.site.quantity == "grad"
-        and bool(candidate.node and (candidate.node == ANY_NODE or in_node(candidate.node)))
+        and bool(candidate.node and (candidate.node == UNKNOWN_NODE or in_node(candidate.node)))
         and bool(in_path(candidate.site.path.rpartition("/")[0]))
     )
 

@@ -124,6 +124,15 @@ class Selection:
         """Whether functions that modules call may be selected."""
         return any(map(names_functions, self.patterns))
 
+    @property
+    def asks_for_nodes(self) -> bool:
+        """Whether gradients may be selected by the kind of node that they come to."""
+        return any(map(asks_for_node, self.patterns))
+
+    def may_mean(self, function: str) -> bool:
+        """Whether functions of this name may be selected."""
+        return any(_may_mean(pattern, function) for pattern in self.patterns if names_functions(pattern))
+
     def describe(self) -> list[str]:
         """The patterns as text, for a manifest."""
         return [describe_pattern(pattern) for pattern in (*self.patterns, *self._exclusions)] or ["(default)"]
@@ -218,6 +227,13 @@ def _include(pattern: Pattern) -> Test:
     """The question whether a pattern selects a site: that of a function only if it names functions."""
     test = compile_pattern(pattern)
     return test if names_functions(pattern) else lambda candidate: candidate.node is None and test(candidate)
+
+
+def _may_mean(pattern: Pattern, function: str) -> bool:
+    if as_regex(pattern) is not None or asks_for_node(pattern):
+        return True
+    path = str(pattern).partition(":")[0].partition("#")[0]
+    return bool(translate_glob(path.rpartition("/")[2])(function))
 
 
 def _may_be_called(pattern: Pattern, candidates: Iterable[Candidate]) -> bool:

@@ -44,7 +44,7 @@ def find_phase(history: History) -> Phase:
 
 
 LOSS_ALONE = (
-    "Only the loss was recorded: no module was called, and no torch optimizer made an update. "
+    "No tensor was recorded, only scalars: no module was called, and no torch optimizer made an update. "
     'To record a tensor, call rg.watch("name", tensor) where it is made.'
 )
 """What is said of a run of plain tensors."""

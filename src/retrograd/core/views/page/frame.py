@@ -108,7 +108,7 @@ def frame_page(
         version=version,
         title=given["title"],
         style=style,
-        body=body,
+        body=_INDENTATION.sub("", body),
         facts=escape_json(facts),
         blocks="\n".join(_write_block(name, text) for name, text in blocks.items()),
         script=script,
@@ -186,6 +186,7 @@ def _read(home: Traversable, name: str) -> str:
     return home.joinpath(name).read_text(encoding="utf-8")
 
 
+_INDENTATION = re.compile(r"^ +", re.MULTILINE)
 _IMPORT = re.compile(r'^import \{ ([^}]+) \} from "\./([\w-]+\.js)";\n', re.MULTILINE)
 _UNREAD = re.compile(r"^\s*(?:/\*\*.*?\*/|//[^\n]*)?\s*(?:\n|\Z)|^ +", re.MULTILINE | re.DOTALL)
 """Comments on lines of their own, empty lines and indentation: a fifth of what every page would have to hold."""

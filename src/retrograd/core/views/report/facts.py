@@ -131,7 +131,8 @@ def print_optimizer(manifest: Mapping[str, Any]) -> str:
     """Class and arguments of the optimizers; empty where they are not known."""
     settings = read_settings({"optimizers": manifest.get("optimizers")})
     name = settings.pop("optimizer", "")
-    return ", ".join([str(name), *(f"{argument} {value}" for argument, value in settings.items())])
+    told = (f"{name} {value}" for name, value in settings.items() if value is not False and name != "initial_lr")
+    return ", ".join([str(name), *told])
 
 
 def _print_time(text: str | None) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,77 +11,82 @@ from retrograd.core.history.arrays import read_numbers
 from retrograd.core.history.events import OF_EACH_STEP
 from retrograd.core.history.history import History
 from retrograd.core.history.matrix import Curve
+from retrograd.core.history.scalars import EVAL_LOSS, GRAD_NORM, GRAD_NORM_CLIPPED, LOSS, LR, SCALE, UPDATE_RATIO
 from retrograd.core.views.downsample import FloatArray, StepColumns
 from retrograd.core.views.page.frame import pack_floats
 from retrograd.core.views.report.blocks import ALL_BANDS, Block
 from retrograd.core.views.report.scope import Scope
 
-_UNITS = {"step_time": "s", "memory": "B"}
-_LOGARITHMIC = frozenset({"loss", "eval_loss", "grad_norm", "grad_norm_clipped", "update_ratio"})
-_SET = frozenset({"lr", "epoch", "scale"})
+_LOGARITHMIC = frozenset({LOSS, EVAL_LOSS, GRAD_NORM, GRAD_NORM_CLIPPED, UPDATE_RATIO})
+_SET = frozenset({LR, SCALE, "epoch"})
 """Not measured, so never smoothed."""
 
-_RELATIVE = re.compile(r"^eval_|_clipped$|\[\d+\]$")
+_RELATIVE = re.compile(r"^eval_|_clipped$|(\[[^\]]*\])+$")
 """What the name of a scalar has beyond that of the one with which it shares a chart."""
 
 
-def describe_scalars(names: Iterable[str]) -> dict[str, Any] | None:
-    """What the page must know of scalars, which it numbers in this order, the clock last; None where there is none."""
-    listed = list(names)
-    if not listed:
-        return None
-    return {
-        "bands": ALL_BANDS,
-        "series": list(range(len(listed) + 1)),
-        "listed": [
-            {
-                "name": name,
-                "chart": chart,
-                "unit": _UNITS.get(name, ""),
-                "scale": "log" if name in _LOGARITHMIC else "linear",
-                "exact": chart in _SET,
-            }
-            for name in listed
-            for chart in [_RELATIVE.sub("", name) or name]
-        ],
-    }
+class ScalarCurves:
+    """The scalars of a history as they are drawn, read once: 16 bytes a number.
+
+    Args:
+        history: of what.
+
+    Attributes:
+        curves: by name.
+        facts: what the page must know of them, which it numbers in this order, the clock last; None for none.
+    """
+
+    def __init__(self, history: History) -> None:
+        scalars = history.scalars
+        self.curves = dict(scalars)
+        self.facts: dict[str, Any] | None = None
+        self._clock = _read_clock(history)
+        if not self.curves:
+            return
+        listed = []
+        for name in self.curves:
+            chart, info = _RELATIVE.sub("", name) or name, scalars.about(name)
+            about, _, taken = info.about.partition("; at ")
+            scale, kinds = "log" if name in _LOGARITHMIC else "linear", {"exact": chart in _SET, "unit": info.unit}
+            listed.append({"name": name, "chart": chart, "scale": scale, **kinds, "about": about, "taken": taken})
+        self.facts = {"bands": ALL_BANDS, "series": list(range(len(listed) + 1)), "listed": listed}
+
+    def reduce(self, names: list[str], columns: StepColumns, first: int | None = None) -> FloatArray:
+        """Smallest, mean and largest of each column.
+
+        Args:
+            names: of scalars; of one that is not there all numbers are missing.
+            columns: where.
+            first: the step at which those begin that are drawn; by default all are.
+
+        Returns:
+            Shape (3, names + 1, columns); the last series is the clock.
+        """
+        missing = np.full((3, len(columns)), np.nan)
+        curves = [*(self.curves.get(name, _NONE) for name in names), self._clock]
+        found = [reduce_curve(_cut(curve, first), columns) for curve in curves]
+        return np.stack([missing if numbers is None else numbers for numbers in found], axis=1)
+
+
+_NONE = Curve(np.empty(0, np.int64), np.empty(0))
+
+
+def _cut(curve: Curve, first: int | None) -> Curve:
+    begin = 0 if first is None else int(np.searchsorted(curve.steps, first))
+    return Curve(curve.steps[begin:], curve.values[begin:])
 
 
 def make_scalar_block(scope: Scope) -> Block | None:
     """All scalars of a history; None where it has none."""
-    facts = describe_scalars(scope.history.scalars) if len(scope.columns) else None
-    if facts is None:
+    known = ScalarCurves(scope.history)
+    if known.facts is None or not len(scope.columns):
         return None
-    numbers = reduce_scalars(scope, list(scope.history.scalars), find_begin(scope.history))
-    return Block("scalars", facts, pack_floats(numbers))
+    return Block("scalars", known.facts, pack_floats(known.reduce(list(known.curves), scope.columns)))
 
 
-def find_begin(history: History) -> float:
-    """Seconds since the epoch of the first event."""
-    return (history.all_events.times or (0.0, 0.0))[0]
-
-
-def reduce_scalars(scope: Scope, names: Sequence[str], begin: float) -> FloatArray:
-    """Smallest, mean and largest of each column.
-
-    Args:
-        scope: whose columns.
-        names: of scalars; of one that is not there all numbers are missing.
-        begin: from when on the clock counts, in seconds since the epoch.
-
-    Returns:
-        Shape (3, names + 1, columns); the last series is the clock.
-    """
-    known = scope.history.scalars
-    curves = [known.get(name) for name in names]
-    curves.append(read_clock(scope.history, begin))
-    missing = np.full((3, len(scope.columns)), np.nan)
-    found = [None if curve is None else reduce_curve(curve, scope.columns) for curve in curves]
-    return np.stack([missing if numbers is None else numbers for numbers in found], axis=1)
-
-
-def read_clock(history: History, begin: float) -> Curve:
-    """Seconds from ``begin`` to the first event of each step of which the time is known."""
+def _read_clock(history: History) -> Curve:
+    """Seconds from the first event to the first of each step, of those of which the time is known."""
+    begin = (history.all_events.times or (0.0, 0.0))[0]
     steps, times = [np.empty(0, np.int64)], [np.empty(0)]
     for piece in history.all_events.pieces(["step", "time"], OF_EACH_STEP):
         step, time = read_numbers(piece["step"]), read_numbers(piece["time"])

@@ -102,8 +102,11 @@ function sayBroken(line, low, column) {
   return `${word} since step ${formatCount(facts.columns.first[since])}`;
 }
 
-const print = (value, unit) => (Number.isNaN(value) ? "–" : (PRINTERS[unit] ?? formatNumber)(value));
+const print = (value, unit) => (Number.isNaN(value) ? "–" : unit in PRINTERS ? PRINTERS[unit](value) : [formatNumber(value), unit].filter(Boolean).join(" "));
 const PRINTERS = { B: formatBytes, s: formatSeconds };
+
+/** What a chart shows, in a sentence for each of its scalars. */
+export const aboutChart = (members) => members.map(({ name, about, unit }) => `${name}: ${about}${unit ? `, in ${unit}` : ""}`).join("\n");
 
 /** How numbers beside a chart are printed. */
 export const tickPrinter = ({ unit }) => (unit === "B" ? formatBytes : formatTick);

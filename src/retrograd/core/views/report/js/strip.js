@@ -3,7 +3,7 @@
 import { fitWidth, makeChart, moveCursor, renewChart, rescale } from "./chart.js";
 import { fill, find, make } from "./dom.js";
 import { geometry } from "./geometry.js";
-import { badOf, linesOf, listCharts, openCharts, readScalar, scaleOf, tickPrinter, toggleChart } from "./scalars.js";
+import { aboutChart, badOf, linesOf, listCharts, openCharts, readScalar, scaleOf, tickPrinter, toggleChart } from "./scalars.js";
 import { change, state } from "./state.js";
 import { nameColumn, shownColumns } from "./steps.js";
 import { axisKey, listAxes, makeAxis, nameOnAxis } from "./strip_axis.js";
@@ -37,13 +37,14 @@ function makeOne(name, members, place) {
   const values = members.map(() => make("b"));
   const notes = members.map(() => make("span", { class: "note" }));
   const scale = make("button", { type: "button", class: "quiet small", onclick: () => flipScale(name) });
+  const taken = members.find((each) => each.taken)?.taken;
   const lines = members.map((each, i) =>
     make("div", { class: "reading" }, members.length > 1 ? makeKey(each) : null, values[i], notes[i]),
   );
-  const title = make("div", { class: "loss-title" }, make("div", { class: "named" }, make("span", { class: "name", title: name }, name), scale), ...lines);
+  const title = make("div", { class: "loss-title" }, make("div", { class: "named" }, make("span", { class: "name", title: aboutChart(members) }, name), scale), ...lines, taken ? make("div", { class: "note", title: taken }, `at ${taken}`) : null);
   const host = make("div", { class: "plot" });
   const element = make("div", { class: "strip-chart", role: "group", "aria-label": name }, title, host);
-  const height = Math.max(place === 0 ? FIRST : OTHERS, 30 + KEY * members.length);
+  const height = Math.max(place === 0 ? FIRST : OTHERS, 30 + KEY * (members.length + Boolean(taken)));
   const chart = { element, values, notes, scale, members, plot: null };
   chart.mount = (isLast) => {
     const lines = linesOf(members);
