@@ -17,6 +17,7 @@ from retrograd.core.history.sink import Event, Moment
 from retrograd.core.runs.listed import choose_listed, find_differing, natural, read_listed
 from retrograd.core.runs.listing import list_runs
 from retrograd.core.runs.reader import open_run
+from retrograd.core.runs.settings import read_settings
 from tests.core.runs.written import open_writer, write_run
 
 
@@ -215,3 +216,18 @@ def test_a_folder_of_runs_means_its_newest_and_a_mistyped_run_is_named(
     sweep.rename("runs")
     assert main(["view", "run11"]) == 2
     assert "did you mean 'runs/run1" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        (["train.py", "--lr", "0.1"], "train.py"),
+        (["/usr/bin/python3.12", "-u", "train.py", "--lr", "0.1"], "train.py"),
+        (["torchrun", "--nproc-per-node", "2", "src/train.py", "--lr", "0.1"], "train.py"),
+        (["python", "-m", "train", "--lr", "0.1"], "-m train"),
+        (["-m", "train", "--lr", "0.1"], "-m train"),
+        (["./train", "--lr", "0.1"], "train"),
+    ],
+)
+def test_script_and_options_are_told_apart_however_it_was_started(command: list[str], script: str) -> None:
+    assert read_settings({"command": command}) == {"script": script, "argv": "--lr 0.1", "--lr": 0.1}
