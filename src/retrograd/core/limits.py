@@ -130,6 +130,12 @@ class Limits:
     stale_seconds: float = 120.0
     """A run at an address whose process has not told for so long that it runs was killed: there are no locks."""
 
+    listed_bytes: int = 32 << 20
+    """Bytes of events of a run whose loss a list of runs draws: about a million steps."""
+
+    list_seconds: float = 0.5
+    """For how long the page of a folder waits for losses before it is given those that have been read."""
+
     # ---- records that are written ----
 
     flush_seconds: float = 2.0

@@ -334,7 +334,7 @@ def test_the_header_tells_what_the_manifest_knows_and_no_more() -> None:
         "seed": 0,
     }
     assert make_header(manifest, 3725.0, {"steps": "9"}) == [
-        ("started", "20 Nov 2026, 21:14 UTC"),
+        ("started", "2026-11-20 21:14 UTC"),
         ("duration", "1 h 2 min"),
         ("steps", "9"),
         ("torch", "2.13.0"),

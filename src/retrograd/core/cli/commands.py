@@ -30,7 +30,6 @@ from retrograd.core.limits import LIMITS
 from retrograd.core.notices import print_text, waiting
 from retrograd.core.plugins import list_provided
 from retrograd.core.runs.layout import PARENT
-from retrograd.core.runs.listing import RunOrder, list_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ address are answered. Nothing is written. Ctrl-C ends it.
                 show_in_browser(address)
 
         with contextlib.suppress(KeyboardInterrupt):
-            serve(path_to_read(choose_run(self.run)).absolute(), self.port, told=tell)
+            serve(path_to_read(choose_run(None) if self.run is None else self.run).absolute(), self.port, told=tell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,26 +225,39 @@ class ListRuns(Command):
     examples: ClassVar[str] = """
 examples:
   retrograd ls
-  retrograd ls sweeps --sort loss
+  retrograd ls sweeps --sort final                          the lowest loss at the end first
+  retrograd ls sweeps --filter status=finished 'lr>=0.01'   those of which both is so
+  retrograd ls sweeps --search resnet --sort lr --reverse
   retrograd ls --json | jq -r 'select(.status == "failed") | .name'
 
-Findings are counted where they were computed, as `retrograd run` does at the end.
+Columns are name, when, steps, status, loss (of the last step), final (mean over the last twentieth of the steps),
+findings (how many), finding (which), what the program has logged, and every setting in which the runs differ: options
+of the command, arguments of the optimizer, seed, commit. NaN and what is not known come last in every order. Findings
+are counted where they were computed, as `retrograd run` does at the end.
 """
 
     folder: Path = option("FOLDER", PARENT, f"the folder that holds the runs (default: {PARENT})")
-    sort: RunOrder = option(
-        "--sort", "when", "order: newest, most steps, lowest loss or worst findings first; or by name"
+    sort: str = option("--sort", "when", "order by a column (default: when, the newest first)", metavar="COLUMN")
+    reverse: bool = option("--reverse", False, "in the other direction")
+    filter: tuple[str, ...] = option(
+        "--filter", (), "only runs for which all of it is so, as in status=failed 'lr>=0.01'", metavar="CONDITION"
+    )
+    search: str = option(
+        "--search", "", "only runs with this in their name, status, findings or settings", metavar="TEXT"
     )
     json: bool = option("--json", False, "print one JSON object per run")
 
     def carry_out(self) -> None:
-        lines = list_runs(path_to_read(self.folder), self.sort)
-        if self.json:
-            print_text("".join(f"{each.as_json()}\n" for each in lines), end="", is_json=True)
-        else:
-            from retrograd.core.views.runs_table import print_runs
+        from retrograd.core.runs.listed import choose_listed, read_listed
+        from retrograd.core.views.runs_table import print_runs
 
-            print_runs(lines)
+        with waiting(f"reading the runs of {self.folder}"):
+            runs = read_listed(path_to_read(self.folder))
+        runs = choose_listed(runs, self.sort, self.filter, self.search, is_reversed=self.reverse)
+        if self.json:
+            print_text("".join(f"{each.as_json()}\n" for each in runs), end="", is_json=True)
+        else:
+            print_runs(runs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,8 +109,8 @@ class FollowedRun:
         self._explained, self._took, self._seen = 0.0, 0.0, -1
         self._extend()
 
-    def make_page(self, base: str) -> str:
-        """The page of the report, without numbers, which it asks for at an address."""
+    def make_page(self, base: str, home: str = "") -> str:
+        """The page of the report, without numbers, which it asks for at an address; ``home`` is that of all runs."""
         with self._lock:
             self._look()
             scope = replace(self._scoped, columns=share_columns(self._scoped.columns.steps, LIMITS.page_columns))
@@ -118,6 +118,7 @@ class FollowedRun:
         live = {
             "idle": idle,
             "base": base,
+            "home": home,
             "pause": round(1000 * LIMITS.flush_seconds),
             "version": 0,
             "digests": _digest(_leave_columns_out(facts)),

@@ -22,7 +22,7 @@ from retrograd.core.amounts import count_of, list_names
 from retrograd.core.errors import LaunchError, RunError
 from retrograd.core.files import to_utf8
 from retrograd.core.foreign.text import show_plainly
-from retrograd.core.launch.chosen_run import reading
+from retrograd.core.launch.chosen_run import choose_run, reading
 from retrograd.core.launch.interpreter import find_obstacle
 from retrograd.core.launch.lean import load_lean_arrow
 from retrograd.core.launch.requests import RunRequest
@@ -63,7 +63,7 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
             return code
     else:
         _check_options(arguments)
-        run = arguments.run or find_latest()
+        run = find_latest() if arguments.run is None else choose_run(arguments.run)
         shown = str(run)
     with reading(run) as opened:
         record = make_record(opened)

@@ -137,7 +137,7 @@ def print_optimizer(manifest: Mapping[str, Any]) -> str:
 
 def _print_time(text: str | None) -> str | None:
     try:
-        return dt.datetime.fromisoformat(text or "").strftime("%d %b %Y, %H:%M %Z").strip()
+        return dt.datetime.fromisoformat(text or "").strftime("%Y-%m-%d %H:%M %Z").strip()
     except ValueError:
         return text
 

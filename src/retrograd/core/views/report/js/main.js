@@ -12,8 +12,10 @@ import { openPage } from "./opening.js";
 import { facts } from "./payload.js";
 import { QUANTITIES } from "./state.js";
 import { tellFirst } from "./waiting.js";
+import { showWayBack } from "./way_back.js";
 
 async function start() {
+  showWayBack(facts.live?.home);
   writeAbout();
   writeDid();
   writeFindings();
