@@ -119,7 +119,8 @@ def test_a_tile_tells_all_that_is_known(visit: Visit, small: Path) -> None:
     page.mouse.move(*spot(page, "#treemap", 0.2, 0.5))
     expect(details.locator("h3")).to_have_text("blocks.0:ReluBackward0 result")
     for words in (
-        "ReLU: output", "4,000 bytes", "float32[1000]", "position 1 to 4, 3 ms", "relu of its inputs", "saved by 2 nodes",
+        "ReLU: output",
+        "4,000 bytes", "float32[1000]", "position 1 to 4, 3 ms", "relu of its inputs", "saved by 2 nodes",
         "head:AddmmBackward0 mat1", "/home/me/model.py:11 in forward",
     ):  # fmt: skip
         expect(details).to_contain_text(words)

@@ -15,7 +15,9 @@ from retrograd.core.amounts import count_of
 from retrograd.core.drawings import drawn_by
 from retrograd.core.errors import NoSuchSiteError
 from retrograd.core.history.copies import Copies, Disagreement
+from retrograd.core.history.data_facts import SIGNED_BINS, SignedHistogram
 from retrograd.core.history.events import Events
+from retrograd.core.history.facts import read_facts
 from retrograd.core.history.kept import Kept, TensorRing, read_kept
 from retrograd.core.history.matrix import Curve, Matrix, build_matrices, find_columns, join_matrices
 from retrograd.core.history.names import SiteNames
@@ -34,7 +36,7 @@ from retrograd.core.history.scalars import Scalars
 from retrograd.core.history.series import Relatives, Series
 from retrograd.core.history.sink import UPDATES, Event, KeptTensor, RowBatch
 from retrograd.core.history.steps import number_steps
-from retrograd.core.history.table import build_event_table, build_ranked_table, find_made, read_events
+from retrograd.core.history.table import NO_EVENTS, build_event_table, build_ranked_table, find_made, read_events
 from retrograd.core.history.windows import LongRows, choose_rows, compare_copies, find_outline
 from retrograd.core.libraries import load_library
 from retrograd.core.limits import LIMITS
@@ -203,7 +205,7 @@ class History:
         Raises:
             NoSuchSiteError: for a site that was not recorded (a KeyError); the nearest are named.
         """
-        relatives = Relatives(self._names, self.__getitem__, self._list_tensors, self._explain)
+        relatives = Relatives(self._names, self.__getitem__, self._list_tensors, self._explain, self._find_signed)
         return Series(self.rows, str(site), self._find(str(site)), relatives)
 
     def __contains__(self, site: object) -> bool:
@@ -452,6 +454,18 @@ class History:
         """How users' statistics merge, from the manifest."""
         described = self.manifest.get("statistics")
         return dict(described) if isinstance(described, Mapping) else {}
+
+    def _find_signed(self, site: str) -> list[SignedHistogram]:
+        return self.signed_histograms().get(site, [])
+
+    def signed_histograms(self) -> dict[str, list[SignedHistogram]]:
+        """Histograms around zero by site, see :attr:`retrograd.core.history.series.Series.signed_histograms`."""
+        found: dict[str, list[SignedHistogram]] = {}
+        for piece in self.all_events.pieces(NO_EVENTS.column_names, (SignedHistogram.kind,)):
+            for fact in read_facts(read_events(piece)):
+                if isinstance(fact, SignedHistogram) and len(fact.counts) == SIGNED_BINS + 3:
+                    found.setdefault(fact.name, []).append(fact)
+        return found
 
     def _list_tensors(self, site: str) -> list[Kept]:
         return self._find_stored(site) + [read_kept(kept) for kept in self.ring.of_site(site)]
