@@ -76,9 +76,9 @@ def test_of_a_large_tensor_elements_of_all_channels_are_counted() -> None:
     values = torch.arange(1024.0).repeat(256, 1) - 511.5
     [found] = record([values], nn.Sequential(nn.Identity(), nn.Linear(1024, 2)))["0:output"].signed_histograms
     assert found.elements == 256 * 1024
-    assert 32_768 < sum(found.counts) <= 65_536
+    assert 4_096 < sum(found.counts) <= 8_192
     inside = found.bins[found.bins > 0][1:-1]
-    assert inside.max() <= 1.1 * inside.min()
+    assert inside.max() <= 1.2 * inside.min()
 
 
 def test_a_run_on_disk_has_them_and_its_page_draws_them(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class SignedHistogram(Fact):
     elements that were counted and are finite; 0 where they are all zero.
 
     Attributes:
-        elements: of the tensor. Of one with more than 65,536 some are counted, spread evenly over it.
+        elements: of the tensor. Of one with more than 8,192 some are counted, spread evenly over it.
         counts: below −bound; in each of 32 bins of equal width from there to the bound, its lower edge included; at the
             bound and above; not finite. Together as many as were counted.
     """

@@ -224,7 +224,7 @@ class Series:
         """Histograms around zero of a module's output, of sampled training steps, in the order recorded.
 
         Each has ``step``, ``rank``, ``edges`` (33, in the unit of the tensor) and ``bins`` (32 counts). They are taken
-        at recorded steps 0, 1, 2, 4 … 128 and every 128th, more seldom of more than 64 modules; inputs, gradients
+        at recorded steps 0, 1, 2, 4 … 128 and every 128th, more seldom of more than 32 modules; inputs, gradients
         and parameters have none.
         """
         return self._relatives.find_signed(self.site)

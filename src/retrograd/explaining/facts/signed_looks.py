@@ -25,10 +25,10 @@ from retrograd.core.recording.fact_source import EVERY, FactHost, FactSource
 from retrograd.core.sites.site import Site
 from retrograd.explaining.facts.value_look import is_readable
 
-_MOST_WATCHED, _MOST_TENSORS, _MOST_ELEMENTS = 256, 2, 1 << 16
+_MOST_WATCHED, _MOST_TENSORS, _MOST_ELEMENTS = 256, 2, 1 << 13
 """Modules, those without parts first; tensors of an output; elements of a tensor."""
 
-_PER_LOOK = 64
+_PER_LOOK = 32
 """Modules for which every 128th recorded step is a look; of twice as many every 256th is one."""
 
 
