@@ -130,10 +130,10 @@ A tensor that training changed in place before it was written is not stored; an 
 
 `format`, `versions`, `command`, `seed`, `git` (`commit`, `dirty`), `host`, `platform`, `pid`, `started`, `sites`,
 and what the recorder tells, such as `model` and `selection`. `resumed` lists the facts of each later session. `model`
-has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype`,
-`settings` as it shows them itself, and under `retrograd run` the `line` that constructed it. Where one model is split
-over ranks, `split` tells with which `ranks` the rank that writes it shares each forward (tensor parallelism), and which
-of its models are `stages` of a pipeline, as in `placements.json`.
+has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype` and
+`shapes`, `settings` as it shows them itself, and under `retrograd run` the `line` that constructed it. Where one
+model is split over ranks, `split` tells with which `ranks` the rank that writes it shares each forward (tensor
+parallelism), and which of its models are `stages` of a pipeline, as in `placements.json`.
 
 Where not all ranks were to record, `ranks` tells which: those that are `listed`, or one in so many (`every`). The
 lowest of them writes the manifest.

@@ -9,6 +9,7 @@ from retrograd.core.history.history import History as History
 from retrograd.core.recording.keep import Keep as Keep
 from retrograd.core.recording.keep import on_jump as on_jump
 from retrograd.core.recording.keep import on_nonfinite as on_nonfinite
+from retrograd.core.recording.logged import log as log
 from retrograd.core.recording.record import Recording as Recording
 from retrograd.core.recording.record import record as record
 from retrograd.core.recording.record import watch as watch

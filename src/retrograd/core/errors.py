@@ -10,6 +10,7 @@
     │   ├── ScheduleError          bad-schedule
     │   ├── StatisticError         bad-statistic
     │   ├── TensorPolicyError      bad-tensor-policy
+    │   ├── ScalarError            not-a-scalar
     │   └── AttachError            cannot-attach
     ├── RunError
     │   ├── RunExistsError         run-exists
@@ -18,6 +19,7 @@
     │   ├── DamagedRunError        damaged-run
     │   ├── RunWriteError          run-not-writable
     │   ├── RunUnreachableError    run-unreachable
+    │   ├── TableSizeError         table-too-large
     │   └── ExportError            cannot-export
     ├── GraphError
     │   ├── NoGraphError           no-graph
@@ -147,6 +149,12 @@ class TensorPolicyError(RecordingError, ValueError):
     slug = "bad-tensor-policy"
 
 
+class ScalarError(RecordingError, TypeError):
+    """What was logged is not a number."""
+
+    slug = "not-a-scalar"
+
+
 class AttachError(RecordingError):
     """The thing to record is not a module, or cannot carry hooks."""
 
@@ -193,6 +201,12 @@ class RunUnreachableError(RunError, OSError):
     """The store that a run lies in cannot be reached, or refuses to answer."""
 
     slug = "run-unreachable"
+
+
+class TableSizeError(RunError):
+    """A record is too large to be held as one table."""
+
+    slug = "table-too-large"
 
 
 class ExportError(RunError, ValueError):

@@ -43,6 +43,19 @@ class RetrogradCallback(TrainedRun, Callback):
             step = _read_step(trainer)
             self._log_critical(partial(_log_numbers, trainer, step), partial(_list_boards, trainer), step)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Record which epoch begins."""
+        self._take_numbers({"epoch": trainer.current_epoch}, _read_step(trainer))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Record what the module has logged."""
+        if not trainer.sanity_checking:
+            self._take_numbers(trainer.callback_metrics)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Record what the module has logged."""
+        self._take_numbers(trainer.callback_metrics)
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the recording, and say what is wrong."""
         self._state = self._make_state()

@@ -6,6 +6,7 @@ import atexit
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from torch import nn
 
 from retrograd.core.addresses import open_folder
 from retrograd.core.amounts import count_of
+from retrograd.core.errors import ScalarError
 from retrograd.core.launch.live_findings import LiveFindings, say_critical
 from retrograd.core.launch.start import name_folder
 from retrograd.core.limits import LIMITS
@@ -191,6 +193,13 @@ class TrainedRun:
         if not self._quiet:
             done = f"{count_of(len(history.loss.steps), 'step')} at {count_of(len(history.sites), 'site')}"
             say(f"recorded {done}{tell_verdict(self.findings, os.path.relpath(path))}")
+
+    def _take_numbers(self, numbers: Mapping[str, Any], step: int | None = None) -> None:
+        """Record what the trainer logs, where it is a number."""
+        if self.recording is not None and self.is_recording:
+            for name, number in numbers.items():
+                with suppress(ScalarError):
+                    self.recording.log({name: number}, step=step)
 
     def _log_critical(self, log: Log, boards: Callable[[], Iterable[Board]], step: int) -> None:
         """Log what was found to be critical since the last call. To be called in the first process, between steps.

@@ -50,6 +50,11 @@ class RetrogradCallback(TrainedRun, TrainerCallback):
             if state.is_world_process_zero:
                 self._log_critical(partial(self._add_to_log, state, control), self._list_boards, state.global_step)
 
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        """Record what the trainer logs."""
+        logs = {name: value for name, value in (more.get("logs") or {}).items() if not name.startswith(_KEY)}
+        self._take_numbers(logs, state.global_step)
+
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """End the recording, say what is wrong, and add it to the trainer's log."""
         if self._end():

@@ -82,7 +82,7 @@ def test_what_optimizers_update_is_recorded(make: Make, in_folder: bool, tmp_pat
     for name in (first, second):
         assert history[f"{name}.grad"].steps.tolist() == history[f"{name}.update"].steps.tolist() == list(range(6))
     assert history["watch/prediction"].steps.tolist() == history["watch/prediction.grad"].steps.tolist()
-    assert {event.kind for event in history.events} - {fact.kind for fact in FACTS} == {"loss", "update"}
+    assert {event.kind for event in history.events} - {fact.kind for fact in FACTS} == {"loss", "update", "scalar"}
 
 
 def test_accumulation_makes_micro_batches() -> None:

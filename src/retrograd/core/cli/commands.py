@@ -26,6 +26,7 @@ from retrograd.core.launch.completion import write_completion
 from retrograd.core.launch.hook_file import install_hook, remove_hook
 from retrograd.core.launch.options import Command, option
 from retrograd.core.launch.requests import RunRequest
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import print_text, waiting
 from retrograd.core.plugins import list_provided
 from retrograd.core.runs.layout import PARENT
@@ -103,6 +104,7 @@ class View(Command):
     sort: Literal["calls", "name", "value", "gradient", "zeros", "nonfinite", "update"] = option(
         "--sort", "calls", "call order, name, or a column, largest first", group="form"
     )
+    all: bool = option("--all", False, "every site of a long run, of which a screenful is shown")
     map: bool = option("--map", False, "draw sites x steps instead of the table", group="form")
     follow: bool = option("--follow", False, "follow a run that is recorded, until it is over", group="form")
 
@@ -110,7 +112,7 @@ class View(Command):
         check_run(self._tell_apart()[0])
 
     def carry_out(self) -> int:
-        from retrograd.core.runs.findings import explain_run
+        from retrograd.core.runs.findings import explain_run, read_last_findings
         from retrograd.core.views.findings_text import list_findings
         from retrograd.core.views.shown import check_choice
 
@@ -122,14 +124,16 @@ class View(Command):
             return 0
         with reading(path) as run:
             check_choice(run.history, sites, self.statistic)
-            findings = explain_run(run)
+            is_long = run.history.rows.count > LIMITS.explained_rows
+            findings = read_last_findings(run) if is_long else explain_run(run)
         first = [findings.headline] if findings.missing or not len(findings) else []
         print_text("\n".join([*first, *list_findings(findings)]), flush=True)
-        with waiting("laying the table out"):
+        most = LIMITS.shown_sites if is_long and not self.all and sites is None else None
+        with waiting("laying the table out", is_long=is_long and (self.map or most is None), follows=True):
             if self.map:
                 rg.print_heatmap(run, sites, statistic=self.statistic)
             else:
-                rg.print_table(run, sites, statistic=self.statistic, sort=self.sort)
+                rg.print_table(run, sites, statistic=self.statistic, sort=self.sort, most=most)
         return 2 if findings.unread else 0
 
     def _tell_apart(self) -> tuple[Path | None, tuple[str, ...] | None]:

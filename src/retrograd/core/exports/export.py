@@ -43,8 +43,8 @@ def export(
     Args:
         run: a run, its folder, or a recording to a folder.
         to: ``csv`` or ``parquet``, one file with all rows; or ``tensorboard``, ``wandb`` or ``mlflow``, a folder with
-            the loss, :data:`SCALARS` as ``rms/SITE`` …, exponents as histograms over log2 of the magnitude, and
-            findings. Of long runs, a tracker is given evenly spaced steps.
+            ``history.scalars``, :data:`SCALARS` as ``rms/SITE`` …, exponents as histograms over log2 of the magnitude,
+            and findings. Of long runs, a tracker is given evenly spaced steps.
         path: the file or folder; inside the run folder when left out.
         sites: which sites a tracker is given, as for :func:`retrograd.record`; all when left out.
         statistics: which statistics of them a tracker is given; :data:`SCALARS` and users' own when left out.

@@ -59,7 +59,7 @@ def mirror(
     statistics: Sequence[str] = ("rms",),
     histograms: bool = True,
 ) -> Mirror:
-    """Show the loss, a chosen few series and all findings of a run in a tracker, while the run goes on.
+    """Show the scalars, a chosen few series and all findings of a run in a tracker, while the run goes on.
 
     A thread of its own reads the record every few seconds; training neither waits for it nor hears of its errors. It
     ends with the recording. In processes of other ranks than the first nothing is mirrored.
@@ -203,7 +203,7 @@ class Mirror:
             return
         chosen = steps[-1:] if self._tracker.keeps_last_step else spread_steps(steps, MOST_STEPS)
         sites = self._choose(window)
-        for step, numbers in read_numbers(window, sites, self._statistics, self._phase, chosen):
+        for step, numbers in read_numbers(window, sites, self._statistics, self._phase, chosen, int(steps[-1])):
             self._tracker.add_numbers(step, numbers)
             self.steps += 1
         self.skipped += len(steps) - len(chosen)

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from retrograd.core.amounts import count_of
+from retrograd.core.amounts import count_of, show_bytes
 from retrograd.core.drawings import drawn_by
-from retrograd.core.errors import NoSuchSiteError
+from retrograd.core.errors import NoSuchSiteError, TableSizeError
 from retrograd.core.history.copies import Copies, Disagreement
 from retrograd.core.history.data_facts import SIGNED_BINS, SignedHistogram
 from retrograd.core.history.events import Events
@@ -27,6 +27,7 @@ from retrograd.core.history.rows import (
     Part,
     Rows,
     StoredPart,
+    count_entries,
     decode_batches,
     encode_phase,
     join_neighbours,
@@ -36,7 +37,14 @@ from retrograd.core.history.scalars import Scalars
 from retrograd.core.history.series import Relatives, Series
 from retrograd.core.history.sink import UPDATES, Event, KeptTensor, RowBatch
 from retrograd.core.history.steps import number_steps
-from retrograd.core.history.table import NO_EVENTS, build_event_table, build_ranked_table, find_made, read_events
+from retrograd.core.history.table import (
+    NO_EVENTS,
+    ROW_BYTES,
+    build_event_table,
+    build_ranked_table,
+    find_made,
+    read_events,
+)
 from retrograd.core.history.windows import LongRows, choose_rows, compare_copies, find_outline
 from retrograd.core.libraries import load_library
 from retrograd.core.limits import LIMITS
@@ -331,7 +339,7 @@ class History:
     @property
     def scalars(self) -> Scalars:
         """Series of one number a step, by name: ``loss``, and what else was recorded or logged, as of now."""
-        return Scalars(self.all_events)
+        return Scalars(self.all_events, self.manifest)
 
     @property
     def made_steps(self) -> npt.NDArray[np.int64]:
@@ -404,8 +412,23 @@ class History:
         return found + ([] if rows.copies is None else rows.copies.count(rows, np.arange(rows.count))[1])
 
     def table(self) -> pa.Table:
-        """All rows as an Arrow table, with the columns of the run folder and the rank."""
-        return build_ranked_table(self.rows, self.site_names)
+        """All rows as an Arrow table, with the columns of the run folder and the rank.
+
+        Raises:
+            TableSizeError: it would have more than ``LIMITS.table_bytes``.
+        """
+        rows = self.rows
+        size = rows.count * (ROW_BYTES + 8 * len(rows.custom)) + 8 * sum(map(count_entries, rows.parts))
+        if size > LIMITS.table_bytes:
+            raise TableSizeError(
+                f"All {rows.count:,} rows as one table would take {show_bytes(size)}; the limit is "
+                f"{show_bytes(LIMITS.table_bytes)}.",
+                repair="ask for history.matrix('rms'), for history.only(sites), or read history.to_batches() piece by "
+                "piece, as DuckDB does: duckdb.sql('… FROM batches'). To hold it all the same, raise the limit: "
+                "retrograd.core.limits.LIMITS.table_bytes.",
+                reason="making it takes twice that memory, and a process that has too little ends without a word.",
+            )
+        return build_ranked_table(rows, self.site_names)
 
     def to_arrow(self) -> pa.Table:
         """All rows as an Arrow table, see :meth:`table`."""
@@ -424,6 +447,7 @@ class History:
 
         Raises:
             LibraryError: pandas is not installed.
+            TableSizeError: see :meth:`table`.
         """
         load_library("pandas", "pandas", "2.0")
         return self.table().to_pandas()
@@ -433,6 +457,7 @@ class History:
 
         Raises:
             LibraryError: polars is not installed.
+            TableSizeError: see :meth:`table`.
         """
         return load_library("polars", "polars", "1.0").from_arrow(self.table())
 

@@ -186,12 +186,14 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
         ends: the last step of each piece.
         is_far: reading it is mostly waiting, as for a store.
         left_out: number of rows that are not read, since the part turned out to be damaged.
+        entries: number of entries of all histograms.
     """
 
     is_far = False
     left_out = 0
     rank: int
     count: int
+    entries: int
     codes: npt.NDArray[np.int32]
     orders: npt.NDArray[np.int64]
     step_limits: tuple[int, int]
@@ -223,6 +225,11 @@ class StoredPart(Mapping[str, npt.NDArray[Any]]):
 
         Whoever reads one column after the other asks for it first: they must have the same rows.
         """
+
+
+def count_entries(part: Part) -> int:
+    """The number of entries of all histograms."""
+    return part.entries if isinstance(part, StoredPart) else len(part["bins"])
 
 
 def pick_columns(columns: Part, mask: npt.NDArray[np.bool_]) -> Part:

@@ -28,7 +28,7 @@ from retrograd.core.hooks.functions import begins_function
 from retrograd.core.hooks.module import ModuleHooks
 from retrograd.core.hooks.names import ModelNames
 from retrograd.core.hooks.nodes import name_of
-from retrograd.core.hooks.torch_calls import TorchCall, is_ours
+from retrograd.core.hooks.torch_calls import TorchCall, is_machinery
 
 Entry = TypeVar("Entry")
 
@@ -191,7 +191,7 @@ class FunctionTap(FunctionListener, Generic[Entry]):
     @uncompiled
     def before(self, call: TorchCall) -> Any:
         """A function is about to be called; None if it is none of the program's that makes tensors."""
-        if not call.name or is_ours[call.frame.f_code.co_filename] or is_jit_tracing() or self._hooks is None:
+        if not call.name or is_machinery[call.frame.f_code.co_filename] or is_jit_tracing() or self._hooks is None:
             return None
         return self.take(call)
 

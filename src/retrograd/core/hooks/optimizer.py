@@ -268,7 +268,8 @@ class CallListener(Protocol):
     def called(self, name: str, about: object, frame: FrameType, **details: Any) -> None:
         """A call, with what it was given, and as ``value`` what it found (a tensor, on any device).
 
-        ``about`` is the optimizer, the module, the scheduler, or the parameters; ``frame`` a frame within the call.
+        ``about`` is the optimizer, the module, the scheduler, the parameters, or for ``clip_grad_value_`` their
+        gradients; ``frame`` a frame within the call.
         """
 
 
@@ -332,7 +333,7 @@ def _clip_norm(frame: FrameType, args: tuple[Any, ...], result: Any) -> None:
 def _clip_value(frame: FrameType, args: tuple[Any, ...], result: Any) -> None:
     if frame.f_code.co_name == "clip_grad_value_":
         caller = frame.f_locals
-        _tell("clip_grad_value_", caller["parameters"], clip_value=float(caller["clip_value"]))
+        _tell("clip_grad_value_", caller["grads"], clip_value=float(caller["clip_value"]))
 
 
 def _schedule(frame: FrameType, args: tuple[Any, ...], result: Any) -> None:

@@ -14,7 +14,7 @@ from retrograd.core.addresses import is_remote, open_folder
 from retrograd.core.amounts import count_of
 from retrograd.core.errors import NotARunError
 from retrograd.core.limits import LIMITS
-from retrograd.core.notices import is_seen, print_text, say, waiting
+from retrograd.core.notices import print_text, say, waiting
 from retrograd.core.runs.layout import find_latest, find_rank_folders, is_run
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def reading(given: Path | None) -> Iterator[Run]:
-    """Open the run that was named, or the newest; on a terminal it is said what is read, and how far it is.
-
-    Elsewhere one line says so of a run that takes seconds.
+    """Open the run that was named, or the newest; of one that takes seconds it is said how far it is, and how fast.
 
     Raises:
         NotARunError, DamagedRunError: there is none, or it cannot be read.
@@ -33,11 +31,11 @@ def reading(given: Path | None) -> Iterator[Run]:
     from retrograd.core.runs.reader import open_run
 
     path = choose_run(given)
-    with waiting(f"reading {path}"):
+    with waiting(f"opening {path}"):
         run = open_run(path)
         rows = run.history.rows
-        if rows.count > LIMITS.explained_rows and not is_seen():
-            say(f"reading {count_of(rows.count, 'row')} in {count_of(len(rows.parts), 'file')} of {path}")
+        what = f"{count_of(rows.count, 'row')} in {count_of(len(rows.parts), 'file')} of {path}"
+    with waiting(f"reading {what}", is_long=rows.count > LIMITS.explained_rows, follows=True):
         yield run
 
 

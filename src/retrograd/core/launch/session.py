@@ -43,6 +43,7 @@ from retrograd.core.randomness import random_kept
 from retrograd.core.ranks.processes import ask_rank, find_rank, is_loader_worker
 from retrograd.core.ranks.stages import is_rehearsal
 from retrograd.core.recording.fact_source import FactHost, FactSource, MakeSource
+from retrograd.core.recording.logged import expect_none, expect_recording
 from retrograd.core.recording.recorder import Recorder, list_sources
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.weight_sums import sum_squares
@@ -111,6 +112,7 @@ class Session:
         self._has_given_up = self._has_left_out = self._is_unchosen = False
         self._step: int | None = None
         backward_listeners.add(self)
+        expect_recording(self)
         construction_watch.hold()
         load_watch.hold()
         self._sink = LateSink(self._open_unless_apart, self._make_step, self._give_up)
@@ -122,6 +124,7 @@ class Session:
         self._closed = True
         self._spare.free()
         backward_listeners.remove(self)
+        expect_none(self)
         construction_watch.release()
         load_watch.release()
         self._search.close()

@@ -25,6 +25,7 @@ from retrograd.core.limits import LIMITS
 from retrograd.core.recording.keep import Kept, KeptSource
 from retrograd.core.recording.mode_buffer import Forward, Mode, ModeBuffer
 from retrograd.core.recording.module_watch import SiteRecorders, SlotCalls, SlotWatch
+from retrograd.core.recording.scalar_watch import ScalarWatch
 from retrograd.core.recording.sink_log import rename_rows
 from retrograd.core.recording.site_recorder import RecorderFactory, TensorRecorder
 from retrograd.core.recording.taps import Taps
@@ -40,18 +41,20 @@ class Emitter:
         factory: has the numbering of rows, what takes kept tensors and events, and placements, which are told before
             the rows that they speak of.
         taps: have what counts calls: of outputs, inputs and tensors watched by hand.
+        scalars: adds up updates.
 
     Attributes:
         failed_at: of the last pass that raised, the module whose output's gradient came last; None where none came.
     """
 
-    def __init__(self, sink: Sink, factory: RecorderFactory, taps: Taps) -> None:
+    def __init__(self, sink: Sink, factory: RecorderFactory, taps: Taps, scalars: ScalarWatch) -> None:
         self._sink = sink
         self._rows = factory.rows
         self._keeper = factory.keeper
         self._events = factory.events
         self._placements = factory.placements
         self._slots = taps.slots
+        self._scalars = scalars
         self._late = LateGradients(taps.calls)
         self._numbers = b""
         self._losses: list[tuple[Moment, torch.Tensor, torch.Tensor | None]] = []
@@ -102,6 +105,7 @@ class Emitter:
             self._rows.mark(np.frombuffer(numbers, np.int32))
         if buffer.mode is Mode.GRAD:
             self._late.note(numbers)
+            self._scalars.see_rows(batch, numbers, self._rows.sites)
         self._sink.add_rows(self._rows.translate(batch))
         if self._keeper.has_triggers:  # a user's: what it raises shall cost no row
             self._pull_triggers(batch)

@@ -37,6 +37,7 @@ from retrograd.core.ranks.stages import is_rehearsal, may_have_stages, running_s
 from retrograd.core.recording.clock import RecordedPass
 from retrograd.core.recording.facts import Facts
 from retrograd.core.recording.mode_buffer import CallCount, Mode, ModeBuffer
+from retrograd.core.recording.scalar_watch import ScalarWatch
 from retrograd.core.recording.sink_log import SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory, SiteRecorder, TensorRecorder
 from retrograd.core.sites.site import Site
@@ -384,6 +385,7 @@ class ModelWatch:
         steps: notified of models that run.
         placements: told which stage of a pipeline a model is.
         facts: notified of forwards.
+        scalars: the same.
         meet_wrapper: called with a wrapper that calls a model.
         renew: called when a model is about to run.
     """
@@ -394,6 +396,7 @@ class ModelWatch:
         steps: Steps,
         placements: SitePlacements,
         facts: Facts,
+        scalars: ScalarWatch,
         meet_wrapper: Callable[[nn.Module], None],
         renew: Callable[[], None],
     ) -> None:
@@ -406,6 +409,7 @@ class ModelWatch:
         self._taps: list[CallTap] = []
         self._placements = placements
         self._facts = facts
+        self._scalars = scalars
         self._roots: IdentitySet[nn.Module] = IdentitySet()
 
     def add(self, module: nn.Module) -> None:
@@ -449,6 +453,7 @@ class ModelWatch:
         self._steps.model_runs(module)
         if outermost is None:
             self._facts.forward_begins(module, (args, kwargs))
+            self._scalars.forward_begins(module, (args, kwargs))
             clock.rest()
         buffer = clock.waiting_buffer
         if buffer is not None:
@@ -467,6 +472,7 @@ class ModelWatch:
                 buffer.forwards.end(output, self._backward.guard, self._backward.leaf_handles)
             if clock.is_outermost:
                 self._facts.forward_ends(module, output, failed)
+                self._scalars.forward_ends(module, output)
             self._backward.guard.pause()
             clock.forward_ends(id(module), failed)
 

@@ -18,7 +18,7 @@ from retrograd.core.hooks.parts import is_compiled
 from retrograd.core.recording.keep import find_keep
 from retrograd.core.recording.settings import Settings
 from retrograd.core.sites.pattern import Candidate, Pattern, describe_pattern
-from retrograd.core.sites.site import LOCAL, Site, parse_site
+from retrograd.core.sites.site import LOCAL, ROOT, Site, parse_site
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +162,7 @@ _USED = (
     "the module was not called while a step was recorded, though its weights got gradients: its forward is called by "
     "name, or its weights are used without a call, so that no hook runs"
 )
+_HELD = "used by its parent, an nn.MultiheadAttention, which computes with its weights without a call"
 _COMPILED = "the module lies inside a region that was compiled before the recording: call torch.compiler.reset() then"
 
 
@@ -210,6 +211,15 @@ class Coverage:
         early = (each.path for each in self.requested.modules if each.had_code and each.path in self.called)
         return (*self.requested.compiled, *map(beginning_of, early))
 
+    def find_parent(self, path: str) -> nn.Module | None:
+        """The module that holds the one at this path; None if it was not asked for, or is gone."""
+        parent = self._by_path.get(path.rpartition(".")[0] or ROOT)
+        return None if parent is None else parent.module
+
+    @cached_property
+    def _by_path(self) -> dict[str, RequestedModule]:
+        return {each.path: each for each in self.requested.modules}
+
     def lacks(self, site: Site) -> bool:
         """True if there is nothing of a site that was asked for."""
         return _place(site) not in self.recorders and str(site) not in self.unreadable
@@ -247,6 +257,8 @@ def _explain_call(module: RequestedModule, site: Site, coverage: Coverage) -> st
     if module.path not in coverage.called:
         if is_compiled:
             return _COMPILED
+        if isinstance(coverage.find_parent(module.path), nn.MultiheadAttention):
+            return _HELD
         return _USED if any(map(coverage.has_gradient, module.parameters)) else _NEVER_CALLED
     if site.quantity == "grad":
         return NO_GRADIENT

@@ -29,6 +29,7 @@ from retrograd.core.ranks.placements import local_part
 from retrograd.core.recording.clock import Clock, Fault
 from retrograd.core.recording.mode_buffer import ModeBuffer
 from retrograd.core.recording.parameter_watch import ParameterWatch
+from retrograd.core.recording.scalar_watch import ScalarWatch
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.recording.site_recorder import TensorRecorder
 from retrograd.core.recording.taps import Taps
@@ -292,6 +293,7 @@ class OptimizerWatch:
         buffer: where updates are recorded.
         loose: taps what belongs to no model; None where that is not wanted.
         names: those of the optimizers.
+        scalars: notified of recorded updates.
 
     Attributes:
         updates: measures the updates.
@@ -307,7 +309,9 @@ class OptimizerWatch:
         buffer: ModeBuffer,
         loose: LooseParameters | None,
         names: OptimizerNames,
+        scalars: ScalarWatch,
     ) -> None:
+        self._scalars = scalars
         self._clock = clock
         self._events = events
         self._steps = steps
@@ -339,6 +343,9 @@ class OptimizerWatch:
             if self._taps.unseen:
                 self._taps.tell_of_missing()
             self.updates.begin(optimizer, self._parameters)
+            if self._has_accumulated(optimizer):
+                self._taps.see_accumulated(held_by(optimizer))
+            self._scalars.update_begins(optimizer)
 
     @never_raise()
     def update_ends(self, optimizer: Optimizer, found_inf: torch.Tensor | None) -> None:
@@ -347,10 +354,22 @@ class OptimizerWatch:
             return
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self.updates.end(optimizer, count)
+        if self._clock.on:
+            self._scalars.update_ends(optimizer)
         name = self._find_name(optimizer)
         with self._ending(optimizer) as ending:
             if self._clock.on:
                 self._tell(name, count, ending, found_inf)
+
+    def _has_accumulated(self, optimizer: Optimizer) -> bool:
+        """Return whether the gradients of this update come from several passes; not known where optimizers take turns.
+
+        Nor while a loss is scaled that the optimizer itself divides by, and in pipelines, whose passes are one.
+        """
+        clock = self._clock
+        is_alone = all(other is optimizer for other in self._counts)
+        is_scaled = getattr(optimizer, "grad_scale", None) is not None
+        return (clock.micro > 0 or clock.backward > 0) and is_alone and not is_scaled and not clock.is_piped
 
     def _find_name(self, optimizer: Optimizer) -> str:
         return self._names.find(optimizer, MOST_OPTIMIZERS)

@@ -44,11 +44,24 @@ class ParameterWatch:
         exchange: what reduces the gradient between processes; None where nothing does.
         has_come: this process has found a gradient in the pass.
         is_alone: what it has found was still to be reduced.
+        accumulated: where what several passes have left in ``.grad`` goes; None until a step had some.
     """
 
     __slots__ = (
-        "_backward", "_clock", "_handles", "_parameter", "_whole", "exchange", "gradient",
-        "has_come", "is_alone", "local", "site", "update", "value",
+        "_backward",
+        "_clock",
+        "_handles",
+        "_parameter",
+        "_whole",
+        "accumulated",
+        "exchange",
+        "gradient",
+        "has_come",
+        "is_alone",
+        "local",
+        "site",
+        "update",
+        "value",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +84,7 @@ class ParameterWatch:
         self.gradient = gradient
         self.local = local
         self.update = update
+        self.accumulated: TensorRecorder | None = None
         self.exchange: Exchange | None = None
         self.has_come = self.is_alone = False
         self._handles = []

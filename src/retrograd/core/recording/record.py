@@ -23,6 +23,7 @@ from retrograd.core.hooks.watched import trace_watched
 from retrograd.core.notices import warn_of_fault
 from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
+from retrograd.core.recording.logged import check_scalars, expect_none, expect_recording
 from retrograd.core.recording.recorder import Recorder, check_models
 from retrograd.core.recording.schedule import Schedule
 from retrograd.core.recording.settings import Settings, UserStatistic
@@ -129,6 +130,11 @@ class Recording:
         """Record a tensor, or a nest of them, as ``watch/NAME``."""
         self._recorder.watch(name, tensor)
 
+    def log(self, scalars: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Record numbers of a step in this recording alone, see :func:`retrograd.log`."""
+        if self.is_open:
+            self._recorder.log(*check_scalars(scalars, step))
+
     def call_when_closed(self, call: Callable[[], None]) -> None:
         """Have a function called once the record is complete, at once if it is; what it raises is told as a warning."""
         self._when_closed.append(call)
@@ -200,6 +206,7 @@ class UnrecordedRank(Recording):
         from retrograd.core.history.history import History
 
         self._rank = rank
+        expect_recording(self)  # others record: what is logged here is not missed
         self._nothing = History()
         self._events = EventLog(self._nothing)
         self._when_closed = deque()
@@ -241,8 +248,11 @@ class UnrecordedRank(Recording):
 
     def watch(self, name: str, tensor: Any) -> None: ...
 
+    def log(self, scalars: Mapping[str, Any], *, step: int | None = None) -> None: ...
+
     def _close(self, status: str, error: dict[str, Any] | None = None) -> None:
         self._is_complete = True
+        expect_none(self)
         self._call_all()
 
     def is_of_this_thread(self) -> bool:
@@ -272,6 +282,7 @@ def record(
     statistics: bool | Iterable[UserStatistic] = True,
     histogram: bool = True,
     tensor_budget: int | str = DEFAULT_BUDGET,
+    per_forward: bool = False,
     resume: bool | Mapping[str, Any] = False,
     ranks: Ranks = "all",
 ) -> Recording:
@@ -284,13 +295,17 @@ def record(
             one: tensors that are watched, those that optimizers update, and losses.
         path: the run folder; None keeps the history in memory.
         sites: which sites get statistics: globs over names, compiled regexes, module types, predicates. None is every
-            module's output and its gradient, every parameter's gradient and update.
+            module's output and its gradient, every parameter's gradient and update. ``"*/*"`` is every function that
+            modules call.
         schedule: which steps: a number n for every n-th, :func:`every`, :func:`log_schedule`, or a function from
             step to bool. None is every step.
         tensors: sites whose tensors are kept, as patterns or :class:`Keep` policies.
         statistics: True for the built-in ones, False for none, or functions of one tensor to add to them.
         histogram: count binary exponents too.
         tensor_budget: bytes of kept tensors that are never passed, as a number or as in ``"500MB"``.
+        per_forward: forwards without grad have a row each, where they else merge into one a step. ``micro`` is then the
+            number of the forward within its step: of ``generate()`` the prompt is 0, and each token that follows is 1
+            more.
         resume: go on with the recording in ``path``: True after its last step, or from the state that
             ``Recording.state_dict()`` gave; what was recorded from that step on is replaced.
         ranks: which ranks of a program of several processes record: ``"all"``, ranks as in ``"0,8,16"``,
@@ -310,6 +325,7 @@ def record(
         statistics=statistics,
         histogram=histogram,
         tensor_budget=tensor_budget,
+        per_forward=per_forward,
     )
     chosen, rank = read_ranks(ranks), ask_rank()
     if rank not in chosen:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from retrograd.core.amounts import list_names
+from retrograd.core.history.facts import MOST_OPTIMIZERS
 from retrograd.core.history.sink import Moment, Sink
 from retrograd.core.hooks.backward import backward_followers, backward_listeners
 from retrograd.core.hooks.engine import without_transforms
@@ -18,7 +20,7 @@ from retrograd.core.hooks.listeners import SeeGradient, hidden_hooks, never_rais
 from retrograd.core.hooks.module import put_readers_last
 from retrograd.core.hooks.names import NamedModule, list_modules, list_swapped, name_models, walk_modules
 from retrograd.core.hooks.nested import Keys
-from retrograd.core.hooks.optimizer import optimizer_listeners
+from retrograd.core.hooks.optimizer import call_listeners, optimizer_listeners
 from retrograd.core.hooks.parts import modules_of
 from retrograd.core.hooks.reach import find_leaves
 from retrograd.core.hooks.rewriters import intervention_listeners
@@ -38,11 +40,13 @@ from retrograd.core.recording.function_watch import FunctionWatches
 from retrograd.core.recording.intervention_watch import InterventionWatch
 from retrograd.core.recording.keep import TensorKeeper
 from retrograd.core.recording.late_taps import warn_of_compiled_code
+from retrograd.core.recording.logged import add_taker, remove_taker
 from retrograd.core.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
 from retrograd.core.recording.module_watch import ModelWatch
 from retrograd.core.recording.omissions import Coverage, RequestedSites, list_omissions, list_unmatched
 from retrograd.core.recording.optimizer_watch import LooseParameters, OptimizerWatch
 from retrograd.core.recording.parameter_watch import Reductions
+from retrograd.core.recording.scalar_watch import ScalarWatch
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory
@@ -111,6 +115,7 @@ class Recorder:
         self._buffers = buffers = ModeBuffers(settings)
         self.clock = clock = Clock(self._wants_step, buffers, self._hand_over, steps, step)
         clock.is_free = models is None
+        clock.is_apart = settings.per_forward
         events.clock = clock
         self._backward = RecordedPass(clock, steps, events.fault)
         keeper = TensorKeeper(settings.keeps, settings.tensor_budget, sink)
@@ -119,18 +124,26 @@ class Recorder:
         )
         self._reductions = Reductions(self._backward)
         self._taps = Taps(self._factory, self._reductions)
-        self._emitter = Emitter(sink, self._factory, self._taps)
         self._facts = Facts(events, list_sources() if sources is None else sources)
         self._functions = (
             FunctionWatches(self._factory, self._taps, self._facts.models) if settings.names_functions else None
         )
+        names = self._facts.optimizers
+        self._scalars = ScalarWatch(clock, events, partial(names.find, most=MOST_OPTIMIZERS), sink.describe)
+        self._emitter = Emitter(sink, self._factory, self._taps, self._scalars)
         self._interventions = InterventionWatch(self._factory, self._emitter, self._facts.models)
         strangers = LooseParameters(self._taps, steps, self._facts.optimizers) if loose else None
         self._optimizers = OptimizerWatch(
-            clock, events, steps, self._taps, buffers.grad, strangers, self._facts.optimizers
+            clock, events, steps, self._taps, buffers.grad, strangers, self._facts.optimizers, self._scalars
         )
         self._models = ModelWatch(
-            self._backward, steps, self._factory.placements, self._facts, self._taps.meet_wrapper, self._renew
+            self._backward,
+            steps,
+            self._factory.placements,
+            self._facts,
+            self._scalars,
+            self._taps.meet_wrapper,
+            self._renew,
         )
 
     # ---- setting up -------------------------------------------------------------------------------------------
@@ -153,6 +166,8 @@ class Recorder:
         backward_followers.add(self._backward)
         intervention_listeners.add(self._interventions)
         optimizer_listeners.add(self._optimizers)
+        call_listeners.add(self._scalars)
+        add_taker(self)
         watch_by_hand(self)
         _threads[id(self)] = self._thread
         self._facts.begin()
@@ -233,6 +248,15 @@ class Recorder:
             self._taps.find_watched(name).see(tensor)
         except Exception as error:
             self.fault(Site(WATCH + name), error)
+
+    @never_raise()
+    def log(self, numbers: Mapping[str, Any], step: int | None) -> None:
+        """Record what the program has logged."""
+        self._scalars.log(numbers, step)
+
+    @never_raise()
+    def _drain(self, *, is_last: bool = False) -> None:
+        self._scalars.drain(is_last=is_last)
 
     @property
     def switch(self) -> Clock:
@@ -324,6 +348,7 @@ class Recorder:
         backward.is_running = False
         if clock.entered:
             self._emitter.add_losses(clock.moment, backward.losses, backward.scale)
+            self._scalars.norms.pass_ends(backward.scale)
         if clock.entered or not clock.on:
             backward.leave(failed)
         backward.losses, backward.scale = (), None
@@ -354,6 +379,7 @@ class Recorder:
             if is_closing and buffer.mode is Mode.GRAD:
                 self._facts.drain()
                 self._optimizers.forget_losses()
+                self._scalars.drain()
                 self._backward.forget_graph()
 
     def _describe(self) -> None:
@@ -368,6 +394,7 @@ class Recorder:
         """Hand over what is complete, and wait until it can be read back."""
         if threading.get_ident() == self.clock.thread:
             self.clock.settle()
+            self._drain()
         self._sink.flush()
 
     def close(self, status: str = "finished", error: dict[str, Any] | None = None) -> None:
@@ -384,11 +411,14 @@ class Recorder:
         backward_followers.remove(self._backward)
         intervention_listeners.remove(self._interventions)
         optimizer_listeners.remove(self._optimizers)
+        call_listeners.remove(self._scalars)
+        remove_taker(self)
         unwatch_by_hand(self)
         _threads.pop(id(self), None)
         self.clock.close_all()
         self._optimizers.decide()
         self._optimizers.updates.release()
+        self._drain(is_last=True)
         self._facts.end()
         self.clock.stop()
         self._reductions.remove()

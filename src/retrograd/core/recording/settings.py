@@ -37,6 +37,7 @@ class Settings:
         statistics: True for the built-in ones, False for none, or functions tensor → number to add to them.
         histogram: count binary exponents too.
         tensor_budget: bytes of kept tensors that are never passed.
+        per_forward: forwards without grad are not merged.
 
     Raises:
         RecordingError: for a choice that cannot be carried out.
@@ -51,6 +52,7 @@ class Settings:
         statistics: bool | Iterable[UserStatistic] = True,
         histogram: bool = True,
         tensor_budget: int | str = DEFAULT_BUDGET,
+        per_forward: bool = False,
     ) -> None:
         self.selection = Selection(sites)
         self.schedule = as_schedule(schedule)
@@ -59,6 +61,7 @@ class Settings:
         self.custom = [] if isinstance(statistics, bool) else [_check_custom(each) for each in statistics]
         self.histogram = histogram
         self.tensor_budget = read_limit(tensor_budget)
+        self.per_forward = per_forward
 
     def check(self, candidates: Sequence[Candidate]) -> None:
         """Make sure that every pattern can match a site of the models.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -18,12 +18,13 @@ from retrograd.core.hooks.module import has_output_in_code, unwatch_forward, wat
 from retrograd.core.hooks.names import NamedModule, parameter_site
 from retrograd.core.hooks.parts import gradient_of, own_parameters
 from retrograd.core.identities import IdentityDict, IdentitySet
+from retrograd.core.ranks.placements import local_part
 from retrograd.core.ranks.processes import has_other_processes
 from retrograd.core.recording.late_taps import CompiledRegions, warn_of_compiled_code
 from retrograd.core.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
 from retrograd.core.recording.parameter_watch import ParameterWatch, Reductions
 from retrograd.core.recording.site_recorder import RecorderFactory, TensorRecorder
-from retrograd.core.sites.site import LOCAL, OPTIMIZER, WATCH, Site, local_gradient
+from retrograd.core.sites.site import LOCAL, OPTIMIZER, WATCH, Site, accumulated_gradient, local_gradient
 
 
 class Taps:
@@ -176,6 +177,22 @@ class Taps:
             self.parameters[id(parameter)] = watch
             self._factory.sees_gradients |= watch.gradient is not None
             self._adopt(watch)
+
+    def see_accumulated(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Record what several passes have left in ``.grad`` of those whose gradients are recorded."""
+        for parameter in parameters:
+            watch = self.parameters.get(id(parameter))
+            gradient = gradient_of(parameter)
+            if watch is None or watch.gradient is None or watch.gradient.row < 0 or gradient is None:
+                continue
+            site = accumulated_gradient(watch.site)
+            try:
+                if watch.accumulated is None:
+                    row = self._factory.rows.number(site)
+                    watch.accumulated = TensorRecorder(self._factory, self._grad, site, row, None, copy=True)
+                watch.accumulated.see(local_part(gradient.detach()))
+            except Exception as error:
+                self._factory.events.fault(site, error)
 
     def meet_wrapper(self, wrapper: nn.Module) -> None:
         """Have parameters adopted by a wrapper that calls a model, if it reduces gradients and was not known."""

@@ -13,12 +13,12 @@ import numpy as np
 
 from retrograd.core.files import make_storable, remove_unfinished, write_json, write_whole
 from retrograd.core.history.names import SiteNames
-from retrograd.core.history.rows import decode_batches
+from retrograd.core.history.rows import Picked, Rows, decode_batches
 from retrograd.core.history.sink import Event, KeptTensor, RowBatch
 from retrograd.core.history.table import build_event_table, build_table, find_last_loss
 from retrograd.core.runs.attempts import name_attempt
 from retrograd.core.runs.layout import EVENTS, RANK_FILE, STATISTICS, TENSORS
-from retrograd.core.runs.parts import PartFolder, compact
+from retrograd.core.runs.parts import PartFolder, compact, order_by_site
 from retrograd.core.runs.placements import write_placements
 from retrograd.core.runs.queue import Unwritten
 from retrograd.core.runs.ranks import RankClaim
@@ -111,7 +111,8 @@ class RankFolder:
             return
         columns["site"] = self.names.codes[columns["site"]]
         written = self.names.written
-        self._statistics.add(build_table(columns, written))
+        order = order_by_site(columns["site"], columns["step"])
+        self._statistics.add(build_table(Picked(Rows([columns]), order), written))
         self._recorded.update(written[code] for code in np.unique(columns["site"]))
         self._rows += len(columns["step"])
         steps = [int(columns["step"].min()), int(columns["step"].max()), *(self._span or ())]

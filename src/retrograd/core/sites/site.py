@@ -155,6 +155,11 @@ def local_gradient(parameter: Site) -> Site:
     return replace(parameter, keys=(*parameter.keys, LOCAL), quantity="grad")
 
 
+def accumulated_gradient(parameter: Site) -> Site:
+    """The site of what an optimizer gets of several passes, before it updates: ``fc:weight.accumulated``."""
+    return replace(parameter, keys=(*parameter.keys, "accumulated"))
+
+
 def parse_site(text: str) -> Site:
     """Read the name of a site. ``str(parse_site(text))`` is ``text`` in its shortest form.
 

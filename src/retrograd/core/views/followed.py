@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from retrograd.core.history.history import History
+from retrograd.core.history.scalars import LOSS, STEP_TIME
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.findings import explain_run, read_findings
 from retrograd.core.runs.reader import Run
@@ -44,9 +45,10 @@ class RunGlance:
     Attributes:
         status: how it fares.
         step: the last step; None before the first.
-        rate: steps a second, over the last losses; NaN where that is not known.
+        rate: steps a second, over the last steps; NaN where that is not known.
         loss: of each step.
         findings: the lines of what was found so far.
+        newest: the newest numbers of other scalars, by name.
         changed: sites whose rms changed most, with what it is and how many times that of some steps before.
     """
 
@@ -55,6 +57,7 @@ class RunGlance:
     rate: float
     loss: FloatArray
     findings: list[str]
+    newest: dict[str, float]
     changed: list[tuple[str, float, float]]
 
 
@@ -93,23 +96,17 @@ def glance_at(record: Run | History) -> RunGlance:
     curve, limits = history.loss, history.rows.step_limits
     findings = explain_run(record) if history.rows.count <= LIMITS.explained_rows else read_findings(record)
     last = max([int(curve.steps[-1])] if len(curve.steps) else [], default=limits[1] if limits else None)
+    scalars = history.since(max((last or 0) - _SPAN, 0)).scalars
+    time = scalars.get(STEP_TIME)
     return RunGlance(
         status=str(history.manifest.get("status", "running")),
         step=last,
-        rate=_find_rate(history),
+        rate=float("nan") if time is None or not len(time.values) else 1.0 / max(float(time.values.mean()), 1e-9),
         loss=curve.values,
         findings=list_findings(findings),
+        newest={name: value for name, value in scalars.last.items() if name != LOSS},
         changed=_find_changes(history, last),
     )
-
-
-def _find_rate(history: History) -> float:
-    events = history.all_events.last(_SPAN * 8)
-    steps, times = events["step"].to_numpy(), events["time"].to_numpy()
-    known = times > 0
-    if known.sum() < 2 or np.ptp(times[known]) <= 0:
-        return float("nan")
-    return float(np.ptp(steps[known]) / np.ptp(times[known]))
 
 
 def _find_changes(history: History, last: int | None) -> list[tuple[str, float, float]]:
@@ -145,14 +142,19 @@ def _print_last(losses: FloatArray) -> str:
 
 
 def list_lines(glance: RunGlance, blocks: str = BLOCKS) -> list[str]:
-    """The loss as a curve, and what was found.
+    """The loss as a curve, the newest of other scalars, and what was found.
 
     Args:
         glance: it.
         blocks: of which the curve is made.
     """
     curve = [f"loss {draw_sparkline(glance.loss, _WIDTH, blocks=blocks)} {_print_last(glance.loss)}"]
-    return [*(curve if len(glance.loss) else ()), *(glance.findings or ["no findings so far"])]
+    newest = "  ".join(f"{name} {print_number(value)}" for name, value in glance.newest.items())
+    return [
+        *(curve if len(glance.loss) else ()),
+        *([newest] if newest else ()),
+        *(glance.findings or ["no findings so far"]),
+    ]
 
 
 CHANGES = {"changed most": "name", "rms": "number", f"over {_SPAN} steps": "number"}

@@ -12,7 +12,9 @@ import { drawLoss, followLoss, loadLoss, resizeLoss } from "./loss.js";
 import { loadStatistics, statisticOf } from "./measures.js";
 import { drawPanels, followPanels, resizePanels, showPins } from "./panels.js";
 import { facts } from "./payload.js";
+import { showPinned } from "./pinned.js";
 import { followPointer } from "./pointer.js";
+import { followPrinting } from "./print.js";
 import { fitColors, listShownRows } from "./rows.js";
 import { QUANTITIES, change, onChange, seriesOf, state } from "./state.js";
 import { followTheme, showTheme } from "./theme.js";
@@ -106,7 +108,7 @@ function resize() {
 }
 
 function listen() {
-  onChange(["quantity", "statistic", "band", "scale", "filter", "depth", "flipped", "rows", "zoom", "theme"], redrawAll);
+  onChange(["quantity", "statistic", "band", "scale", "filter", "depth", "flipped", "rows", "order", "at", "zoom", "theme"], redrawAll);
   onChange(["curves", "range"], showToolbar);
   onChange(["cursor", "current", "brush"], drawCursor);
   onChange(["data"], async () => {
@@ -115,7 +117,10 @@ function listen() {
     await drawPanels(true);
     performance.measure("update", "news");
   });
-  onChange(["open"], () => drawPanels().then(resize));
+  onChange(["open", "overlay"], () => drawPanels().then(resize));
+  onChange(["open", "overlay"], showToolbar);
+  onChange(["pin"], drawCross);
+  onChange(["pin", "cursor", "current", "quantity", "band", "zoom", "data"], showPinned);
   onChange(["curves", "theme", "hidden"], () => {
     drawLoss();
     drawPanels(true);
@@ -127,6 +132,8 @@ function listen() {
   onChange(["open"], drawCursor);
   find("viewport").addEventListener("scroll", () => requestAnimationFrame(drawMap), { passive: true });
   followResize(resize);
+  followPrinting(resize);
+  if (state.pin) change({ pin: state.pin });
 }
 
 function followResize(resize) {

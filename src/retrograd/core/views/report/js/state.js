@@ -43,6 +43,10 @@ export const DEFAULTS = {
   open: [], // names of places whose panels are open; pinned ones stay when another row is clicked
   pinned: [],
   rows: "normal",
+  order: "model", // of the rows; "type": under types of modules, "value": the largest first
+  at: "", // the step at which values are sorted; empty: the last in view
+  pin: "", // the step and the name of the place that are pinned
+  overlay: "off",
   scalars: [], // charts above the map; none named: the first one
   scales: [], // those of them whose scale is not their own
   smooth: "0",

@@ -88,7 +88,7 @@ function flipScale(name) {
 /** The colour of a line, and what its name has beyond that of its chart. */
 function makeKey({ name, chart, color }) {
   const rest = name.split(chart).join("").replace(/^_|_$/g, "");
-  return make("span", { class: "of", title: name }, make("i", { class: `dot c-${color}` }), rest);
+  return make("span", { class: "of", title: name }, make("i", { class: `line c-${color}` }), rest);
 }
 
 /** Say what the charts read at the cursor, and where that is. */

@@ -1,0 +1,423 @@
+"""Numbers of which a step has one: norms over all parameters, rates, losses of evaluations, and what users log.
+
+They are taken from what is hooked already, at recorded steps, and handed over when a device may be waited for. What
+does not change from step to step (learning rates, the size of a batch) is noted when it changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import get_total_norm
+from torch.optim.optimizer import Optimizer
+
+from retrograd.core.history.scalars import (
+    BATCH,
+    EVAL_LOSS,
+    GRAD_NORM,
+    GRAD_NORM_CLIPPED,
+    LR,
+    MEMORY,
+    OWN,
+    SAMPLES,
+    SHARDS,
+    TOKENS,
+    UPDATE_RATIO,
+)  # fmt: skip
+from retrograd.core.history.sink import Moment, RowBatch
+from retrograd.core.hooks.dispatch import carry_out_unseen
+from retrograd.core.hooks.engine import without_functions
+from retrograd.core.hooks.nested import flatten
+from retrograd.core.hooks.optimizer import held_by
+from retrograd.core.hooks.parts import gradient_of
+from retrograd.core.identities import IdentityDict
+from retrograd.core.limits import LIMITS
+from retrograd.core.norms import join_norms, norm
+from retrograd.core.ranks.placements import is_flattened, is_sharded, local_part
+from retrograd.core.recording.clock import Clock, is_loss
+from retrograd.core.recording.memory_use import measure_memory
+from retrograd.core.recording.sink_log import EventLog
+from retrograd.core.sites.site import Site
+from retrograd.core.statistics.row import ROW
+
+Number = float | torch.Tensor
+"""A number, or a tensor of one element that has it, on any device."""
+
+_AGAIN = 32
+"""Steps after which what has not changed is noted again, for those who read the newest steps alone."""
+
+_EPSILON = 1e-6
+"""What torch adds to a norm before it divides by it."""
+
+
+def hold(number: Any) -> Number:
+    """A number as it is now, not waited for where it is on a device."""
+    if not isinstance(number, torch.Tensor):
+        return float(number)
+    number = local_part(number.detach())
+    return float(number) if number.device.type == "cpu" else number.clone()
+
+
+@dataclass(slots=True, eq=False)
+class _Clip:
+    """Gradients that were clipped together.
+
+    Attributes:
+        ids: identities of the gradients.
+        norm: their norm before; None where that is not known.
+        limit: the norm that they were clipped to, if that tells the norm after; None where it is to be read.
+        scale: what they were multiplied by then.
+    """
+
+    ids: frozenset[int]
+    norm: Number | None
+    limit: float | None
+    scale: Number = 1.0
+
+
+@dataclass(slots=True)
+class _StepNorms:
+    """Norms of parts of all gradients of a step, by what was measured together: squares add up."""
+
+    before: dict[object, tuple[Number, Number]] = field(default_factory=dict)
+    after: dict[object, tuple[Number, Number, float | None]] = field(default_factory=dict)
+    is_known: bool = True
+    is_clipped: bool = False
+    is_sharded: bool = False
+
+
+class GradientNorms:
+    """The norm over all parameters of the gradients that optimizers get, before and after clipping.
+
+    Attributes:
+        passes: how many backward passes have ended.
+    """
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.scale: Number = 1.0
+        """What gradients that lie there are multiplied by."""
+        self._clips: list[_Clip] = []
+        self._begun: IdentityDict[Optimizer, int] = IdentityDict()
+        self._steps: dict[int, _StepNorms] = {}
+
+    def pass_ends(self, scale: torch.Tensor | None) -> None:
+        """Record a pass whose gradients are multiplied by ``scale``."""
+        self.passes += 1
+        self.scale = 1.0 if scale is None else scale
+        self._clips.clear()
+
+    def clip_norm(self, parameters: Sequence[torch.Tensor], found: Any, limit: float, norm_type: float) -> None:
+        """Record a call of ``clip_grad_norm_``, which has found this norm."""
+        known = hold(found) if norm_type == 2.0 else None
+        is_told = norm_type == 2.0 and isinstance(self.scale, float)
+        self._add_clip(_list_gradients(parameters), known, limit if is_told else None)
+
+    def clip_value(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Record a call of ``clip_grad_value_``, which has not changed anything yet."""
+        norms = _measure(gradients)
+        self._add_clip(gradients, norms[0] if len(norms) == 1 else None, None)
+
+    def _add_clip(self, gradients: Sequence[torch.Tensor], norm: Number | None, limit: float | None) -> None:
+        ids = frozenset(map(id, gradients))
+        before = next((clip for clip in self._clips if clip.ids & ids), None)
+        if before is None:
+            self._clips.append(_Clip(ids, norm, limit, self.scale))
+            return
+        before.limit = None  # clipped twice: what was first is the norm before, and the norm after is read
+        if before.ids != ids:
+            before.ids, before.norm = before.ids | ids, None
+
+    def update_begins(self, optimizer: Optimizer, step: int) -> None:
+        """Measure the gradients of an optimizer that is about to update."""
+        self._begun[optimizer] = self.passes
+        self._take(optimizer, step)
+
+    def update_ends(self, optimizer: Optimizer, step: int) -> None:
+        """Measure them now, where the update's closure has computed them."""
+        if self._begun.pop(optimizer, self.passes) != self.passes:
+            self._take(optimizer, step)
+
+    def _take(self, optimizer: Optimizer, step: int) -> None:
+        held = _list_gradients(held_by(optimizer))
+        norms = self._steps.setdefault(step, _StepNorms())
+        ids = set(map(id, held))
+        clips = [clip for clip in self._clips if not clip.ids.isdisjoint(ids)]
+        norms.is_clipped |= bool(clips)
+        norms.is_sharded |= any(is_sharded(each) or is_flattened(each) for each in held_by(optimizer)[:1])
+        covered = clips[0].ids if len(clips) == 1 else frozenset().union(*(clip.ids for clip in clips))
+        for clip in clips:
+            norms.is_known &= clip.norm is not None
+            norms.before[clip] = 1.0 if clip.norm is None else clip.norm, clip.scale
+        if clips and all(clip.limit is not None for clip in clips) and ids <= covered:
+            norms.after.update((clip, (clip.norm, clip.scale, clip.limit)) for clip in clips)  # type: ignore[misc]
+            return
+        scaler = getattr(optimizer, "grad_scale", None)  # set where an optimizer divides by it while it steps
+        scale: Number = hold(scaler) if isinstance(scaler, torch.Tensor) else 1.0
+        rest = [each for each in held if id(each) not in covered] if clips else held
+        for number, found in enumerate(_measure(rest)):
+            norms.before[(id(optimizer), number)] = found, scale
+            if not clips:
+                norms.after[(id(optimizer), number)] = found, scale, None
+        for number, found in enumerate(_measure(held) if clips else ()):
+            norms.after[(id(optimizer), number)] = found, scale, None
+
+    def take_finished(self, end: int) -> Iterator[tuple[int, str, list[tuple[Number, Number, float | None]], str]]:
+        """Take what is known of steps before ``end``: the step, the name, the parts, and how they add up over ranks."""
+        for step in [step for step in self._steps if step < end]:
+            norms = self._steps.pop(step)
+            text = SHARDS if norms.is_sharded else OWN
+            if norms.is_known and norms.before:
+                yield step, GRAD_NORM, [(*part, None) for part in norms.before.values()], text
+            if norms.is_clipped and norms.after:
+                yield step, GRAD_NORM_CLIPPED, list(norms.after.values()), text
+
+
+def _list_gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [gradient for each in parameters if (gradient := gradient_of(each)) is not None]
+
+
+def _measure(gradients: Sequence[torch.Tensor]) -> list[Number]:
+    """The norm of all of them: a number for each device."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        values = local_part(gradient.detach()) if is_sharded(gradient) else gradient
+        values = values.coalesce().values() if values.is_sparse else values
+        by_device.setdefault(values.device, []).append(values)
+    return [hold(carry_out_unseen(lambda values=values: _norm_of(values))) for values in by_device.values()]  # type: ignore[misc]
+
+
+@torch.no_grad()
+def _norm_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+    if {each.dtype for each in tensors} in ({torch.float32}, {torch.float64}):
+        return get_total_norm(tensors, foreach=tensors[0].device.type in ("cpu", "cuda"))
+    return join_norms([norm(each).float() for each in tensors])
+
+
+# ---- evaluations ----
+
+
+class EvaluationLosses:
+    """Losses that models return where no training follows, by step."""
+
+    def __init__(self) -> None:
+        self._losses: dict[int, list[Number]] = {}
+
+    def see(self, output: Any, step: int) -> None:
+        """Take the loss out of what a model has returned: ``output.loss``, ``output["loss"]``, or its one scalar."""
+        loss = _find_loss(output)
+        if loss is not None:
+            self._losses.setdefault(step, []).append(hold(loss))
+
+    def take_finished(self, end: int) -> Iterator[tuple[int, list[Number]]]:
+        """Take those of steps before ``end``."""
+        for step in [step for step in self._losses if step < end]:
+            yield step, self._losses.pop(step)
+
+
+def _find_loss(output: Any) -> torch.Tensor | None:
+    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(named, torch.Tensor):
+        return named if is_loss(named) else None
+    if isinstance(output, torch.Tensor):
+        return output if output.dim() == 0 and is_loss(output) else None
+    scalars = (
+        [each for _, each in flatten(output, ()) if each.dim() == 0 and is_loss(each)] if output is not None else []
+    )
+    return scalars[0] if len(scalars) == 1 else None
+
+
+# ---- all of them ----
+
+
+class ScalarWatch:
+    """Notes the scalars of a recording.
+
+    Args:
+        clock: says when it is.
+        events: takes them.
+        name: finds the name of an optimizer.
+        describe: takes facts for the manifest.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        events: EventLog,
+        name: Callable[[Optimizer], str],
+        describe: Callable[..., None],
+    ) -> None:
+        self._clock, self._events, self._name, self._describe = clock, events, name, describe
+        self.norms = GradientNorms()
+        self.evaluations = EvaluationLosses()
+        self._waiting: list[tuple[Moment, str, str, Number]] = []
+        self._updates: dict[int, tuple[float, float]] = {}
+        self._rates: dict[str, tuple[int, Any]] = {}
+        self._batch: tuple[int, str, int] = (-_AGAIN, "", -1)
+        self._samples: dict[int, tuple[int, str]] = {}
+        self._root: int | None = None
+        self._first_batch: int | None = None
+        self._optimizers: IdentityDict[Optimizer, int] = IdentityDict()
+        self._described: list[dict[str, Any]] = []
+        self._measured_memory = 0.0
+        self._of_updates: dict[bytes, Any] = {}
+
+    # ---- what happens ----
+
+    def forward_begins(self, model: nn.Module, arguments: Any) -> None:
+        """A model is called by the program itself, to be trained as far as is known."""
+        if not self._clock.on or not torch.is_grad_enabled() or not model.training:
+            return
+        self._root = id(model) if self._root is None else self._root
+        if id(model) == self._root:
+            first = next((each for _, each in flatten(arguments, ()) if each.dim()), None)
+            if first is not None:
+                kind = TOKENS if first.dim() == 2 and not first.is_floating_point() else SAMPLES
+                count = first.numel() if kind == TOKENS else first.shape[0]
+                self._samples[self._clock.step] = self._samples.get(self._clock.step, (0, ""))[0] + count, kind
+                if self._first_batch is None:
+                    self._first_batch = first.shape[0]
+                    self._describe(batch=self._first_batch)
+
+    def forward_ends(self, model: nn.Module, output: Any) -> None:
+        """Such a call has ended."""
+        if not (model.training and torch.is_grad_enabled()):
+            self.evaluations.see(output, self._clock.step)
+
+    def called(self, name: str, about: object, frame: FrameType, **details: Any) -> None:
+        """The program clips gradients, or divides them by the scale of the loss."""
+        if not self._clock.on:
+            return
+        try:
+            if name == "scaler.unscale_":
+                self.norms.scale = 1.0
+            elif name.startswith("clip_grad"):
+                parameters = [about] if isinstance(about, torch.Tensor) else list(about)  # type: ignore[call-overload]
+                if name == "clip_grad_norm_":
+                    self.norms.clip_norm(parameters, details["value"], details["max_norm"], details["norm_type"])
+                else:
+                    self.norms.clip_value(parameters)
+        except Exception as error:
+            self._events.fault(name, error)
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to update."""
+        with without_functions():
+            self.norms.update_begins(optimizer, self._clock.step)
+        self._see_rates(optimizer)
+        if self._optimizers.get(optimizer) != len(optimizer.param_groups):
+            self._optimizers[optimizer] = len(optimizer.param_groups)
+            self._describe_optimizer(optimizer)
+
+    def update_ends(self, optimizer: Optimizer) -> None:
+        """It has updated."""
+        with without_functions():
+            self.norms.update_ends(optimizer, self._clock.step)
+        now = time.monotonic()
+        if now - self._measured_memory > LIMITS.memory_seconds:
+            self._measured_memory = now
+            self._note(self._clock.step, MEMORY, float(measure_memory(held_by(optimizer))))
+
+    def see_rows(self, batch: RowBatch, numbers: bytes, sites: Sequence[Site]) -> None:
+        """Add up the updates among rows that are handed over; ``numbers`` are those of the rows."""
+        chosen = self._of_updates.get(numbers)
+        if chosen is None:
+            if len(self._of_updates) > _AGAIN:
+                self._of_updates.clear()
+            rows = np.frombuffer(numbers, np.int32).tolist()
+            chosen = np.flatnonzero([sites[row].quantity == "update" for row in rows])
+            self._of_updates[numbers] = chosen
+        if len(chosen):
+            table = np.frombuffer(batch.rows, ROW)[chosen]
+            finite = table["count"] - table["nan"] - table["pos_inf"] - table["neg_inf"]
+            squares = float(table["m2"].sum() + (table["sum"] ** 2 / np.maximum(finite, 1)).sum())
+            before = self._updates.get(batch.moment.step, (0.0, 0.0))
+            self._updates[batch.moment.step] = before[0] + squares, before[1] + float(table["reference"].sum())
+
+    def log(self, numbers: Mapping[str, Any], step: int | None) -> None:
+        """Take what the program logs."""
+        moment = Moment(self._clock.step if step is None else step)
+        for name, number in numbers.items():
+            self._waiting.append((moment, name, "", hold(number)))
+        if len(self._waiting) > LIMITS.facts_at_once and all(isinstance(each[3], float) for each in self._waiting):
+            self._write()
+
+    def drain(self, *, is_last: bool = False) -> None:
+        """Hand over what is complete; a device may be waited for."""
+        clock = self._clock
+        end = clock.step + (is_last or clock.is_over)
+        for step in [step for step in self._updates if step < end]:
+            squares, reference = self._updates.pop(step)
+            if reference > 0:
+                self._note(step, UPDATE_RATIO, (squares / reference) ** 0.5)
+        for step, name, parts, text in self.norms.take_finished(end):
+            self._note_norm(step, name, parts, text)
+        for step in [step for step in self._samples if step < end]:
+            count, kind = self._samples.pop(step)
+            if self._batch[1:] != (kind, count) or step - self._batch[0] >= _AGAIN:
+                self._batch = step, kind, count
+                self._note(step, BATCH, float(count), kind)
+        for step, losses in self.evaluations.take_finished(end):
+            self._note(step, EVAL_LOSS, sum(map(float, losses)) / len(losses))
+        self._write()
+
+    # ---- keeping ----
+
+    def _note_norm(self, step: int, name: str, parts: list[tuple[Number, Number, float | None]], text: str) -> None:
+        squares = 0.0
+        for found, scale, limit in parts:
+            value = float(found) / float(scale)
+            if limit is not None:
+                value *= min(1.0, limit / (value + _EPSILON))
+            squares += value * value
+        self._note(step, name, squares**0.5, text)
+
+    def _note(self, step: int, name: str, value: Number, text: str = OWN) -> None:
+        self._waiting.append((Moment(step), name, text, value))
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for moment, name, text, number in waiting:
+            self._events.note("scalar", name, value=float(number), text=text, moment=moment)
+
+    def _see_rates(self, optimizer: Optimizer) -> None:
+        name, step = self._name(optimizer), self._clock.step
+        for number, group in enumerate(optimizer.param_groups):
+            rate = group.get("lr")
+            if rate is None:
+                continue
+            key, now = f"{name}[{number}]", hold(rate)
+            before = self._rates.get(key)
+            if before is None or isinstance(now, torch.Tensor) or before[1] != now or step - before[0] >= _AGAIN:
+                self._rates[key] = step, now
+                self._note(step, LR, now, key)
+
+    def _describe_optimizer(self, optimizer: Optimizer) -> None:
+        name = self._name(optimizer)
+        groups = [
+            {key: _plain(value) for key, value in group.items() if key not in ("params", "param_names")}
+            for group in optimizer.param_groups
+        ]
+        told = [{key: value for key, value in group.items() if value is not _NOT_PLAIN} for group in groups]
+        self._described = [each for each in self._described if each["name"] != name]
+        self._described.append({"name": name, "type": type(optimizer).__name__, "groups": told})
+        self._describe(optimizers=self._described[: LIMITS.described_optimizers])
+
+
+_NOT_PLAIN = object()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        found = [_plain(each) for each in value]
+        return _NOT_PLAIN if any(each is _NOT_PLAIN for each in found) else found
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu":
+        return float(value)
+    return value if isinstance(value, bool | int | float | str | None) else _NOT_PLAIN
