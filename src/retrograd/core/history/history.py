@@ -20,7 +20,9 @@ from retrograd.core.errors import CallError, NoSuchNameError, NoSuchSiteError, S
 from retrograd.core.guesses import Guided
 from retrograd.core.history.chosen_sites import ChosenSites
 from retrograd.core.history.copies import Copies, Disagreement
+from retrograd.core.history.data_facts import SIGNED_BINS, SignedHistogram
 from retrograd.core.history.events import Events
+from retrograd.core.history.facts import read_facts
 from retrograd.core.history.kept import Kept, TensorRing, pack_kept, read_kept, unpack_kept
 from retrograd.core.history.matrix import Curve, Matrix, build_matrices, find_columns, join_matrices
 from retrograd.core.history.names import SiteNames
@@ -40,7 +42,14 @@ from retrograd.core.history.scalars import SCALAR_NAMES, Scalars
 from retrograd.core.history.series import Relatives, Series
 from retrograd.core.history.sink import UPDATES, Event, KeptTensor, RowBatch
 from retrograd.core.history.steps import number_steps
-from retrograd.core.history.table import ROW_BYTES, build_event_table, build_ranked_table, find_made, read_events
+from retrograd.core.history.table import (
+    NO_EVENTS,
+    ROW_BYTES,
+    build_event_table,
+    build_ranked_table,
+    find_made,
+    read_events,
+)
 from retrograd.core.history.windows import LongRows, choose_rows, compare_copies, find_outline
 from retrograd.core.libraries import load_library
 from retrograd.core.limits import LIMITS
@@ -220,7 +229,7 @@ class History(Guided):
         """
         name = self._names.read_dotted(str(site))
         if name in self._names:
-            relatives = Relatives(self._names, self.__getitem__, self.list_tensors, self._explain)
+            relatives = Relatives(self._names, self.__getitem__, self.list_tensors, self._explain, self._find_signed)
             return Series(self.rows, name, self._find(name), relatives)
         with suppress(SiteError):
             return cast("Series", ChosenSites(self, self.select(name)))  # a text cannot tell a checker which it is
@@ -577,6 +586,18 @@ class History(Guided):
         """How users' statistics merge, from the manifest."""
         described = self.manifest.get("statistics")
         return dict(described) if isinstance(described, Mapping) else {}
+
+    def _find_signed(self, site: str) -> list[SignedHistogram]:
+        return self.signed_histograms().get(site, [])
+
+    def signed_histograms(self) -> dict[str, list[SignedHistogram]]:
+        """Histograms around zero by site, see :attr:`retrograd.core.history.series.Series.signed_histograms`."""
+        found: dict[str, list[SignedHistogram]] = {}
+        for piece in self.all_events.pieces(NO_EVENTS.column_names, (SignedHistogram.kind,)):
+            for fact in read_facts(read_events(piece)):
+                if isinstance(fact, SignedHistogram) and len(fact.counts) == SIGNED_BINS + 3:
+                    found.setdefault(fact.name, []).append(fact)
+        return found
 
     def list_tensors(self, site: str) -> list[Kept]:
         """Tensors kept of one written name, oldest first."""

@@ -16,6 +16,7 @@ from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import NoSuchSiteError, NothingKeptError
 from retrograd.core.guesses import Guided
 from retrograd.core.history.cells import merge_picked
+from retrograd.core.history.data_facts import SignedHistogram
 from retrograd.core.history.histograms import add_exponents
 from retrograd.core.history.kept import Kept, KeptTensors
 from retrograd.core.history.matrix import build_matrix, compute_statistic, find_columns
@@ -289,6 +290,16 @@ class Series(Guided):
         steps, groups = whole._numbered
         return steps, add_exponents(Picked(whole._rows, whole._index), groups, len(steps))
 
+    @property
+    def signed_histograms(self) -> list[SignedHistogram]:
+        """Histograms around zero of a module's output, of sampled training steps, in the order recorded.
+
+        Each has ``step``, ``rank``, ``edges`` (33, in the unit of the tensor) and ``bins`` (32 counts). They are taken
+        at recorded steps 0, 1, 2, 4 … 128 and every 128th, more seldom of more than 32 modules; inputs, gradients
+        and parameters have none.
+        """
+        return self._relatives.find_signed(self.site)
+
     def add_exponents(
         self, place: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], columns: int
     ) -> npt.NDArray[np.int64]:
@@ -530,6 +541,7 @@ class Relatives:
         find_series: returns the series of a name.
         find_tensors: returns the tensors kept of a site, by its written name.
         explain: returns why nothing was recorded of a name, or an empty text.
+        find_signed: returns the signed histograms of a site.
     """
 
     def __init__(
@@ -538,7 +550,9 @@ class Relatives:
         find_series: Callable[[str], Series],
         find_tensors: Callable[[str], list[Kept]],
         explain: Callable[[str], str],
+        find_signed: Callable[[str], list[SignedHistogram]],
     ) -> None:
+        self.find_signed = find_signed
         self._explain = explain
         self._names = names
         self.find_series = find_series

@@ -30,6 +30,7 @@ from retrograd.core.views.report.facts import (
 from retrograd.core.views.report.findings import describe_card, describe_findings, find_first_nonfinite
 from retrograd.core.views.report.scalars import make_scalar_block
 from retrograd.core.views.report.scope import choose_scope
+from retrograd.core.views.report.signed import pack_signed
 from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
 
 FILE_NAME = "report.html"
@@ -105,6 +106,9 @@ def build_page(
         "live": None,
     }
     packed = {block.name: block.text for block in blocks.listed}
+    signed = pack_signed(scope)
+    if signed is not None:
+        packed["signed"] = signed
     make_block = None if inventory is None else find_provided("inventory_block")  # with torch, which takes seconds
     if make_block is not None:
         facts["inventory"], packed["inventory"] = make_block(inventory)

@@ -7,6 +7,7 @@ import { freshenExponents, loadExponents } from "./exponents.js";
 import { STATISTICS, badOf, loadStatistics } from "./measures.js";
 import { facts } from "./payload.js";
 import { makeSide } from "./side.js";
+import { makeSigned } from "./signed.js";
 import { state } from "./state.js";
 
 const panels = new Map(); // name of the place → {element, sides, renew}
@@ -113,6 +114,7 @@ function makePanel(name) {
     ),
     notes,
     make("div", { class: "sides" }, ...sides.map((side) => side.element)),
+    makeSigned(place.series.value),
   );
   return {
     element,
