@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast, overload
@@ -22,7 +22,7 @@ from retrograd.core.frames import find_argument
 from retrograd.core.guesses import Guided, names_arguments
 from retrograd.core.history.sink import Sink
 from retrograd.core.hooks.engine import is_compiling, uncompiled
-from retrograd.core.hooks.names import name_watched_leaves
+from retrograd.core.hooks.names import name_models, name_watched_leaves
 from retrograd.core.hooks.rewriters import rewrite_watched, watched_rewriters
 from retrograd.core.hooks.watched import trace_watched
 from retrograd.core.notices import warn_of_fault
@@ -399,25 +399,7 @@ def record(
         raise CallError("schedule= and every= are two words for one thing.", repair="give one of them.")
     if every is not None:
         schedule = every
-    recording = _record(
-        model,
-        path,
-        Settings(
-            sites=sites,
-            schedule=schedule,
-            tensors=tensors,
-            statistics=statistics,
-            histogram=histogram,
-            tensor_budget=tensor_budget,
-            per_forward=per_forward,
-        ),
-        resume,
-        ranks,
-    )
-    recording.again = partial(
-        record,
-        model,
-        path,
+    settings = Settings(
         sites=sites,
         schedule=schedule,
         tensors=tensors,
@@ -425,10 +407,30 @@ def record(
         histogram=histogram,
         tensor_budget=tensor_budget,
         per_forward=per_forward,
-        resume=resume,
-        ranks=ranks,
     )
+    recording = _record(model, path, settings, resume, ranks)
+    find_models = _hold_weakly(model)
+    recording.again = lambda: _record(find_models(), path, settings, resume, ranks)
     return recording
+
+
+def _hold_weakly(
+    model: nn.Module | Mapping[str, nn.Module] | None,
+) -> Callable[[], nn.Module | Mapping[str, nn.Module] | None]:
+    """Models that a recording does not keep alive; what is returned returns them as long as they are there."""
+    if model is None:
+        return lambda: None
+    held = {name: weakref.ref(each) for name, each in name_models(model).items()}
+
+    def find() -> nn.Module | Mapping[str, nn.Module]:
+        found = {name: each for name, reference in held.items() if (each := reference()) is not None}
+        if len(found) < len(held):
+            raise RecordingError(
+                "The model that was recorded is gone.", repair="decorate a function anew: @rg.record(model)."
+            )
+        return found
+
+    return find
 
 
 def _record(
