@@ -55,8 +55,8 @@ def largest(tensor: torch.Tensor) -> torch.Tensor:
 def expect(run: rg.Run) -> dict[str, dict[int, float]]:
     """Names and values, from the series themselves."""
     history = run.history
-    loss = history.loss
-    expected = {"loss": dict(zip(loss.steps.tolist(), loss.values, strict=True))}
+    scalars = history.scalars.items()
+    expected = {name: dict(zip(curve.steps.tolist(), curve.values, strict=True)) for name, curve in scalars}
     for site in history.sites:
         for statistic in (*SCALARS, "largest"):
             if statistic != "update_ratio" or site.endswith(".update"):

@@ -47,8 +47,9 @@ def check_board(folder: Path, steps: Sequence[int]) -> None:
     found = {tag: {event.step: event.value for event in board.Scalars(tag)} for tag in board.Tags()["scalars"]}
     history = rg.open_run(folder / "run").history
     sites = history.select("*:weight.grad")
-    assert set(found) == {"loss", *(f"rms/{site}" for site in sites)}
-    for name, values in found.items():
+    assert set(found) == {*history.scalars, *(f"rms/{site}" for site in sites)}
+    for name in {"loss", *found} - {*history.scalars} | {"loss"}:
+        values = found[name]
         series = history.loss if name == "loss" else history[name.removeprefix("rms/")]
         expected = history.loss.values if name == "loss" else history[name.removeprefix("rms/")].rms
         assert list(values) == series.steps.tolist() == list(steps)

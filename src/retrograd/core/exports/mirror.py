@@ -38,6 +38,9 @@ MOST_STEPS = 50
 _OPEN = 2
 """The last recorded steps, which gradients that come late may still change: a critic trains before its generator."""
 
+_BEFORE = 64
+"""Steps before those that are told in which learning rates are looked up."""
+
 _RARER = 50
 """A histogram is told when training has gone on by one part in so many."""
 
@@ -203,7 +206,11 @@ class Mirror:
             return
         chosen = steps[-1:] if self._tracker.keeps_last_step else spread_steps(steps, MOST_STEPS)
         sites = self._choose(window)
-        for step, numbers in read_numbers(window, sites, self._statistics, self._phase, chosen, int(steps[-1])):
+        whole = record.history if isinstance(record, Run) else record
+        scalars = whole.since(max(self._next - _BEFORE, 0)).scalars  # what does not change is told now and then
+        limits = self._next, int(steps[-1])
+        found = read_numbers(window, sites, self._statistics, self._phase, chosen, scalars, limits)
+        for step, numbers in found:
             self._tracker.add_numbers(step, numbers)
             self.steps += 1
         self.skipped += len(steps) - len(chosen)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from retrograd.core.exports.tracker import Exponents
 from retrograd.core.history.history import History
 from retrograd.core.history.rows import encode_phase
-from retrograd.core.history.scalars import Scalars
+from retrograd.core.history.scalars import EVAL_LOSS, Scalars
 from retrograd.core.history.sink import Phase
 from retrograd.core.sites.site import parse_leniently
 from retrograd.core.statistics.row import EXPONENT_BIAS
@@ -22,7 +22,7 @@ StepArray = npt.NDArray[np.int64]
 Numbers = tuple[int, dict[str, float]]
 """A step, and numbers by name."""
 
-_FEW = 100
+_FEW = 1000
 _NO_STEPS = np.empty(0, np.int64)
 
 
@@ -32,11 +32,12 @@ def read_numbers(
     statistics: Sequence[str],
     phase: Phase,
     steps: StepArray,
-    until: int | None = None,
+    scalars: Scalars | None = None,
+    limits: tuple[int, int] | None = None,
 ) -> Iterator[Numbers]:
     """Scalars by their names, and each statistic of each site as ``rms/SITE``, by rising step.
 
-    Scalars of which there are few, as of evaluations, are given at all of their steps.
+    Losses of evaluations, and what the program has logged, are given at all of their steps where these are few.
 
     Args:
         history: of the run, of which some steps are held at a time where it is long.
@@ -44,14 +45,15 @@ def read_numbers(
         statistics: names; ``update_ratio`` is given of updates alone.
         phase: kind of forward.
         steps: which steps, rising.
-        until: the last step of scalars; None for all.
+        scalars: those of the run; of ``history`` when left out.
+        limits: the first and the last step of scalars; None for all.
 
     Raises:
         StatisticError: for a statistic that was not recorded.
     """
     numbers = _read_sites(history, sites, statistics, phase, steps) if len(sites) else iter(())
-    scalars = _read_scalars(history.scalars, steps, until)
-    for step, found in groupby(merge(scalars, numbers, key=itemgetter(0)), key=itemgetter(0)):
+    told = _read_scalars(history.scalars if scalars is None else scalars, steps, limits)
+    for step, found in groupby(merge(told, numbers, key=itemgetter(0)), key=itemgetter(0)):
         yield step, {name: value for _, several in found for name, value in several.items()}
 
 
@@ -91,12 +93,13 @@ def spread_steps(steps: StepArray, most: int) -> StepArray:
     return steps[np.unique(np.linspace(0, len(steps) - 1, most).astype(np.int64))]
 
 
-def _read_scalars(scalars: Scalars, chosen: StepArray, until: int | None) -> Iterator[Numbers]:
+def _read_scalars(scalars: Scalars, chosen: StepArray, limits: tuple[int, int] | None) -> Iterator[Numbers]:
     by_step: dict[int, dict[str, float]] = {}
     for name, curve in scalars.items():
         there = np.isin(curve.steps, chosen)
-        if len(curve.steps) <= max(len(chosen), _FEW):
-            there |= curve.steps <= (curve.steps[-1] if until is None else until)
+        if len(curve.steps) <= _FEW and (name == EVAL_LOSS or scalars.is_logged(name)):
+            first, last = limits or (0, int(curve.steps[-1]))
+            there = (curve.steps >= first) & (curve.steps <= last)
         for step, value in zip(curve.steps[there].tolist(), curve.values[there].tolist(), strict=True):
             by_step.setdefault(step, {})[name] = value
     yield from sorted(by_step.items())

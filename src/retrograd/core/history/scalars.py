@@ -119,6 +119,10 @@ class Scalars(Mapping[str, Curve]):
             about += f"; at recorded steps ({schedule})"
         return ScalarInfo(name, f"{self._counted}/s" if base == THROUGHPUT else unit, about)
 
+    def is_logged(self, name: str) -> bool:
+        """True for what the program has logged."""
+        return name.partition("[")[0] not in _ABOUT
+
     @property
     def last(self) -> dict[str, float]:
         """The newest number of each."""

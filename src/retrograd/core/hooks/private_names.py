@@ -41,6 +41,11 @@ NEEDED: tuple[PrivateNames, ...] = (
         "torch._C._current_graph_task_id torch._C._current_autograd_node torch.autograd._get_sequence_nr ._sequence_nr",
     ),
     _names(
+        "the norm of many small gradients in one call",
+        _STOPS,
+        "torch._utils._flatten_dense_tensors",
+    ),
+    _names(
         "a call at the end of a pass",
         _RAISES,
         "torch.autograd.Variable._execution_engine.queue_callback",

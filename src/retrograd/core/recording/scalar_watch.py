@@ -36,7 +36,7 @@ from retrograd.core.hooks.dispatch import carry_out_unseen
 from retrograd.core.hooks.engine import without_functions
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.optimizer import held_by
-from retrograd.core.hooks.parts import gradient_of
+from retrograd.core.hooks.parts import gradient_of, join_elements
 from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
 from retrograd.core.norms import join_norms, norm
@@ -52,6 +52,9 @@ Number = float | torch.Tensor
 
 _AGAIN = 32
 """Steps after which what has not changed is noted again, for those who read the newest steps alone."""
+
+_SMALL = 8192
+"""Elements of gradients that are copied to be read together."""
 
 _EPSILON = 1e-6
 """What torch adds to a norm before it divides by it."""
@@ -197,6 +200,8 @@ def _measure(gradients: Sequence[torch.Tensor]) -> list[Number]:
 @torch.no_grad()
 def _norm_of(tensors: list[torch.Tensor]) -> torch.Tensor:
     if {each.dtype for each in tensors} in ({torch.float32}, {torch.float64}):
+        if sum(map(torch.numel, tensors)) <= _SMALL * len(tensors) and tensors[0].device.type == "cpu":
+            return norm(join_elements(tensors))  # calls take longer there than copying does
         return get_total_norm(tensors, foreach=tensors[0].device.type in ("cpu", "cuda"))
     return join_norms([norm(each).float() for each in tensors])
 
