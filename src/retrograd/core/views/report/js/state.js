@@ -6,6 +6,7 @@ const KNOWN = [
   { key: "grad", label: "Gradients", of: "activation", site: "grad", title: "gradients of activations" },
   { key: "value", label: "Activations", of: "activation", site: "value", title: "activations" },
   { key: "wgrad", label: "Weight gradients", of: "parameter", site: "grad", title: "gradients of weights" },
+  { key: "accumulated", label: "Accumulated", of: "parameter", site: "accumulated", title: "accumulated gradients of weights" },
   { key: "update", label: "Updates", of: "parameter", site: "update", title: "updates of weights" },
   { key: "weight", label: "Weights", of: "parameter", site: "value", title: "weights" },
 ];
