@@ -172,6 +172,8 @@ def list_ours(after: int = 3) -> dict[str, Contender]:
         ),
         "retrograd: statistics": recorded(after=after, sites=OUTPUTS, histogram=False),
         "retrograd: statistics, histogram": recorded(after=after, sites=OUTPUTS),
+        "retrograd: functions, one named": recorded(after=after, sites="*/gelu"),
+        "retrograd: functions, all": recorded(after=after, sites="*/*"),
     }
 
 

@@ -34,7 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ELEMENTS = 1 << 16
 KINDS = ("output", "weight", "output.grad", "weight.grad", "weight.update")
 SITE = "blocks.0.fc:output"
-"""Of which a series is read: the only one that a run of a single site has."""
+"""Of which a series is read, if it is there: the only one that a run of a single site has."""
 
 BEHIND_THE_LARGEST = 18
 """Bins of a histogram."""
@@ -250,7 +250,9 @@ def _open(folder: Path) -> Any:
 
 
 def _series(folder: Path) -> Any:
-    return _open(folder).history[SITE].rms
+    history = _open(folder).history
+    sites = history.sites
+    return history[SITE if SITE in sites else sites[len(sites) // 2]].rms
 
 
 def _matrix(folder: Path) -> Any:
@@ -266,9 +268,14 @@ def _explain(folder: Path) -> Any:
 def _view(folder: Path) -> Any:
     import retrograd as rg
 
-    run = rg.open_run(folder)
-    rg.explain(run)
-    return rg.format_table(run)
+    return rg.format_table(rg.open_run(folder), most=40)
+
+
+def _every(folder: Path) -> Any:
+    """The table of all sites."""
+    import retrograd as rg
+
+    return rg.format_table(folder)
 
 
 def _compare(folder: Path) -> Any:
@@ -324,6 +331,7 @@ WORK: dict[str, Callable[[Path], Any]] = {
     "series": _series,
     "matrix": _matrix,
     "view": _view,
+    "every": _every,
     "explain": _explain,
     "compare": _compare,
     "export": _export,

@@ -130,10 +130,10 @@ A tensor that training changed in place before it was written is not stored; an 
 
 `format`, `versions`, `command`, `seed`, `git` (`commit`, `dirty`), `host`, `platform`, `pid`, `started`, `sites`,
 and what the recorder tells, such as `model` and `selection`. `resumed` lists the facts of each later session. `model`
-has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype`,
-`settings` as it shows them itself, and under `retrograd run` the `line` that constructed it. Where one model is split
-over ranks, `split` tells with which `ranks` the rank that writes it shares each forward (tensor parallelism), and which
-of its models are `stages` of a pipeline, as in `placements.json`.
+has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype` and
+`shapes`, `settings` as it shows them itself, and under `retrograd run` the `line` that constructed it. Where one
+model is split over ranks, `split` tells with which `ranks` the rank that writes it shares each forward (tensor
+parallelism), and which of its models are `stages` of a pipeline, as in `placements.json`.
 
 Where not all ranks were to record, `ranks` tells which: those that are `listed`, or one in so many (`every`). The
 lowest of them writes the manifest.
@@ -145,8 +145,12 @@ counts, and the one that differs.
 
 All part files of statistics tell in their metadata which rows they have, so that opening a run reads none:
 `retrograd.steps` the steps of each phase, `retrograd.sites` the sites. Other readers need neither, and need not write
-them: what a file does not tell, or tells of other rows than it has, is read from the rows. Those that
-`retrograd compact` has written say `retrograd.sorted`: their rows are not in the order in which they were recorded.
+them: what a file does not tell, or tells of other rows than it has, is read from the rows.
+
+Rows of a part are sorted by site, those of a site by step, and its row groups end between sites: of one site an engine
+reads a group of some 16,000 rows of each part. So rows are not in the order in which they were recorded; `order` tells
+that. Small parts that are merged are sorted anew, 65,536 rows at a time. Files that `retrograd compact` has written
+are sorted as a whole, and say `retrograd.sorted`. Parts of earlier versions are in the order of their steps.
 
 ## placements.json
 

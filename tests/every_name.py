@@ -153,6 +153,12 @@ def hangs() -> None:
         watch.report()
 
 
+def split_samples() -> None:
+    with rg.record(net, tensors=["*:inputs", "*:outputs.grad"]) as recording:
+        net(x).sum().backward()
+    [*rg.per_sample_gradients(recording).values()]
+
+
 def dataset() -> None:
     data = torch.utils.data.TensorDataset(torch.ones(8, 3))
     loader = torch.utils.data.DataLoader(data, batch_size=4)
@@ -254,6 +260,7 @@ USES: dict[str, Callable[[], Any]] = {
     "open_bundle": use_bundle,
     "open_features": lambda: rg.open_features(FOLDER / "features"),
     "open_run": lambda: [made("history"), repr(rg.open_run(FOLDER / "run"))],
+    "per_sample_gradients": split_samples,
     "plan_recording": lambda: str(rg.plan_recording(net)),
     "print_graph": lambda: rg.print_graph(made("graph"), file=out()),
     "print_heatmap": lambda: rg.print_heatmap(made("history"), file=out()),

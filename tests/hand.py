@@ -126,6 +126,23 @@ def listen(trial: Trial) -> Iterator[dict[Key, list[Tensor]]]:
 
 
 @contextmanager
+def listen_to_optimizers(trial: Trial) -> Iterator[dict[tuple[str, int], Tensor]]:
+    """The gradient that lies at each parameter when an optimizer begins to update, by its site and the step."""
+    found: dict[tuple[str, int], Tensor] = {}
+
+    def begin_update(*_: Any) -> None:
+        for site, parameter in named_parameters(trial):
+            if parameter.grad is not None:
+                found[site, now.step] = parameter.grad.detach().clone()
+
+    handle = register_optimizer_step_pre_hook(begin_update)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+@contextmanager
 def change_gradients(trial: Trial, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """The gradient of all that modules return, changed by a bare hook on each tensor."""
 

@@ -24,9 +24,9 @@ PARTS = {
 """Part of the house → the parts it may import. The core imports no wing."""
 
 CORE = (
-    "errors", "limits", "norms", "frames", "identities", "cells", "amounts", "randomness", "libraries", "drawings",
-    "addresses", "notices", "plugins", "files", "foreign", "trials", "sites", "statistics", "history", "hooks", "ranks",
-    "progress", "runs", "recording", "views", "serving", "exports", "launch", "cli",
+    "errors", "guesses", "limits", "norms", "frames", "identities", "cells", "amounts", "randomness", "libraries",
+    "drawings", "addresses", "notices", "plugins", "files", "foreign", "trials", "sites", "statistics", "history",
+    "hooks", "ranks", "progress", "runs", "recording", "views", "serving", "exports", "launch", "cli",
 )  # fmt: skip
 """Rooms of the core: each may import those before it."""
 
@@ -55,7 +55,6 @@ DEFERRED = {
     "retrograd.core.recording.record": "a folder needs no history in memory, a history no folder; few read either",
     "retrograd.core.recording.settings": "a process that writes nothing need not load pyarrow",
     "retrograd.core.runs.listing": "pyarrow is loaded only where there is a run, and a wrong path is told before",
-    "retrograd.core.runs.compaction": "rich draws from `random` when it is loaded, and only a bar needs it",
     "retrograd.core.runs.shards": "few runs are read from an address",
     "retrograd.core.runs.writer": "few runs are recorded to an address",
     "retrograd.core.runs.stored": "torch takes longer to load than findings take to tell; only tensors need it",

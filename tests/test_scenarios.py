@@ -19,7 +19,7 @@ from retrograd.rewriting.rewriting import rewrite
 from tests.core.recording.collector import collect
 from tests.core.recording.oracle import assert_row
 from tests.core.recording.test_left_behind import hooks_of, ours_running
-from tests.hand import Key, change_gradients, listen
+from tests.hand import Key, change_gradients, listen, listen_to_optimizers
 from tests.memory.saved.test_exactness import Elsewhere
 from tests.scenarios import WAYS, ZOO, Trial, build, build_plain, train
 
@@ -62,6 +62,8 @@ LED = "gan"
 """Whose optimizers lead by turns, so that steps and micro-batches are a guess: see the tests of loops."""
 
 
+ACCUMULATED = ["accumulation_and_clipping", "two_passes_over_one_graph", "a_loss_divided_after_scaling"]
+
 LOSSES = [
     "mlp", "accumulation_and_clipping", "two_passes_over_one_graph", "loss_scaling", "lbfgs", "updates_by_hand",
     "a_closure_that_runs_once",  "a_scale_in_accumulation",
@@ -74,13 +76,17 @@ LOSSES = [
 def test_rows_are_those_of_hooks_by_hand(name: str) -> None:
     """No row is missing and none is left over, each has its step, micro-batch, pass and phase, and its numbers."""
     plain = build_plain(name)
-    with listen(plain) as expected:
+    with listen(plain) as expected, listen_to_optimizers(plain) as gotten:
         train(plain, STEPS)
     run = build(name)
     with collect(run.models) as seen:
         assert not differing(train(run, STEPS), bare(name))
     rows = {Key(row.site, row.phase, row.step, row.micro, row.backward): row for row in seen.rows}
     assert len(rows) == len(seen.rows)
+    accumulated = [key for key in rows if key.site.endswith(".accumulated")]
+    assert accumulated or name not in ACCUMULATED
+    for key in accumulated:
+        assert_row(rows.pop(key), gotten[key.site.removesuffix(".accumulated"), key.step])
     assert sorted(rows) == sorted(expected)
     in_parts = run.extra.get("in parts")
     for key, tensors in expected.items():

@@ -9,17 +9,25 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _homes: dict[str, str] = {}
+_other_names: dict[str, tuple[str, str]] = {}
+"""Name that is not in ``__all__`` → module, and what it is called there; an empty text for the module itself."""
 
 
 def _find_homes() -> dict[str, str]:
-    """Each public name and the module that it is from, as the stub file tells."""
+    """Return each public name and the module that it is from, as the stub file says."""
     if not _homes:
         import re
         from pathlib import Path
 
-        line = re.compile(r"^from (retrograd[\w.]*) import (\w+) as \2$", re.MULTILINE)
+        line = re.compile(r"^from (retrograd[\w.]*) import (\w+) as (\w+)(?: +#.*)?$", re.MULTILINE)
         stub = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-        _homes.update((name, home) for home, name in line.findall(stub))
+        for home, its_name, name in line.findall(stub):
+            if home == "retrograd":
+                _other_names[name] = f"{home}.{its_name}", ""
+            elif its_name != name:
+                _other_names[name] = home, its_name
+            else:
+                _homes[name] = home
     return _homes
 
 
@@ -27,19 +35,22 @@ def __getattr__(name: str) -> object:
     homes = _find_homes()
     if name == "__all__":
         return sorted(homes)
-    if name not in homes:
-        raise AttributeError(f"module 'retrograd' has no attribute {name!r}")
+    if name not in homes and name not in _other_names:
+        from retrograd.core.guesses import guide
+
+        raise guide("retrograd", name, homes, what="module 'retrograd'")
     from retrograd.core.randomness import random_kept
 
     with random_kept():  # rich draws when it is loaded, and a script may have seeded before
-        home = import_module(homes[name])
-        if hasattr(home, name):
-            thing: object = getattr(home, name)
-        else:  # a room that is public as a whole: ``rg.rules.ClipNorm``
-            thing = import_module(f"{homes[name]}.{name}")
+        home, its_name = _other_names.get(name) or (homes[name], name)
+        thing: object = import_module(home)
+        if its_name and hasattr(thing, its_name):
+            thing = getattr(thing, its_name)
+        elif its_name:  # a room that is public as a whole: ``rg.rules.ClipNorm``
+            thing = import_module(f"{home}.{its_name}")
     globals()[name] = thing
     return thing
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_find_homes()})
+    return sorted(_find_homes())

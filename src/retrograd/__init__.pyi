@@ -1,5 +1,8 @@
 # The public names, each with the file that it is from. `__init__.py` reads them here, and so do type checkers.
+# What has another name than in its file (`load`), and parts of the package itself, are not in `__all__`.
 
+from retrograd import integrations as integrations
+from retrograd import testing as testing
 from retrograd.core.errors import RetrogradError as RetrogradError
 from retrograd.core.errors import RetrogradWarning as RetrogradWarning
 from retrograd.core.exports.export import export as export
@@ -20,8 +23,11 @@ from retrograd.core.runs.compaction import compact as compact
 from retrograd.core.runs.findings import Finding as Finding
 from retrograd.core.runs.findings import Findings as Findings
 from retrograd.core.runs.reader import Run as Run
+from retrograd.core.runs.reader import open_run as load  # noqa: F401
+from retrograd.core.runs.reader import open_run as open  # noqa: A004, F401
 from retrograd.core.runs.reader import open_run as open_run
 from retrograd.core.statistics.custom import statistic as statistic
+from retrograd.core.views.report import write_report as report  # noqa: F401
 from retrograd.core.views.report import write_report as write_report
 from retrograd.core.views.table import format_table as format_table
 from retrograd.core.views.table import print_table as print_table
@@ -32,6 +38,7 @@ from retrograd.explaining.card.card import Card as Card
 from retrograd.explaining.card.describe import describe as describe
 from retrograd.explaining.comparing.comparison import Comparison as Comparison
 from retrograd.explaining.comparing.comparison import compare as compare
+from retrograd.explaining.comparing.comparison import compare as diff  # noqa: F401
 from retrograd.explaining.facts.nonfinite_probe import NotFinite as NotFinite
 from retrograd.explaining.facts.nonfinite_probe import find_nan as find_nan
 from retrograd.explaining.findings.explain import explain as explain
@@ -80,6 +87,7 @@ from retrograd.tools.features.extractor import extract as extract
 from retrograd.tools.features.stored import open_features as open_features
 from retrograd.tools.functions.call import Auxiliary as Auxiliary
 from retrograd.tools.functions.function import Function as Function
+from retrograd.tools.samples.gradients import per_sample_gradients as per_sample_gradients
 
 __version__: str
 __all__: list[str]  # noqa: PYI035  # __init__.py makes it of the names above

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import retrograd as rg
 from retrograd.core import notices
 from retrograd.core.limits import LIMITS
-from retrograd.core.notices import end_waiting, showing, tell_far, waiting, warnings_kept
+from retrograd.core.notices import end_waiting, showing, tell_far, tell_read, waiting, warnings_kept
 from retrograd.following.tracing.tracer import Tracing
 
 
@@ -213,10 +213,48 @@ def test_the_line_goes_before_anything_is_printed(monkeypatch: pytest.MonkeyPatc
     assert terminal.getvalue() == told
 
 
-def test_a_pipe_is_not_filled_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_is_told_at_once_of_what_is_long_and_then_how_fast_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "progress_seconds", 0.001)
+    pipe = Terminal(is_seen=False)
+    monkeypatch.setattr(sys, "__stderr__", pipe)
+    with waiting("reading runs/wide", is_long=True):
+        assert pipe.getvalue().startswith("retrograd: reading runs/wide\n")
+        tell_far(part="7 of 130")
+        tell_read(1 << 50)
+        pipe.wait_for("retrograd: reading runs/wide, part 7 of 130, ")
+        pipe.wait_for(" million rows/s, 0 s\n")
+    assert "\r" not in pipe.getvalue()
+
+
+def test_a_pipe_is_told_after_a_moment_of_what_may_be_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = Terminal(is_seen=False)
+    monkeypatch.setattr(sys, "__stderr__", pipe)
+    with waiting("opening s3://runs/wide"):
+        pass
+    assert not pipe.getvalue()
+    monkeypatch.setattr(LIMITS, "quiet_seconds", 0.0)
+    with waiting("opening s3://runs/wide"):
+        pipe.wait_for("retrograd: opening s3://runs/wide, 0 s\n")
+
+
+def test_a_pipe_is_told_nothing_of_what_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LIMITS, "quiet_seconds", 0.0)
     pipe = Terminal(is_seen=False)
     monkeypatch.setattr(sys, "__stderr__", pipe)
-    with waiting("reading"):
+    threads = threading.active_count()
+    with waiting("reading", follows=True):
+        assert threading.active_count() == threads
         tell_far(part="7 of 130")
     assert not pipe.getvalue()
+
+
+def test_on_a_narrow_terminal_the_end_of_the_line_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "quiet_seconds", 0.0)
+    monkeypatch.setattr(notices, "_find_width", lambda: 50)
+    terminal = Terminal(is_seen=True)
+    monkeypatch.setattr(sys, "__stderr__", terminal)
+    tell = f"reading 9,900,000 rows of runs/{'long-' * 9}name"
+    with waiting(tell):
+        tell_far(part="7 of 130")
+        terminal.wait_for("…, part 7 of 130, 0 s")
+    assert max(map(len, terminal.getvalue().split("\r"))) < 50

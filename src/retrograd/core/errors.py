@@ -19,6 +19,7 @@
     │   ├── DamagedRunError        damaged-run
     │   ├── RunWriteError          run-not-writable
     │   ├── RunUnreachableError    run-unreachable
+    │   ├── TableSizeError         table-too-large
     │   └── ExportError            cannot-export
     ├── GraphError
     │   ├── NoGraphError           no-graph
@@ -48,6 +49,8 @@
     │   └── BudgetError            budget-too-small
     ├── ExplainError               cannot-explain
     ├── LaunchError                cannot-launch
+    ├── NoSuchNameError            no-such-name
+    ├── CallError                  wrong-call
     ├── LibraryError               missing-library
     └── TorchVersionError          old-torch
 
@@ -200,6 +203,12 @@ class RunUnreachableError(RunError, OSError):
     """The store that a run lies in cannot be reached, or refuses to answer."""
 
     slug = "run-unreachable"
+
+
+class TableSizeError(RunError):
+    """A record is too large to be held as one table."""
+
+    slug = "table-too-large"
 
 
 class ExportError(RunError, ValueError):
@@ -380,6 +389,18 @@ class LaunchError(RetrogradError):
     """The command to record cannot be started."""
 
     slug = "cannot-launch"
+
+
+class NoSuchNameError(RetrogradError, AttributeError):
+    """Something has no attribute of this name; the call that does what was meant is named."""
+
+    slug = "no-such-name"
+
+
+class CallError(RetrogradError, TypeError):
+    """A function is called with arguments that it does not take."""
+
+    slug = "wrong-call"
 
 
 class LibraryError(RetrogradError, ImportError):

@@ -65,13 +65,16 @@ class Limits:
     page_pause: float = 0.5
     """Seconds between two looks whether that program lives."""
 
-    # ---- what is shown at a terminal ----
+    # ---- what is said while somebody waits ----
 
     quiet_seconds: float = 0.5
-    """Seconds until somebody at a terminal is told what is under way."""
+    """Seconds until it is said what is under way."""
 
     blink_seconds: float = 0.2
-    """And from one look at it to the next."""
+    """And at a terminal from one look at it to the next."""
+
+    progress_seconds: float = 5.0
+    """In a pipe or a file, from one line to the next."""
 
     quiet_check_seconds: float = 2.0
     """Seconds until a check of a backward tells how far it is."""
@@ -94,6 +97,9 @@ class Limits:
 
     # ---- records that are read ----
 
+    shown_sites: int = 40
+    """Lines of `retrograd view` on a run of more than ``explained_rows``: a screenful."""
+
     held_rows: int = 1 << 18
     """Rows of a stored record of which whole columns are held; of a longer one some steps are read at a time."""
 
@@ -103,13 +109,19 @@ class Limits:
     cells_at_once: int = 1 << 18
     """Sites times steps that are merged at one time where all of them are more than are held."""
 
+    rows_at_once: int = 1 << 17
+    """Rows of row groups of a file that are read together, as far as they lie beside each other."""
+
+    table_bytes: int = 1_000_000_000
+    """Bytes of all rows as one table, such as ``history.to_pandas()``: 1 GB. More of them raise an error."""
+
     histograms_at_once: int = 1 << 13
     """Histograms that are unpacked, or added up, at one time: each takes some 500 bytes then."""
 
     held_events: int = 1 << 16
     """Events that are held; of more of them losses and updates are read when they are asked for."""
 
-    open_groups: int = 1024
+    open_groups: int = 2048
     """Row groups of all files that are kept open; the footer of each takes some twenty kilobytes."""
 
     explained_rows: int = 1_000_000
@@ -117,6 +129,12 @@ class Limits:
 
     stale_seconds: float = 120.0
     """A run at an address whose process has not told for so long that it runs was killed: there are no locks."""
+
+    listed_bytes: int = 32 << 20
+    """Bytes of events of a run whose loss a list of runs draws: about a million steps."""
+
+    list_seconds: float = 0.5
+    """For how long the page of a folder waits for losses before it is given those that have been read."""
 
     # ---- records that are written ----
 
@@ -129,8 +147,11 @@ class Limits:
     part_rows: int = 1_000_000
     """Parts larger than this are let be, so that no merge takes long."""
 
-    group_rows: int = 1 << 15
-    """Rows that are held in memory while parts are merged."""
+    group_rows: int = 1 << 16
+    """Rows that are held in memory, and sorted by site, while parts are merged."""
+
+    site_rows: int = 1 << 14
+    """Rows of a row group where a part is sorted by site: what is read of it for one site."""
 
     compacted_part_rows: int = 1 << 17
     """Rows of a part file of a compacted run."""

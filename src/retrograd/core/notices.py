@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -136,27 +137,43 @@ def warn_of_fault(what: str, error: Exception, then: str = "Training goes on.") 
 # ---- what takes long ----
 
 _far: dict[str, str] = {}
+_read = [0]
+"""Rows that were read since the line is there."""
 _ends: list[Callable[[], None]] = []
 """What takes each line away that is shown."""
 
 
 def tell_far(**far: str) -> None:
-    """Report how far a long task is, as ``part="47 of 132"``, for whoever waits at a terminal."""
+    """Report how far a long task is, as ``part="47 of 132"``, for whoever waits."""
     _far.update(far)
 
 
-@contextmanager
-def waiting(words: str) -> Iterator[None]:
-    """Show on a terminal what is under way, how far and since when, in one line that is gone in the end.
+def tell_read(rows: int) -> None:
+    """Report that so many rows more were read: a long task says how many that is in a second."""
+    _read[0] += rows
 
-    Within another one nothing is said.
+
+@contextmanager
+def waiting(words: str, *, is_long: bool = False, follows: bool = False) -> Iterator[None]:
+    """Show on a terminal what is under way, how far, how fast and since when, in one line that is gone in the end.
+
+    In a pipe or a file it is a line as soon as it is known to be long, else after a moment, and another one every few
+    seconds. Within another one nothing is said.
+
+    Args:
+        words: what is under way.
+        is_long: it is known to take seconds.
+        follows: what is not long says nothing in a pipe, however long it takes.
     """
-    if not is_seen() or _ends:
+    if _ends or (follows and not is_long and not is_seen()):
         yield
         return
     is_over = threading.Event()
     _far.clear()
-    shown = threading.Thread(target=_show_far, args=(words, is_over), name="retrograd-waiting", daemon=True)
+    _read[0] = 0
+    if is_long and not is_seen():
+        say(words)
+    shown = threading.Thread(target=_show_far, args=(words, is_over, is_long), name="retrograd-waiting", daemon=True)
 
     def end() -> None:
         is_over.set()
@@ -206,18 +223,34 @@ def _find_width() -> int:
     return 80
 
 
-def _show_far(words: str, is_over: threading.Event) -> None:
-    begun, width = time.monotonic() - LIMITS.quiet_seconds, 0
-    if is_over.wait(LIMITS.quiet_seconds):
-        return
+def _show_far(words: str, is_over: threading.Event, is_said: bool) -> None:
+    begun, width = time.monotonic(), 0
+    is_terminal = is_seen()
+    first = [LIMITS.quiet_seconds] if is_terminal or not is_said else []
+    pauses = itertools.chain(first, itertools.repeat(LIMITS.blink_seconds if is_terminal else LIMITS.progress_seconds))
     with suppress(OSError, ValueError):  # nobody listens any more
-        while not is_over.is_set():
-            far = "".join(f", {name} {text}" for name, text in list(_far.items()))
-            line = f"retrograd: {words}{far}, {time.monotonic() - begun:.0f} s"[: _find_width() - 1]
+        for pause in pauses:
+            if is_over.wait(pause):
+                break
+            far = _print_far(time.monotonic() - begun)
+            if not is_terminal:
+                say(f"{words}{far}")
+                continue
+            room = _find_width() - len(f"retrograd: {far}") - 1
+            line = f"retrograd: {words if len(words) <= room else f'{words[: max(room - 1, 0)]}…'}{far}"
+            line = fit_text(line, sys.__stderr__)[: _find_width() - 1] if sys.__stderr__ else line
             print(f"\r{line:<{width}}", end="", file=sys.__stderr__, flush=True)
             width = len(line)
-            is_over.wait(LIMITS.blink_seconds)
-        print(f"\r{'':<{width}}\r", end="", file=sys.__stderr__, flush=True)
+        if width:
+            print(f"\r{'':<{width}}\r", end="", file=sys.__stderr__, flush=True)
+
+
+def _print_far(seconds: float) -> str:
+    """How far it is, how fast, and since when."""
+    far = "".join(f", {name} {text}" for name, text in list(_far.items()))
+    rate = _read[0] / max(seconds, 1e-3)
+    fast = f", {rate / 1e6:.1f} million rows/s" if rate >= 1e5 else f", {rate:,.0f} rows/s" if rate >= 1 else ""
+    return f"{far}{fast}, {seconds:.0f} s"
 
 
 class Notices:

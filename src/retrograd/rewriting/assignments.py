@@ -31,8 +31,8 @@ class Assignment:
         if isinstance(pattern, type) or (isinstance(pattern, str) and not _names_a_slot(pattern)):
             raise PatternError(
                 f"{describe_pattern(pattern)} does not say what of a module is to be rewritten.",
-                repair="name a slot, 'blocks.*:output.grad', 'fc:weight.grad', 'watch/logits', or all of a kind, "
-                "'*:parameters.grad', 'blocks.*:outputs'.",
+                repair="name a slot, 'blocks.*:output.grad', 'fc:weight.grad', 'watch/logits', a function, "
+                "'*/relu:output.grad', or all of a kind, '*:parameters.grad', 'blocks.*:outputs'.",
             )
         self.pattern = pattern
         self.selection = Selection(pattern)
@@ -101,6 +101,11 @@ class Assignments:
         """The rules that may act at this site, or at one nested in it."""
         return [rule for each in self.all if each.selection.may_reach(candidate) for rule in each.rules]
 
+    @property
+    def selections(self) -> list[Selection]:
+        """What says where each of them acts."""
+        return [each.selection for each in self.all]
+
     def may_reach_watched(self) -> bool:
         """True if a rule may act at a tensor that is watched by hand."""
         named = (each.pattern for each in self.all if isinstance(each.pattern, str))
@@ -117,9 +122,9 @@ class Assignments:
                 found += each.rules
         return found
 
-    def unreached(self) -> list[str]:
-        """The patterns of which no site has been reached."""
-        return [describe_pattern(each.pattern) for each in self.all if not each.was_reached]
+    def unreached(self) -> list[Assignment]:
+        """Those of which no site has been reached."""
+        return [each for each in self.all if not each.was_reached]
 
 
 def list_rules(given: object) -> list[Rule]:

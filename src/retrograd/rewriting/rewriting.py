@@ -18,6 +18,7 @@ from retrograd.core.errors import CannotRewriteError, RewriteError
 from retrograd.core.hooks import in_graphs
 from retrograd.core.hooks.backward import backward_changers
 from retrograd.core.hooks.compiled import has_compiled_code, may_have_run_compiled
+from retrograd.core.hooks.function_taps import IN_CODE
 from retrograd.core.hooks.listeners import hidden_hooks
 from retrograd.core.hooks.names import (
     ModelNames,
@@ -34,9 +35,10 @@ from retrograd.core.hooks.rewriters import gradient_rewriters, watched_rewriters
 from retrograd.core.hooks.rule_taps import InputTap, ModelTap, OutputTap, ParameterTap, ReachedSites, RuleTap, rests_on
 from retrograd.core.notices import warn
 from retrograd.core.ranks.sharded_gradient import ShardedParameters
-from retrograd.core.sites.pattern import Candidate
+from retrograd.core.sites.pattern import UNKNOWN_NODE, Candidate, describe_pattern, names_functions
 from retrograd.core.sites.site import Site, parse_leniently
 from retrograd.rewriting.assignments import Assignments, RuleLike, list_rules
+from retrograd.rewriting.function_rewriter import FunctionRewriter
 from retrograd.rewriting.joint_rewriter import SITE as JOINT
 from retrograd.rewriting.joint_rewriter import JointRewriter
 from retrograd.rewriting.module_rewriter import InputRewriter, OutputRewriter, WatchedRewriter
@@ -60,6 +62,7 @@ class Rewriting:
         self._inputs: list[InputRewriter] = []
         self._parameters: list[ParameterRewriter] = []
         self._watched: WatchedRewriter | None = None
+        self._functions: FunctionRewriter | None = None
         self._joint: JointRewriter | None = None
         self._modules: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
         self._models = ModelNames()
@@ -89,7 +92,16 @@ class Rewriting:
 
     def _warn_of_unreached(self) -> None:
         if self._assignments is not None:
-            self._uncalled.warn_of_unreached(self._assignments.unreached(), was_run=self.clock.was_run)
+            unreached = self._assignments.unreached()
+            functions = [each for each in unreached if names_functions(each.pattern)]
+            others = [describe_pattern(each.pattern) for each in unreached if each not in functions]
+            self._uncalled.warn_of_unreached(others, was_run=self.clock.was_run)
+            if self._functions is not None and functions and self.clock.was_run:
+                names = ", ".join(describe_pattern(each.pattern) for each in functions)
+                hint = self._functions.explain(functions[0].pattern)
+                warn(f"No rule has acted at {names}: no such function was called. {hint}")
+            elif self._functions is not None and self._functions.has_compiled:
+                warn(f"Rules on functions have not acted in all of the model. {IN_CODE}")
         self._warn_of_swapped()
 
     def _warn_of_swapped(self) -> None:
@@ -114,6 +126,8 @@ class Rewriting:
             parameter.let_go()
         if self._watched is not None:
             watched_rewriters.remove(self._watched)
+        if self._functions is not None:
+            self._functions.remove()
         if self._joint is not None:
             self._joint.remove()
         self._uncalled.remove()
@@ -160,9 +174,12 @@ class Rewriting:
         if self._assignments is None:
             return name == str(JOINT)
         site = parse_leniently(name)
-        module = self._modules.get(site.path)
+        module, node = self._modules.get(site.path), None
+        if module is None and self._functions is not None:  # which nodes a function makes is not known before
+            module, node = self._modules.get(site.path.rpartition("/")[0]), UNKNOWN_NODE
         is_there = module is not None or site.is_watched
-        return is_there and any(each is rule for each in self._assignments.list_possible(Candidate(site, module)))
+        possible = self._assignments.list_possible(Candidate(site, module, node))
+        return is_there and any(each is rule for each in possible)
 
     # ---- setting up -------------------------------------------------------------------------------------------
 
@@ -190,6 +207,9 @@ class Rewriting:
                 if any(map(self._assignments.list_possible, entry.candidates())):
                     self._reached[entry.path] = weakref.ref(entry.module)
             self._attach_to_watched()
+            if FunctionRewriter.are_named(self._assignments.selections):
+                self._functions = FunctionRewriter(self._factory, self._assignments, self._models)
+                self._functions.attach()
             self._listen()
         except BaseException:
             self._detach()
@@ -318,6 +338,8 @@ class Rewriting:
         if self.clock.was_run or (has_compiled_code() and in_graphs.load().runs_compiled_code(roots)):
             self._uncalled.pass_begins()
         self.clock.backward_begins(roots)
+        if self._functions is not None:
+            self._functions.pass_begins()
         sharded = ShardedParameters() if any(each.may_be_sharded for each in self._parameters) else None
         for parameter in self._parameters:
             parameter.attach(sharded)  # it may have begun to train, or another may be in its place
@@ -340,6 +362,8 @@ class Rewriting:
             raise
         finally:
             self.clock.backward_ends(failed)
+            if self._functions is not None:
+                self._functions.pass_ends()
         self._uncalled.pass_ends(failed)
 
     def __enter__(self) -> Self:

@@ -333,15 +333,20 @@ class SiteRewriters:
         factory: makes the rules.
         module: the module, which is not held; None for a tensor that is watched by hand.
         path: its path.
+        node: of a function that the module calls, the kind of node that it makes; None for what is no function.
+
+    Attributes:
+        path: the same.
     """
 
     MOST = 1000
     """Calls that have rewriters of their own; those of later ones are made anew each time."""
 
-    def __init__(self, factory: RewriterFactory, module: nn.Module | None, path: str) -> None:
+    def __init__(self, factory: RewriterFactory, module: nn.Module | None, path: str, node: str | None = None) -> None:
         self._factory = factory
         self._find_module = weakref.ref(module) if module is not None else None
-        self._path = path
+        self.path = path
+        self._node = node
         self._chains: dict[tuple[Site, tuple[int, ...]], RuleChain] = {}
         self._rewriters: dict[tuple[tuple[str, ...], int], SiteRewriter | None] = {}
 
@@ -360,7 +365,7 @@ class SiteRewriters:
         found = self._rewriters.get((keys, call), self)
         if not isinstance(found, SiteRewriters):
             return found
-        site = Site(self._path, keys, call)
+        site = Site(self.path, keys, call)
         value, gradient = self._chain(site), self._chain(site.grad)
         rewriter = (
             SiteRewriter(self._factory, value, gradient, call) if value is not None or gradient is not None else None
@@ -408,7 +413,7 @@ class SiteRewriters:
 
     def _chain(self, site: Site) -> RuleChain | None:
         module = self.module
-        rules = self._factory.find_rules(Candidate(site, module))
+        rules = self._factory.find_rules(Candidate(site, module, self._node))
         if not rules:
             return None
         key = (site.first_call, tuple(id(rule) for rule in rules))

@@ -71,7 +71,7 @@ def test_the_first_of_several_calls_is_listed_with_its_number(history: History) 
               "fc:weight.grad"]  # fmt: skip
     assert history.sites == listed
     assert [history[name].calls for name in listed] == [[1], [2], [3], [1], [1], [2], [1]]
-    assert history.table()["site"].to_pylist()[:7] == listed
+    assert list(dict.fromkeys(history.table()["site"].to_pylist())) == listed
     assert history.select("fc:output") == ["fc#1:output", "fc#2:output", "fc#3:output"]
     assert history.select("fc#1:*") == ["fc#1:output", "fc#1:output.grad"]
     assert history.select(["*:outputs", "!fc#2"]) == ["fc#1:output", "fc#3:output", "once:output"]

@@ -36,6 +36,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of two merged parts of several row groups, and six of a step."""
     monkeypatch.setattr(LIMITS, "group_rows", 30)
+    monkeypatch.setattr(LIMITS, "rows_at_once", 30)
     return write_run(tmp_path / "run", STEPS)
 
 

@@ -7,14 +7,17 @@ import math
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from retrograd.core.cli import main
-from retrograd.core.errors import NotARunError
+from retrograd.core.errors import LaunchError, NotARunError
 from retrograd.core.history.sink import Event, Moment
+from retrograd.core.runs.listed import choose_listed, find_differing, natural, read_listed
 from retrograd.core.runs.listing import list_runs
 from retrograd.core.runs.reader import open_run
+from retrograd.core.runs.settings import read_settings
 from tests.core.runs.written import open_writer, write_run
 
 
@@ -34,6 +37,10 @@ def parent(tmp_path: Path) -> Path:
     return folder
 
 
+def name_in_order(parent: Path, *choice: Any, **options: Any) -> list[str]:
+    return [each.line.name for each in choose_listed(read_listed(parent), *choice, **options)]
+
+
 def test_runs_are_told_sorted_and_found(
     parent: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,9 +53,9 @@ def test_runs_are_told_sorted_and_found(
     assert math.isnan(told["ill"].loss)
     assert told["ill"].findings == {"critical": 1, "warning": 0, "note": 1}
     assert told["torn"].status == "damaged"
-    assert [line.name for line in list_runs(parent, "steps")][:2] == ["long", "short"]
-    assert [line.name for line in list_runs(parent, "loss")] == ["short", "long", "ill", "torn"]
-    assert list_runs(parent, "findings")[0].name == "ill"
+    assert name_in_order(parent, "steps")[:2] == ["long", "short"]
+    assert name_in_order(parent, "loss") == ["short", "long", "ill", "torn"]
+    assert name_in_order(parent, "findings")[0] == "ill"
 
     writer = open_writer(parent / "going")
     writer.flush()
@@ -124,3 +131,103 @@ def test_the_last_loss_is_not_that_of_passes_behind_the_last_update(
     assert line.loss == expected
     assert open_run(tmp_path / "run").history.made_loss.values[-1] == expected
     assert line.last_step == (updates - 1 if updates else 1)
+
+
+HOSTILE = "<b>\n\u202e"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Runs of four rates; one ends in NaN, and one has a hostile name, no loss, and options called as columns are."""
+    folder = tmp_path / "sweep"
+    for number, rate in enumerate((0.1, 0.01, 0.001, 1.0)):
+        writer = open_writer(folder / f"run{(2, 10, 1, 20)[number]}")
+        command = ["python", "train.py", "--lr", str(rate), "--seed", "3"]
+        writer.describe(command=command, started=f"2026-01-0{number + 1}T00:00:00+00:00", seed=3)
+        for step in range(40):
+            value = math.nan if rate == 1.0 and step > 20 else rate * (step + 1)
+            writer.add_event(Event(Moment(step, 0, 0), "loss", value=value, time=1.0))
+        if rate < 1.0:
+            writer.add_event(Event(Moment(39), "scalar", name="accuracy", value=1 - rate, time=1.0))
+        writer.close("failed" if rate == 0.01 else "finished")
+    writer = open_writer(folder / HOSTILE)
+    writer.describe(command=["python", "train.py", "loss=nan", "--lr", "nan"])
+    writer.close()
+    return folder
+
+
+def test_runs_are_chosen_and_ordered_by_what_is_known_of_them(sweep: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert name_in_order(sweep, "name")[1:] == ["run1", "run2", "run10", "run20"]
+    assert name_in_order(sweep, "--lr") == ["run1", "run10", "run2", "run20", HOSTILE]
+    assert name_in_order(sweep, "lr", is_reversed=True) == ["run20", "run2", "run10", "run1", HOSTILE]
+    for is_reversed, known in ((False, ["run1", "run10", "run2"]), (True, ["run2", "run10", "run1"])):
+        assert name_in_order(sweep, "final", is_reversed=is_reversed) == [*known, "run20", HOSTILE]
+    assert name_in_order(sweep, "accuracy", is_reversed=True)[0] == "run1"
+    assert name_in_order(sweep, "name", ["lr>=0.01", "status=finished"]) == ["run2", "run20"]
+    assert name_in_order(sweep, "name", ["status!=finished"]) == ["run10"]
+    assert name_in_order(sweep, "name", ["final=nan"]) == ["run20"]
+    assert name_in_order(sweep, "name", ["argv.loss=nan"]) == [HOSTILE]
+    assert name_in_order(sweep, "name", search="RUN1 train.py") == ["run1", "run10"]
+    found = {each.line.name: each for each in read_listed(sweep)}
+    assert found["run2"].curve is not None
+    assert found["run2"].curve.final == pytest.approx(0.1 * (39 + 40) / 2)
+    assert found["run2"].curve.logged == {"accuracy": 0.9}
+    for wrong, near in (("acuracy", "accuracy"), ("sead", "seed")):
+        with pytest.raises(LaunchError, match=f"did you mean '{near}'"):
+            name_in_order(sweep, wrong)
+    with pytest.raises(LaunchError, match="not a condition"):
+        name_in_order(sweep, "name", ["failed"])
+
+    assert main(["ls", str(sweep), "--sort", "final", "--filter", "lr<=0.1", "--json"]) == 0
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [line["name"] for line in lines] == ["run1", "run10", "run2"]
+    assert lines[0]["settings"]["--lr"] == 0.001
+    assert main(["ls", str(sweep), "--sort", "lr"]) == 0
+    printed = capfd.readouterr().out
+    assert len(printed.splitlines()) == 6
+    assert "\u202e" not in printed
+    assert {"accuracy", "--lr"} <= set(printed.splitlines()[0].split())
+
+
+def test_settings_that_go_together_have_one_column() -> None:
+    runs = [{"argv": f"--lr {lr}", "--lr": lr, "lr": lr, "seed": 1, "host": "a"} for lr in (0.1, 0.2)]
+    assert find_differing(runs) == ["--lr"]
+    assert find_differing([{"argv": "a"}, {"argv": "b"}]) == ["argv"]
+    assert find_differing([{"seed": 1}, {}]) == ["seed"]
+    assert find_differing([]) == []
+    assert sorted(["b10", "B2", "a"], key=natural) == ["a", "B2", "b10"]
+
+
+def test_a_folder_of_runs_means_its_newest_and_a_mistyped_run_is_named(
+    sweep: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.utime(sweep / "run2" / "manifest.json", (4e9, 4e9))
+    for command in ("explain", "report", "view"):
+        assert main([command, str(sweep)]) == 0
+        told = capfd.readouterr()
+        assert f"the newest of 5 runs in {sweep}: {sweep / 'run2'}, beside " in told.err
+        assert f"retrograd ls {sweep}" in told.err
+    assert (sweep / "run2" / "report.html").is_file()
+    assert main(["compare", str(sweep), str(sweep / "run1")]) == 2
+    assert "is a folder of 5 runs" in capfd.readouterr().err
+    assert main(["explain", str(sweep / "rnu20")]) == 2
+    assert "run20'?" in capfd.readouterr().err
+    monkeypatch.chdir(sweep.parent)
+    sweep.rename("runs")
+    assert main(["view", "run11"]) == 2
+    assert "did you mean 'runs/run1" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        (["train.py", "--lr", "0.1"], "train.py"),
+        (["/usr/bin/python3.12", "-u", "train.py", "--lr", "0.1"], "train.py"),
+        (["torchrun", "--nproc-per-node", "2", "src/train.py", "--lr", "0.1"], "train.py"),
+        (["python", "-m", "train", "--lr", "0.1"], "-m train"),
+        (["-m", "train", "--lr", "0.1"], "-m train"),
+        (["./train", "--lr", "0.1"], "train"),
+    ],
+)
+def test_script_and_options_are_told_apart_however_it_was_started(command: list[str], script: str) -> None:
+    assert read_settings({"command": command}) == {"script": script, "argv": "--lr 0.1", "--lr": 0.1}

@@ -146,8 +146,8 @@ def test_rows_that_another_tool_took_out_are_gone(tmp_path: Path, monkeypatch: p
 def test_opening_reads_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "run", ranks=2)
     read: list[Any] = []
-    plain = pq.ParquetFile.read_row_group
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *a, **k: read.append(a) or plain(*a, **k))
+    plain = pq.ParquetFile.read_row_groups
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", lambda *a, **k: read.append(a) or plain(*a, **k))
     monkeypatch.setattr(LIMITS, "held_rows", 0)
     history = open_run(path).history
     assert history.sites == NAMES[:4]

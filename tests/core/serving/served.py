@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from retrograd.core.history.sink import Event, Moment
 from retrograd.core.serving.server import RunServer, Served
 from tests.core.history.made import make_steps
 from tests.core.runs.written import add_step, open_writer, write_run
@@ -40,6 +41,8 @@ def _train(path: Path) -> None:
     writer = open_writer(path, resume=True, flush_seconds=0.2)
     for step in itertools.count(writer.next_step):
         add_step(writer, make_steps([step])[0])
+        if step >= 20:
+            writer.add_event(Event(Moment(step), "scalar", name="logged", value=float(step), time=time.time()))
         time.sleep(0.02)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import shutil
 import socket
 import threading
 from dataclasses import replace
@@ -18,7 +19,7 @@ from retrograd.core.errors import LaunchError, NotARunError
 from retrograd.core.history.sink import Phase
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.reader import open_run
-from retrograd.core.serving import followed_run
+from retrograd.core.serving import followed_run, listed_runs
 from retrograd.core.serving.followed_run import ChosenSites, ColumnRange, FollowedRun
 from retrograd.core.serving.server import RunServer, Served, serve
 from tests.core.history.made import make_steps
@@ -89,14 +90,14 @@ def test_only_this_machine_and_who_knows_the_token_are_answered(server: RunServe
     ):
         assert ask(server, path)[0] == 404, path
     for query in ("", "step=x&until=4&width=1", "step=0&until=4&width=0", f"step=0&until={10**30}&width=1"):
-        assert ask(server, f"run/done/loss?{query}")[0] == 400, query
+        assert ask(server, f"run/done/scalars?names=[]&{query}")[0] == 400, query
     for wrong in ({"names": "{"}, {"names": "[1]"}, {"names": '"rms"'}, {"names": "[" * 9999}, {"series": ""}):
         assert ask(server, f"run/done/numbers?{of_all(parent, **wrong)}")[0] == 400, wrong
     assert ask(server, f"run/done/numbers?{of_all(parent, sites='others')}")[0] == 412
     assert ask(server, f"run/done/exponents?{of_all(parent, sites='others')}")[0] == 412
     for have in ("", "[]", "{"):
         assert ask(server, f"run/done/news?column=0&step=0&until=0&width=1&have={have}")[0] == 400, have
-    listed = json.loads(ask(server, "runs")[1])
+    listed = json.loads(ask(server, "runs")[1])["runs"]
     assert {line["name"]: line["last_step"] for line in listed} == {"done": 4, "<img src=x onerror=alert(1)>": 1}
     page = ask(server, "")[1].decode() + ask(server, "run/done")[1].decode()
     assert "<img" not in page
@@ -118,8 +119,9 @@ def test_numbers_are_those_of_the_history_from_any_step_on(server: RunServer, pa
     np.testing.assert_array_equal(answer[0, :, 1], matrix.values[:, 2:4].min(axis=1).astype(np.float32))
     np.testing.assert_array_equal(answer[2, :, 1], matrix.values[:, 2:4].max(axis=1).astype(np.float32))
     np.testing.assert_array_equal(answer[1, :, 2], matrix.values[:, 4].astype(np.float32))
-    loss = np.frombuffer(ask(server, f"run/done/loss?{urlencode(query)}")[1], "<f4").reshape(3, 3)
-    np.testing.assert_array_equal(loss[1], [0.5, 2.5, 4.0])
+    query["names"] = '["nosuch", "loss"]'
+    scalars = np.frombuffer(ask(server, f"run/done/scalars?{urlencode(query)}")[1], "<f4").reshape(3, 3, 3)
+    np.testing.assert_array_equal(scalars[1, :2], [[np.nan] * 3, [0.5, 2.5, 4.0]])
     query = {"have": "{}", "column": 4, "step": 4, "until": 4, "width": 1}
     news = json.loads(ask(server, f"run/done/news?{urlencode(query)}")[1])
     assert news["columns"] is None
@@ -141,9 +143,9 @@ def test_a_failure_is_told_once_for_each_place(
     def fail(*_: object) -> None:
         raise KeyError("inner \x1b[31m")
 
-    monkeypatch.setattr(followed_run, "reduce_loss", fail)
+    monkeypatch.setattr(followed_run.ScalarCurves, "reduce", fail)
     for _ in range(2):
-        assert ask(server, "run/done/loss?step=0&until=4&width=1") == (500, b"This failed: KeyError.")
+        assert ask(server, "run/done/scalars?names=[]&step=0&until=4&width=1") == (500, b"This failed: KeyError.")
     said = capfd.readouterr().err
     assert said.count("an answer failed: KeyError at test_server.py:") == 1
     assert "\x1b" not in said
@@ -161,8 +163,8 @@ def test_a_part_that_was_merged_meanwhile_is_read_where_it_is_now(tmp_path: Path
             add_step(writer, row)
             writer.flush()
         columns, sites = ColumnRange(0, LIMITS.fan_in - 2, 1), run._scoped.sites
-        answer = np.frombuffer(run.read_loss(columns), "<f4").reshape(3, -1)
-        np.testing.assert_array_equal(answer[1], np.arange(LIMITS.fan_in - 1))
+        answer = np.frombuffer(run.read_scalars(["loss"], columns), "<f4").reshape(3, 2, -1)
+        np.testing.assert_array_equal(answer[1, 0], np.arange(LIMITS.fan_in - 1))
         chosen = ChosenSites(range(len(sites)), digest_of(sites))
         rms = np.frombuffer(run.read_numbers(["rms"], chosen, columns), "<f4")
         matrix = open_run(tmp_path / "run").history.matrix("rms")
@@ -279,4 +281,38 @@ def test_what_compared_runs_tell_changes_when_one_goes_on(tmp_path: Path) -> Non
     add_step(writer, make_steps([1])[0])
     writer.flush()
     assert served.tell_state(["done", "going"]) != before
+    writer.close()
+
+
+def test_losses_are_told_once_and_again_when_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "done", range(4))
+    writer = open_writer(tmp_path / "going")
+    add_step(writer, make_steps([0])[0])
+    writer.flush()
+    read: list[str] = []
+    usual = listed_runs.read_line
+    monkeypatch.setattr(listed_runs, "read_line", lambda run: read.append(run.name) or usual(run))
+    monkeypatch.setattr(LIMITS, "look_share", 1e9)
+    with serving(tmp_path) as server:
+        told = json.loads(ask(server, "losses?since=0")[1])
+        assert told["losses"]["done"]["values"] == [0.0, 1.0, 2.0, 3.0]
+        assert told["losses"]["done"]["final"] == 3.0
+        assert (told["waiting"], told["until"]) == (0, 2)
+        assert json.loads(ask(server, "losses?since=2")[1])["losses"] == {}
+        ask(server, "runs")
+        read.clear()
+        add_step(writer, make_steps([1])[0])
+        writer.flush()
+        lines = json.loads(ask(server, "runs")[1])["runs"]
+        assert {line["name"]: line["last_step"] for line in lines} == {"done": 3, "going": 1}
+        assert read == ["going"]
+        again = json.loads(ask(server, "losses?since=2")[1])
+        assert {name: curve["values"] for name, curve in again["losses"].items()} == {"going": [0.0, 1.0]}
+        monkeypatch.setattr(LIMITS, "list_seconds", -1.0)
+        write_run(tmp_path / "new", range(1))
+        assert json.loads(ask(server, "losses?since=3")[1]) == {"losses": {}, "until": 3, "waiting": 1}
+        assert ask(server, "losses")[0] == 400
+        assert ask(server, "losses?since=0", host="evil.example")[0] == 403
+        shutil.rmtree(tmp_path / "done")
+        assert "done" not in [line["name"] for line in json.loads(ask(server, "runs")[1])["runs"]]
     writer.close()

@@ -335,7 +335,7 @@ def test_a_loss_alone_is_drawn_and_watch_is_named(visit: Visit, report: Reporter
     expect(page.locator("#nothing")).to_contain_text("rg.watch")
     expect(page.locator(".loss .uplot")).to_be_visible()
     expect(page.locator(".loss-title")).to_contain_text("3,600")
-    expect(page.locator(".toolbar").first).to_be_hidden()
+    expect(page.locator("#quantities")).to_be_hidden()
     expect(page.locator("#facts")).to_contain_text("30 (0 to 29)")
 
 

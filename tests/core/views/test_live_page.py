@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from retrograd.core.history.sink import Event, Moment
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.reader import open_run
+from retrograd.core.serving import followed_run
+from tests.core.history.made import make_steps
+from tests.core.runs.written import add_step, open_writer
 from tests.core.serving.served import Training, serving, write_runs
 
 pytestmark = pytest.mark.browser
@@ -69,6 +73,7 @@ def test_it_follows_a_run_that_is_killed_and_resumed(
             page.get_by_role("link", name="going").click()
             page.wait_for_selector("html[data-ready=yes]")
             loaded = page.evaluate("performance.timeOrigin")
+            expect(page.locator("#waiting")).to_be_hidden()
             expect(page.locator("#findings-about")).to_contain_text("checks")  # looked for meanwhile
             expect(page.locator(".status")).to_have_text("running")
             page.locator(".label", has_text="a").first.click()
@@ -76,6 +81,8 @@ def test_it_follows_a_run_that_is_killed_and_resumed(
             first = wait_for_steps(page, last_step(page))
             wait_for_steps(page, max(first, 100))  # more than twice the columns: each holds several steps
             expect(page.locator("#notice")).to_contain_text("extremes kept")
+            page.locator("#strip-names").get_by_text("logged").click()  # it came with a later step
+            expect(page.locator(".strip-chart .uplot")).to_have_count(2)
             blocks = [re.search(r"numbers\?names=%5B%22rms.*&step=(\d+)", url) for url in asked]
             begins = [int(match[1]) for match in blocks if match]
             assert begins[0] == 0
@@ -93,17 +100,21 @@ def test_it_follows_a_run_that_is_killed_and_resumed(
                     const frame = () => new Promise((done) => requestAnimationFrame(done));
                     const isWhole = (loss) => loss && module_payload.facts.columns.first.every((step, i) =>
                         Math.abs(loss[i] - (step + module_payload.facts.columns.last[i]) / 2) < 1e-3);
-                    let line, loss, tries = 0;
+                    let line, loss, logged, tries = 0;
                     do {
                         await frame();
-                        [line, loss] = [module_measures.lineOf("rms", "mean", 0), module_measures.lossLine("mean")];
+                        [line, loss] = [module_measures.lineOf("rms", "mean", 0), module_measures.scalarLine(0)];
+                        const { listed } = module_payload.facts.scalars;
+                        logged = module_measures.scalarLine(listed.findIndex(({ name }) => name === "logged"));
                     } while ((!line || !isWhole(loss)) && ++tries < 1000); // the last column may grow
                     const { first, last, total } = module_payload.facts.columns;
-                    return [line.length, loss.length, first.length, isWhole(loss), total, last.at(-1)];
+                    return [line.length, loss.length, first.length, isWhole(loss), total, last.at(-1),
+                        first.every((step, i) => step < 20 || Math.abs(logged[i] - loss[i]) < 1e-3)];
                 }"""
             )
             assert told[0] == told[1] == told[2] <= 80
             assert told[3]  # the loss of a step is its number: columns hold what their steps had
+            assert told[6]
             training.kill()
             steps = open_run(parent / "going").history["a:output"].steps  # a kill leaves losses without rows
             assert told[4] == np.count_nonzero(steps <= told[5])
@@ -121,3 +132,30 @@ def test_it_follows_a_run_that_is_killed_and_resumed(
     finally:
         training.kill()
     assert said == []
+
+
+def test_a_page_says_what_it_waits_for(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "flush_seconds", 0.1)
+    monkeypatch.setattr(LIMITS, "page_look_seconds", 0.05)
+    now = time.time()
+    writer = open_writer(tmp_path / "run", flush_seconds=0.05)
+    page = browser.new_page()
+    try:
+        with serving(tmp_path / "run") as server:
+            page.goto(server.address)
+            page.wait_for_selector("html[data-ready=yes]")
+            expect(page.locator("#waiting")).to_have_text("Waiting for the first step…")
+            expect(page.locator("#nothing")).to_be_hidden()
+            add_step(writer, make_steps([0])[0])
+            writer.add_event(Event(Moment(0), "scalar", name="a", value=1.0, time=now + 60))
+            writer.flush()
+            page.locator(".label").first.wait_for()
+            expect(page.locator("#waiting")).to_be_hidden()
+            clock = time.time
+            monkeypatch.setattr(followed_run.time, "time", lambda: clock() + 60 + 41)
+            expect(page.locator("#waiting")).to_have_text(re.compile(r"No new step for 4\d s; the process is alive\."))
+            writer.close()
+            expect(page.locator("#waiting")).to_be_hidden()
+            page.close()
+    finally:
+        writer.close()

@@ -17,7 +17,7 @@ from retrograd.core.runs.reader import open_run
 from retrograd.core.runs.writer import RunWriter
 from retrograd.core.views.report import write_report
 from tests.core.views.invented import Numbers, invent_training, make_history, make_rows, name_resnet
-from tests.core.views.unpacking import Page, unpack_floats
+from tests.core.views.unpacking import Page
 from tests.memory.views.invented_inventory import invent_inventory
 
 
@@ -114,7 +114,7 @@ def test_losses_of_steps_between_recorded_ones_are_kept(tmp_path: Path) -> None:
     for step, loss in enumerate([5.0, 9.0, 1.0, 4.0]):
         history.add_event(Event(Moment(step * 5), "loss", value=loss))
     page = write(history, tmp_path)
-    low, mean, high = unpack_floats(page.scripts["block-loss"]).reshape(3, 3)
+    low, mean, high = page.scalar("loss")
     assert np.array_equal(low, [5.0, 1.0, np.nan], equal_nan=True)
     assert np.array_equal(mean, [7.0, 2.5, np.nan], equal_nan=True)
     assert np.array_equal(high, [9.0, 4.0, np.nan], equal_nan=True)

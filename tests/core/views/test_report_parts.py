@@ -306,16 +306,22 @@ def test_parameters_are_added_up_the_tree() -> None:
     model = [
         {"path": "self", "type": "Net", "parameters": 1},
         {"path": "blocks", "type": "Sequential", "parameters": 0},
-        {"path": "blocks.0", "type": "Linear", "parameters": 10},
-        {"path": "blocks.1", "type": "Linear", "parameters": 20},
+        {
+            "path": "blocks.0",
+            "type": "Linear",
+            "parameters": 10,
+            "settings": "3, 2",
+            "shapes": {"weight": [2, 3], "b": []},
+        },
+        {"path": "blocks.1", "type": "Linear", "parameters": 20, "settings": None, "shapes": "(2,)"},
         {"path": "head", "type": "Linear", "parameters": 5},
     ]
     assert list_modules(model) == [
-        (0, "self", "Net", 36),
-        (1, "blocks", "Sequential", 30),
-        (2, "blocks.0", "Linear", 10),
-        (2, "blocks.1", "Linear", 20),
-        (1, "head", "Linear", 5),
+        (0, "self", "Net", 36, "", ""),
+        (1, "blocks", "Sequential", 30, "", ""),
+        (2, "blocks.0", "Linear", 10, "3, 2", "weight 2 × 3, b ()"),
+        (2, "blocks.1", "Linear", 20, "", ""),
+        (1, "head", "Linear", 5, "", ""),
     ]
     assert list_modules(None) == []
 
@@ -328,7 +334,7 @@ def test_the_header_tells_what_the_manifest_knows_and_no_more() -> None:
         "seed": 0,
     }
     assert make_header(manifest, 3725.0, {"steps": "9"}) == [
-        ("started", "20 Nov 2026, 21:14 UTC"),
+        ("started", "2026-11-20 21:14 UTC"),
         ("duration", "1 h 2 min"),
         ("steps", "9"),
         ("torch", "2.13.0"),

@@ -188,12 +188,13 @@ def test_a_hatched_row_is_read_with_the_mouse_the_keyboard_and_aloud(
     height = page.locator(".label").first.bounding_box()
     assert height is not None
     page.locator("#cells").hover(position={"x": 40, "y": (row + 0.5) * height["height"]})
-    expect(page.locator("#tooltip")).to_have_text("unused.0:weight.gradnever got a gradient: unused.0 is never called")
+    said = "never got a gradient: unused.0 is never called"
+    expect(page.locator("#tooltip")).to_have_text(f"unused.0:weight.grad, 3 × 3{said}")
     page.locator("#viewport").focus()
     page.keyboard.press("Home")
     for _ in range(row):
         page.keyboard.press("ArrowDown")
-    expect(page.locator("#readout")).to_contain_text("unused.0:weight.grad, never got a gradient")
+    expect(page.locator("#readout")).to_contain_text(f"unused.0:weight.grad, 3 × 3, {said}")
     page.keyboard.press("Enter")
     expect(page.locator(".panel")).to_contain_text("Gradient: never got a gradient: unused.0 is never called.")
     csv = page.evaluate("module_csv.makeCsv()")

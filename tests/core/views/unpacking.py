@@ -74,3 +74,9 @@ class Page(HTMLParser):
         measure = next(measure for measure in self.facts["measures"] if measure["name"] == statistic)
         row = measure["series"].index(self.facts["sites"].index(site))
         return self.numbers(statistic)[measure["bands"].index(band), row]
+
+    def scalar(self, name: str) -> np.ndarray:
+        """The numbers of a scalar, of shape (bands, columns); of the clock, for an empty name."""
+        names = [each["name"] for each in self.facts["scalars"]["listed"]]
+        shape = 3, len(names) + 1, len(self.facts["columns"]["first"])
+        return unpack_floats(self.scripts["block-scalars"]).reshape(shape)[:, names.index(name) if name else -1]

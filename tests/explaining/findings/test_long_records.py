@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -128,13 +128,13 @@ def test_windows_end_where_files_do(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     files = len(list(tmp_path.glob("run/*/statistics/*.parquet")))
     monkeypatch.setattr(LIMITS, "held_rows", 0)
     monkeypatch.setattr(LIMITS, "merged_cells", 8 * len(whole.sites))
-    read, original = list[int](), stored.StoredRows._read_group
+    read, original = list[Sequence[int]](), stored.StoredRows._read_groups
 
-    def read_group(part: stored.StoredRows, number: int, *names: object) -> object:
+    def read_group(part: stored.StoredRows, number: Sequence[int], *names: object) -> object:
         read.append(number)
         return original(part, number, *names)
 
-    monkeypatch.setattr(stored.StoredRows, "_read_group", read_group)
+    monkeypatch.setattr(stored.StoredRows, "_read_groups", read_group)
     found = rg.open_run(tmp_path / "run").history.matrix("rms")
     assert found.steps.tolist() == whole.steps.tolist()
     np.testing.assert_allclose(found.values, whole.values, rtol=1e-12)
@@ -144,15 +144,15 @@ def test_windows_end_where_files_do(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often row groups of each run were read, by the name of its folder; all runs are long."""
-    original, counts = stored.StoredRows._read_group, Counter[str]()
+    original, counts = stored.StoredRows._read_groups, Counter[str]()
 
-    def read_group(part: stored.StoredRows, number: int, *names: object) -> object:
+    def read_group(part: stored.StoredRows, number: Sequence[int], *names: object) -> object:
         counts[part.path.parents[2].name] += 1
         return original(part, number, *names)
 
     monkeypatch.setattr(LIMITS, "held_rows", 0)
     monkeypatch.setattr(LIMITS, "merged_cells", 1)  # one step after the other
-    monkeypatch.setattr(stored.StoredRows, "_read_group", read_group)
+    monkeypatch.setattr(stored.StoredRows, "_read_groups", read_group)
     return counts
 
 

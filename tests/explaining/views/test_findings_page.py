@@ -122,7 +122,7 @@ def test_its_button_opens_the_curves_and_marks_the_step(
     page = visit.open(write(tmp_path, Findings([spike, *MADE]), monkeypatch))
     page.get_by_role("button", name="Show the loss").click()
     expect(page.locator("#zoom")).to_have_text("steps 67–173")
-    expect(page.locator("#loss-value")).to_be_in_viewport()
+    expect(page.locator("#loss-charts .reading")).to_be_in_viewport()
     expect(page).to_have_url(re.compile("range=full"))  # a spike is not cut off
     expect(page.locator(".panel")).to_have_count(0)
     page.get_by_role("button", name="Show it").first.click()

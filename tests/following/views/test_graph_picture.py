@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -548,6 +550,58 @@ def test_hostile_names_do_nothing_in_the_page(opened: Callable[..., Page]) -> No
     page.keyboard.type("script")
     page.keyboard.press("Enter")
     expect(page.locator(".match").first).to_be_in_viewport()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_is_open_is_saved_as_a_picture(
+    opened: Callable[..., Page], draw: Draw, tmp_path: Path, theme: str
+) -> None:
+    graph = residual_net()
+    page = opened(graph, 1)
+    page.locator("#unfold").click()
+    if theme == "dark":
+        page.locator("#theme").click()
+    saved = {ending: _save(page, ending, tmp_path) for ending in ("svg", "png")}
+    root = ET.parse(saved["svg"]).getroot()
+    picture, wanted = Picture(root), draw(graph, 2)
+    assert picture.boxes.keys() == wanted.boxes.keys()
+    assert len(picture.lines) == len(wanted.lines)
+    assert all(read_colors(theme)[name] in saved["svg"].read_text() for name in ("page", "surface", "ink"))
+    assert "var(" not in saved["svg"].read_text()
+    wide, high = (int(root.attrib[name].split(".")[0]) for name in ("width", "height"))
+    assert saved["png"].read_bytes()[16:24] == (2 * wide).to_bytes(4) + (2 * high).to_bytes(4)
+
+
+def _save(page: Page, ending: str, folder: Path) -> Path:
+    with page.expect_download() as download:
+        page.locator(f"#save-{ending}").click()
+    assert download.value.suggested_filename == f"graph.{ending}"
+    path = folder / f"saved.{ending}"
+    download.value.save_as(path)
+    return path
+
+
+@pytest.mark.browser
+def test_hostile_names_stay_text_in_a_saved_picture(opened: Callable[..., Page], tmp_path: Path) -> None:
+    graph = graph_of([node(0, HOSTILE, 1, name=HOSTILE), node(1, HOSTILE, 2), leaf(2, HOSTILE)])
+    page = opened(graph, 9)
+    root = ET.parse(_save(page, "svg", tmp_path)).getroot()
+    assert {each.tag.removeprefix(SVG) for each in root.iter()} <= set(DRAWN)
+    assert _save(page, "png", tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", [name for name in dir(torch._C._functions) if name.startswith("Addmm")])
+def test_a_box_says_in_plain_words_what_it_is(draw: Draw, name: str) -> None:
+    graph = graph_of([node(0, None, 1, name=name), node(1, name="RareBackward0")])
+    notes = [each.text for each in draw(graph, 1).root.iter(f"{SVG}text") if each.get("class") == "note"]
+    assert notes == ["matrix product plus bias"]
+
+
+def test_plain_words_are_those_of_nodes_that_torch_has() -> None:
+    text = resources.files("retrograd.following.graph").joinpath("plain_names.toml").read_text()
+    have = {re.sub(r"Backward\d*$", "", name) for name in dir(torch._C._functions)}
+    assert set(tomllib.loads(text)["operations"]) <= have
 
 
 # ---- colours ----

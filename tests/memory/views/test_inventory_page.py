@@ -119,6 +119,7 @@ def test_a_tile_tells_all_that_is_known(visit: Visit, small: Path) -> None:
     page.mouse.move(*spot(page, "#treemap", 0.2, 0.5))
     expect(details.locator("h3")).to_have_text("blocks.0:ReluBackward0 result")
     for words in (
+        "ReLU: output",
         "4,000 bytes", "float32[1000]", "position 1 to 4, 3 ms", "relu of its inputs", "saved by 2 nodes",
         "head:AddmmBackward0 mat1", "/home/me/model.py:11 in forward",
     ):  # fmt: skip
@@ -148,7 +149,14 @@ def test_a_module_can_be_gone_into(visit: Visit, small: Path) -> None:
 def test_tensors_are_filtered_by_all_that_is_known(visit: Visit, small: Path) -> None:
     page = visit.open(small)
     page.keyboard.press("/")
-    for text, wanted in (("matrix product", 1), ("float32[1000]", 1), ("mat1", 1), ("model.py", 3), ("nothing", 0)):
+    for text, wanted in (
+        ("matrix product", 2),
+        ("float32[1000]", 1),
+        ("mat1", 1),
+        ("first factor", 1),
+        ("model.py", 3),
+        ("nothing", 0),
+    ):
         page.locator("#filter").fill(text)
         expect(page.locator("#tensors tbody tr")).to_have_count(wanted)
     expect(page.locator("#tensors-count")).to_have_text("0 of 3, 0 B")

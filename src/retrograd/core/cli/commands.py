@@ -26,10 +26,10 @@ from retrograd.core.launch.completion import write_completion
 from retrograd.core.launch.hook_file import install_hook, remove_hook
 from retrograd.core.launch.options import Command, option
 from retrograd.core.launch.requests import RunRequest
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import print_text, waiting
 from retrograd.core.plugins import list_provided
 from retrograd.core.runs.layout import PARENT
-from retrograd.core.runs.listing import RunOrder, list_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ address are answered. Nothing is written. Ctrl-C ends it.
                 show_in_browser(address)
 
         with contextlib.suppress(KeyboardInterrupt):
-            serve(path_to_read(choose_run(self.run)).absolute(), self.port, told=tell)
+            serve(path_to_read(choose_run(None) if self.run is None else self.run).absolute(), self.port, told=tell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +103,7 @@ class View(Command):
     sort: Literal["calls", "name", "value", "gradient", "zeros", "nonfinite", "update"] = option(
         "--sort", "calls", "call order, name, or a column, largest first", group="form"
     )
+    all: bool = option("--all", False, "every site of a long run, of which a screenful is shown")
     map: bool = option("--map", False, "draw sites x steps instead of the table", group="form")
     follow: bool = option("--follow", False, "follow a run that is recorded, until it is over", group="form")
 
@@ -110,7 +111,7 @@ class View(Command):
         check_run(self._tell_apart()[0])
 
     def carry_out(self) -> int:
-        from retrograd.core.runs.findings import explain_run
+        from retrograd.core.runs.findings import explain_run, read_last_findings
         from retrograd.core.views.findings_text import list_findings
         from retrograd.core.views.shown import check_choice
 
@@ -122,14 +123,16 @@ class View(Command):
             return 0
         with reading(path) as run:
             check_choice(run.history, sites, self.statistic)
-            findings = explain_run(run)
+            is_long = run.history.rows.count > LIMITS.explained_rows
+            findings = read_last_findings(run) if is_long else explain_run(run)
         first = [findings.headline] if findings.missing or not len(findings) else []
         print_text("\n".join([*first, *list_findings(findings)]), flush=True)
-        with waiting("laying the table out"):
+        most = LIMITS.shown_sites if is_long and not self.all and sites is None else None
+        with waiting("laying the table out", is_long=is_long and (self.map or most is None), follows=True):
             if self.map:
                 rg.print_heatmap(run, sites, statistic=self.statistic)
             else:
-                rg.print_table(run, sites, statistic=self.statistic, sort=self.sort)
+                rg.print_table(run, sites, statistic=self.statistic, sort=self.sort, most=most)
         return 2 if findings.unread else 0
 
     def _tell_apart(self) -> tuple[Path | None, tuple[str, ...] | None]:
@@ -222,26 +225,39 @@ class ListRuns(Command):
     examples: ClassVar[str] = """
 examples:
   retrograd ls
-  retrograd ls sweeps --sort loss
+  retrograd ls sweeps --sort final                          the lowest loss at the end first
+  retrograd ls sweeps --filter status=finished 'lr>=0.01'   those of which both is so
+  retrograd ls sweeps --search resnet --sort lr --reverse
   retrograd ls --json | jq -r 'select(.status == "failed") | .name'
 
-Findings are counted where they were computed, as `retrograd run` does at the end.
+Columns are name, when, steps, status, loss (of the last step), final (mean over the last twentieth of the steps),
+findings (how many), finding (which), what the program has logged, and every setting in which the runs differ: options
+of the command, arguments of the optimizer, seed, commit. NaN and what is not known come last in every order. Findings
+are counted where they were computed, as `retrograd run` does at the end.
 """
 
     folder: Path = option("FOLDER", PARENT, f"the folder that holds the runs (default: {PARENT})")
-    sort: RunOrder = option(
-        "--sort", "when", "order: newest, most steps, lowest loss or worst findings first; or by name"
+    sort: str = option("--sort", "when", "order by a column (default: when, the newest first)", metavar="COLUMN")
+    reverse: bool = option("--reverse", False, "in the other direction")
+    filter: tuple[str, ...] = option(
+        "--filter", (), "only runs for which all of it is so, as in status=failed 'lr>=0.01'", metavar="CONDITION"
+    )
+    search: str = option(
+        "--search", "", "only runs with this in their name, status, findings or settings", metavar="TEXT"
     )
     json: bool = option("--json", False, "print one JSON object per run")
 
     def carry_out(self) -> None:
-        lines = list_runs(path_to_read(self.folder), self.sort)
-        if self.json:
-            print_text("".join(f"{each.as_json()}\n" for each in lines), end="", is_json=True)
-        else:
-            from retrograd.core.views.runs_table import print_runs
+        from retrograd.core.runs.listed import choose_listed, read_listed
+        from retrograd.core.views.runs_table import print_runs
 
-            print_runs(lines)
+        with waiting(f"reading the runs of {self.folder}"):
+            runs = read_listed(path_to_read(self.folder))
+        runs = choose_listed(runs, self.sort, self.filter, self.search, is_reversed=self.reverse)
+        if self.json:
+            print_text("".join(f"{each.as_json()}\n" for each in runs), end="", is_json=True)
+        else:
+            print_runs(runs)
 
 
 @dataclass(frozen=True, kw_only=True)

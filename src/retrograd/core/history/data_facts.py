@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from retrograd.core.history.fact import Fact
 
 SHIFTS = (-2, -1, 0, 1, 2, 3)
@@ -70,6 +73,39 @@ class Spread(Fact):
     samples: int = 0
     size: float = math.nan
     given: float = math.nan
+
+
+SIGNED_BINS, SIGNED_WIDTH = 32, 4.0
+"""Bins of a signed histogram, and its bound in root mean squares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedHistogram(Fact):
+    """Elements of what a module returned, counted in bins around zero, when it was looked at. ``name`` is the site.
+
+    It is of the first call of the step in training. ``value`` is the bound: four times the root mean square of the
+    elements that were counted and are finite; 0 where they are all zero.
+
+    Attributes:
+        elements: of the tensor. Of one with more than 8,192 some are counted, spread evenly over it.
+        counts: below −bound; in each of 32 bins of equal width from there to the bound, its lower edge included; at the
+            bound and above; not finite. Together as many as were counted.
+    """
+
+    kind = "signed"
+    elements: int = 0
+    counts: tuple[int, ...] = ()
+
+    @property
+    def edges(self) -> npt.NDArray[np.float64]:
+        """The edges of the bins, rising: float64, shape ``[33]``, as numpy.histogram takes them; the middle is 0."""
+        edges = np.float32(self.value) * np.linspace(-1.0, 1.0, SIGNED_BINS + 1, dtype=np.float32)  # as they were made
+        return edges.astype(np.float64)
+
+    @property
+    def bins(self) -> npt.NDArray[np.int64]:
+        """The counts between the edges: int64, shape ``[32]``."""
+        return np.array(self.counts[1 : SIGNED_BINS + 1], np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from retrograd.core.history.data_facts import AttendedTokens, Spread, Targets
+from retrograd.core.history.data_facts import AttendedTokens, SignedHistogram, Spread, Targets
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.history.probe_facts import FunctionCheck, Probe
@@ -545,7 +545,7 @@ FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, ActiveDropout, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
     NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
     StateRead, Load, CountedOn, Changed,
-    Targets, Spread, AttendedTokens,
+    Targets, Spread, AttendedTokens, SignedHistogram,
     LossParts,
     Recomputed, ZeroGradient,
     Probe, FunctionCheck,

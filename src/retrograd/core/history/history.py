@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from retrograd.core.amounts import count_of
-from retrograd.core.drawings import drawn_by
-from retrograd.core.errors import NoSuchSiteError
+from retrograd.core.amounts import count_of, show_bytes
+from retrograd.core.drawings import ask_view, drawn_by
+from retrograd.core.errors import CallError, NoSuchNameError, NoSuchSiteError, SiteError, TableSizeError
+from retrograd.core.guesses import Guided
+from retrograd.core.history.chosen_sites import ChosenSites
 from retrograd.core.history.copies import Copies, Disagreement
+from retrograd.core.history.data_facts import SIGNED_BINS, SignedHistogram
 from retrograd.core.history.events import Events
-from retrograd.core.history.kept import Kept, TensorRing, read_kept
+from retrograd.core.history.facts import read_facts
+from retrograd.core.history.kept import Kept, TensorRing, pack_kept, read_kept, unpack_kept
 from retrograd.core.history.matrix import Curve, Matrix, build_matrices, find_columns, join_matrices
 from retrograd.core.history.names import SiteNames
 from retrograd.core.history.outline import RecordOutline
@@ -25,23 +32,35 @@ from retrograd.core.history.rows import (
     Part,
     Rows,
     StoredPart,
+    count_entries,
     decode_batches,
     encode_phase,
     join_neighbours,
     leave_earlier_out,
 )
-from retrograd.core.history.scalars import Scalars
+from retrograd.core.history.scalars import SCALAR_NAMES, Scalars
 from retrograd.core.history.series import Relatives, Series
 from retrograd.core.history.sink import UPDATES, Event, KeptTensor, RowBatch
 from retrograd.core.history.steps import number_steps
-from retrograd.core.history.table import build_event_table, build_ranked_table, find_made, read_events
+from retrograd.core.history.table import (
+    NO_EVENTS,
+    ROW_BYTES,
+    build_event_table,
+    build_ranked_table,
+    find_made,
+    read_events,
+)
 from retrograd.core.history.windows import LongRows, choose_rows, compare_copies, find_outline
 from retrograd.core.libraries import load_library
 from retrograd.core.limits import LIMITS
 from retrograd.core.sites.pattern import Pattern
+from retrograd.core.statistics.row import STATISTICS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
-class History:
+class History(Guided):
     """The record of every site at every step. In memory it is also a sink that a recorder writes to.
 
         history.sites                                  names, in call order
@@ -49,7 +68,9 @@ class History:
         history["cell:output.grad"].rms                all calls of a module merged
         history["cell#2:output.grad"].rms              the second call alone
         history["blocks.3:output.grad"].tensors[-5:]   kept tensors
-        history.matrix("rms")                          sites × steps
+        history["blocks.*:output.grad"].rms            several sites: a matrix of sites × steps
+        history.matrix("rms")                          the same of all sites
+        history.loss, history.lr, history.grad_norm    one number a step: see ``scalars``
 
     Args:
         rank: the rank of everything that is added.
@@ -128,7 +149,7 @@ class History:
         some.manifest = self.manifest
         codes = {code for site in sites for code in self._find(site)}
         parts = [rows.hold(codes, histograms=histograms)] if isinstance(rows, LongRows) else rows.parts
-        some.load(self._names, parts, self.all_events, self._list_tensors, self._copies)
+        some.load(self._names, parts, self.all_events, self.list_tensors, self._copies)
         return some
 
     # ---- the sink ----
@@ -194,17 +215,70 @@ class History:
             has_rows[rows.codes] = True
             self._counted = rows, has_rows
         has_rows = self._counted[1]
-        found = [code for code, name in enumerate(names) if has_rows[code] or self._list_tensors(name)]
+        found = [code for code, name in enumerate(names) if has_rows[code] or self.list_tensors(name)]
         return found or list(range(len(names)))
 
     def __getitem__(self, site: str) -> Series:
         """One site over time: all calls of a module, unless the name has the number of one.
 
+        A parameter may be named as torch names it, ``fc.weight.grad`` for ``fc:weight.grad``. A pattern, as of
+        :func:`retrograd.record`, gives all recorded sites that match, as :class:`ChosenSites`: ``history["blocks.*"]``.
+
         Raises:
             NoSuchSiteError: for a site that was not recorded (a KeyError); the nearest are named.
         """
-        relatives = Relatives(self._names, self.__getitem__, self._list_tensors, self._explain)
-        return Series(self.rows, str(site), self._find(str(site)), relatives)
+        name = self._names.read_dotted(str(site))
+        if name in self._names:
+            relatives = Relatives(self._names, self.__getitem__, self.list_tensors, self._explain, self._find_signed)
+            return Series(self.rows, name, self._find(name), relatives)
+        with suppress(SiteError):
+            return cast("Series", ChosenSites(self, self.select(name)))  # a text cannot tell a checker which it is
+        self._find(name)
+        raise AssertionError("unreachable")
+
+    def keys(self) -> KeysView[str]:
+        """Names of all recorded sites, as :attr:`sites` lists them."""
+        return KeysView(self)
+
+    def values(self) -> ValuesView[Series]:
+        """The series of each site, in that order."""
+        return ValuesView(self)
+
+    def items(self) -> ItemsView[str, Series]:
+        """Each name with its series, in that order."""
+        return ItemsView(self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A series of one number a step by its name, ``history.lr``; see :attr:`scalars`."""
+            if name not in SCALAR_NAMES:
+                return super().__getattr__(name)
+            curves = self.scalars
+            if name not in curves:
+                several = [each for each in curves if each.startswith(f"{name}[")]
+                other = f"history.scalars[{several[0]!r}], as there are several." if several else ""
+                known = ", ".join(curves) or "none"
+                raise NoSuchNameError(
+                    f"No {name!r} was recorded.", repair=other or f"these scalars of each step are: {known}."
+                )
+            return curves[name]
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *({*self.scalars} & SCALAR_NAMES)})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle all that is held, with its kept tensors; of a run folder, what was read of it."""
+        rows = {name: np.asarray(column) for name, column in self.rows.items()}
+        written = self._names.written
+        tensors = {name: [pack_kept(kept) for kept in self.list_tensors(name)] for name in written}
+        return _restore, (self.manifest, self.rank, written, rows, self.event_table, tensors)
+
+    def __sub__(self, other: object) -> NoReturn:
+        raise CallError(
+            "Histories cannot be subtracted.",
+            repair='compare two runs with rg.compare(a, b); subtract numbers: a.matrix("rms").values - b.matrix(…).',
+        )
 
     def __contains__(self, site: object) -> bool:
         return site in self._names
@@ -238,7 +312,8 @@ class History:
         """One statistic of many sites over all steps, with micro-batches, ranks, and calls of a module merged.
 
         Args:
-            statistic: one of :data:`retrograd.core.statistics.row.STATISTICS`, or a user's own.
+            statistic: one of :data:`retrograd.core.statistics.row.STATISTICS`, or a user's own;
+                ``"norm"`` is ``"l2"``.
             sites: names; all sites when left out.
             phase: kind of forward; None for all.
 
@@ -247,6 +322,7 @@ class History:
             NoSuchSiteError: for a site that was not recorded.
         """
         listed = self.sites if sites is None else list(sites)
+        statistic = "l2" if statistic == "norm" else statistic
         return join_matrices([only for [only] in self.matrices([statistic], listed, phase)])
 
     def matrices(
@@ -402,8 +478,23 @@ class History:
         return found + ([] if rows.copies is None else rows.copies.count(rows, np.arange(rows.count))[1])
 
     def table(self) -> pa.Table:
-        """All rows as an Arrow table, with the columns of the run folder and the rank."""
-        return build_ranked_table(self.rows, self.site_names)
+        """All rows as an Arrow table, with the columns of the run folder and the rank.
+
+        Raises:
+            TableSizeError: it would have more than ``LIMITS.table_bytes``.
+        """
+        rows = self.rows
+        size = rows.count * (ROW_BYTES + 8 * len(rows.custom)) + 8 * sum(map(count_entries, rows.parts))
+        if size > LIMITS.table_bytes:
+            raise TableSizeError(
+                f"All {rows.count:,} rows as one table would take {show_bytes(size)}; the limit is "
+                f"{show_bytes(LIMITS.table_bytes)}.",
+                repair="ask for history.matrix('rms'), for history.only(sites), or read history.to_batches() piece by "
+                "piece, as DuckDB does: duckdb.sql('… FROM batches'). To hold it all the same, raise the limit: "
+                "retrograd.core.limits.LIMITS.table_bytes.",
+                reason="making it takes twice that memory, and a process that has too little ends without a word.",
+            )
+        return build_ranked_table(rows, self.site_names)
 
     def to_arrow(self) -> pa.Table:
         """All rows as an Arrow table, see :meth:`table`."""
@@ -422,6 +513,7 @@ class History:
 
         Raises:
             LibraryError: pandas is not installed.
+            TableSizeError: see :meth:`table`.
         """
         load_library("pandas", "pandas", "2.0")
         return self.table().to_pandas()
@@ -431,8 +523,50 @@ class History:
 
         Raises:
             LibraryError: polars is not installed.
+            TableSizeError: see :meth:`table`.
         """
         return load_library("polars", "polars", "1.0").from_arrow(self.table())
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write all of it as a run folder, which :func:`retrograd.open_run`, the report and every command read.
+
+        Args:
+            path: a new or empty folder.
+
+        Returns:
+            The folder.
+
+        Raises:
+            RunExistsError: the folder holds another run, or other files.
+            RunWriteError: it cannot be written, or the record is of several ranks.
+        """
+        written: Path = ask_view("retrograd.core.runs.saving", "save_history")(self, path)
+        return written
+
+    def plot(self, name: str = "rms", *, ax: Axes | None = None, **options: Any) -> Axes:
+        """Draw with matplotlib: a statistic of all sites as colours, or a scalar as a line: ``history.plot("loss")``.
+
+        Args:
+            name: a statistic, or one of :attr:`scalars`.
+            ax: axes to draw on; those of a new figure when left out.
+            options: of the colours or the line.
+
+        Returns:
+            The axes.
+
+        Raises:
+            StatisticError: for an unknown name.
+            LibraryError: matplotlib is not installed.
+        """
+        scalars = self.scalars
+        if name in scalars and name not in STATISTICS:
+            return scalars[name].plot(ax=ax, **({"label": name} | options))
+        return self.matrix(name).plot(ax=ax, **options)
+
+    def name_calls(self, sites: Iterable[str]) -> set[str]:
+        """Names, as in tables, of all calls of some sites."""
+        listed = self._names.listed
+        return {listed[code] for site in sites for code in self._find(site)}
 
     def _find(self, site: str) -> dict[int, int]:
         """Codes of a name, each with the number of its call; the error says why nothing was recorded, if known."""
@@ -453,8 +587,35 @@ class History:
         described = self.manifest.get("statistics")
         return dict(described) if isinstance(described, Mapping) else {}
 
-    def _list_tensors(self, site: str) -> list[Kept]:
+    def _find_signed(self, site: str) -> list[SignedHistogram]:
+        return self.signed_histograms().get(site, [])
+
+    def signed_histograms(self) -> dict[str, list[SignedHistogram]]:
+        """Histograms around zero by site, see :attr:`retrograd.core.history.series.Series.signed_histograms`."""
+        found: dict[str, list[SignedHistogram]] = {}
+        for piece in self.all_events.pieces(NO_EVENTS.column_names, (SignedHistogram.kind,)):
+            for fact in read_facts(read_events(piece)):
+                if isinstance(fact, SignedHistogram) and len(fact.counts) == SIGNED_BINS + 3:
+                    found.setdefault(fact.name, []).append(fact)
+        return found
+
+    def list_tensors(self, site: str) -> list[Kept]:
+        """Tensors kept of one written name, oldest first."""
         return self._find_stored(site) + [read_kept(kept) for kept in self.ring.of_site(site)]
+
+
+def _restore(
+    manifest: dict[str, Any],
+    rank: int,
+    names: Sequence[str],
+    rows: Part,
+    events: pa.Table,
+    tensors: Mapping[str, list[tuple[Any, ...]]],
+) -> History:
+    history = History(rank=rank)
+    history.manifest = manifest
+    history.load(SiteNames(names), [rows], Events(events), lambda site: list(map(unpack_kept, tensors.get(site, ()))))
+    return history
 
 
 def _take_all(items: deque[Any]) -> list[Any]:

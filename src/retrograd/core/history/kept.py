@@ -95,6 +95,17 @@ def read_kept(kept: KeptTensor) -> Kept:
     return Kept(kept.moment, kept.site, lambda: None if is_overwritten(kept) else unscale(kept.tensor, kept.scale))
 
 
+def pack_kept(kept: Kept) -> tuple[Moment, str, torch.Tensor | None, int]:
+    """A kept tensor as data that can be pickled: the tensor itself, or None if it was overwritten."""
+    return kept.moment, kept.site, kept.load(), kept.rank
+
+
+def unpack_kept(packed: tuple[Moment, str, torch.Tensor | None, int]) -> Kept:
+    """The kept tensor of such data."""
+    moment, site, tensor, rank = packed
+    return Kept(moment, site, lambda: tensor, rank)
+
+
 def is_overwritten(kept: KeptTensor) -> bool:
     """Return whether the tensor has been changed in place since it was kept; once seen, the answer stays yes.
 

@@ -77,6 +77,17 @@ class SiteNames:
             raise NoSuchSiteError(f"No site {str(name)!r} was recorded.", repair=self._suggest(str(name)))
         return {code: self._sites[code].call for code in codes}
 
+    def read_dotted(self, name: str) -> str:
+        """The name that is meant by that of a parameter in torch: ``fc:weight.grad`` by ``fc.weight.grad``.
+
+        Anything that is recorded under this very name, and any other text, stays as it is.
+        """
+        if ":" in name or name in self:
+            return name
+        dots = [at for at, letter in enumerate(name) if letter == "."]
+        meant = [found for at in dots if (found := f"{name[:at]}:{name[at + 1 :]}") in self]
+        return meant[0] if len(meant) == 1 else name
+
     def __contains__(self, name: object) -> bool:
         return bool(self._find(str(name)))
 

@@ -86,7 +86,7 @@ class Outliner:
 def list_steps(steps: npt.NDArray[np.integer]) -> IntArray:
     """The different ones, rising; rows mostly come in their order, and then need no sorting."""
     rising: IntArray = steps[np.flatnonzero(np.diff(steps, prepend=steps[:1] - 1))].astype(np.int64)
-    return rising if (np.diff(rising) > 0).all() else np.unique(rising)
+    return number_steps(rising)[0]
 
 
 def unite(listed: Sequence[IntArray]) -> IntArray:

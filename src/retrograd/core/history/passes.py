@@ -20,22 +20,34 @@ class FirstPasses:
     """Chooses among rows of gradients, and all rows of values, piece by piece.
 
     A gradient penalty asks ``autograd.grad`` for the gradient of an input first: parameters are reached by the second
-    pass alone, and that is the first one for them. The passes of a step may lie in several pieces, each of one rank,
-    whose steps rise for all sites or for each.
+    pass alone, and that is the first one for them. The passes of a step may lie in several pieces, each of one rank:
+    in the next one where pieces end within a step, or within a site; and in a later part where that one begins with
+    the last step of this one.
     """
 
     def __init__(self) -> None:
-        self._step = -1
-        self._before: list[Part] = []
-        """Pieces with the step that the piece before has ended with."""
+        self._rank = self._last = self._end = -1
+        self._of_last: list[Part] = []
+        """Of each piece of the rank so far the rows of the last step of all."""
+        self._cut: list[Part] = []
+        """Of the pieces before, those of the step that they have ended with, if that is another one."""
 
     def choose(self, piece: Part) -> Mask:
         """Return for each row whether it is of a value, or of the first pass with a gradient of its site."""
-        first = choose_first([*self._before, piece])[-len(piece["step"]) :] if len(piece["step"]) else _NO_ROWS
-        if len(first):
-            last = int(piece["step"][-1])
-            self._before = [*(self._before if last == self._step else []), _pick_step(piece, last)]
-            self._step = last
+        steps = piece["step"]
+        if not len(steps):
+            return _NO_ROWS
+        last, end, rank = int(steps.max()), int(steps[-1]), int(piece["rank"][0])
+        if rank != self._rank:
+            self._rank, self._last, self._of_last, self._cut = rank, -1, [], []
+        first = choose_first([*self._of_last, *self._cut, piece])[-len(steps) :]
+        if last > self._last:
+            self._last, self._of_last = last, []
+        if last == self._last:
+            self._of_last.append(_pick_step(piece, last))
+        before = self._cut if end == self._end else []
+        self._cut = [*before, _pick_step(piece, end)] if end != self._last else []
+        self._end = end
         return first
 
 

@@ -70,6 +70,12 @@ _ABOUT = {
 }
 """Of each series of ours its unit and what it is, in the order in which they are listed."""
 
+SCALAR_NAMES = frozenset({
+    "eval_loss", "lr", "grad_norm", "grad_norm_clipped", "update_ratio", "step_time", "throughput", "memory", "scale",
+    "epoch",
+})  # fmt: skip
+"""Those that a history has as attributes too, as far as they were recorded: ``history.lr``."""
+
 
 class Scalars(Mapping[str, Curve]):
     """Series of one number a step, by name: ``loss`` first, what the program has logged last.

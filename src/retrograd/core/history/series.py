@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ import numpy.typing as npt
 from retrograd.core.amounts import count_of
 from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import NoSuchSiteError, NothingKeptError
+from retrograd.core.guesses import Guided
 from retrograd.core.history.cells import merge_picked
+from retrograd.core.history.data_facts import SignedHistogram
 from retrograd.core.history.histograms import add_exponents
 from retrograd.core.history.kept import Kept, KeptTensors
 from retrograd.core.history.matrix import build_matrix, compute_statistic, find_columns
@@ -24,7 +26,9 @@ from retrograd.core.history.rows import OF_HISTOGRAMS, Part, Picked, Rows, encod
 from retrograd.core.history.sink import PHASES
 from retrograd.core.history.steps import number_steps
 from retrograd.core.history.windows import LongRows
+from retrograd.core.libraries import load_library
 from retrograd.core.sites.site import name_like, parse_leniently
+from retrograd.core.statistics.row import STATISTICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,11 +81,12 @@ class SelectOptions(TypedDict, total=False):
 class StatisticAttribute:
     """A statistic as an attribute of a series: float64, one number a step."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, of: str = "") -> None:
         self.__doc__ = text
+        self._name = of
 
     def __set_name__(self, owner: type[Series], name: str) -> None:
-        self._name = name
+        self._name = self._name or name
 
     @overload
     def __get__(self, series: None, owner: type[Series]) -> StatisticAttribute: ...
@@ -91,7 +96,7 @@ class StatisticAttribute:
         return self if series is None else series.statistic(self._name)
 
 
-class Series:
+class Series(Guided):
     """One site's statistics over steps, as of the moment when it was asked for.
 
     By default it covers the phase ``train`` and the first backward pass that reached the site, with micro-batches,
@@ -117,6 +122,7 @@ class Series:
     rms = StatisticAttribute("Root of the mean square of the finite elements.")
     l1 = StatisticAttribute("Σ |x| over the finite elements.")
     l2 = StatisticAttribute("√Σ x² over the finite elements.")
+    norm = StatisticAttribute("The same as ``l2``.", of="l2")
     min = StatisticAttribute("Smallest finite element.")
     max = StatisticAttribute("Largest finite element.")
     abs_max = StatisticAttribute("Largest magnitude of a finite element.")
@@ -137,9 +143,73 @@ class Series:
         self._is_whole = not isinstance(rows, LongRows)
         self._leader: Series | None = None
         self._asked, self._is_held = "", False
+        self._at_steps: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> SimpleNamespace: ...
+    @overload
+    def __getitem__(self, index: slice) -> Series: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> SimpleNamespace | Series:
+        """All statistics of one step, the last one with -1, as attributes beside ``step``; or a stretch of the series.
+
+        Raises:
+            IndexError: there is no such step.
+        """
+        if not isinstance(index, slice):
+            step = int(self.steps[index])
+            at = self.only((step,))
+            return SimpleNamespace(step=step, **{name: float(at.statistic(name)[0]) for name in at.statistics})
+        return self.only(self.steps[index].tolist())
+
+    @property
+    def last(self) -> SimpleNamespace:
+        """All statistics of the last step, as attributes.
+
+        Raises:
+            IndexError: there is none.
+        """
+        return self[-1]
+
+    @property
+    def statistics(self) -> list[str]:
+        """Names of all statistics, those of the user's own last."""
+        return [*STATISTICS, *self._all_rows.custom]
+
+    def only(self, steps: Iterable[int]) -> Series:
+        """This series at some steps."""
+        rows, index, calls = self._whole._located if self._is_whole else self._located
+        mine = np.isin(rows["step"][index], np.fromiter(steps, np.int64))
+        some = self._with(self._choice)
+        some._is_whole, some._at_steps = True, rows["step"][index[mine]]
+        some._located = rows, index[mine], calls[mine]
+        return some
+
+    def to_numpy(self, statistic: str = "rms") -> FloatArray:
+        """A statistic as an array, one number a step: float64, shape ``[n]``.
+
+        Raises:
+            StatisticError: for an unknown statistic.
+        """
+        return self.statistic(statistic)
+
+    def to_pandas(self) -> Any:
+        """All statistics as a ``pandas.DataFrame``: a line a step, a column a statistic.
+
+        Raises:
+            LibraryError: pandas is not installed.
+        """
+        pandas = load_library("pandas", "pandas", "2.0")
+        self._is_held = True
+        columns = {name: self.statistic(name) for name in self.statistics}
+        return pandas.DataFrame(columns, index=pandas.Index(self.steps, name="step"))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the record with it, of which it is a view."""
+        steps = None if self._at_steps is None else np.unique(self._at_steps)
+        return _restore, (self._relatives.find_series, self.site, asdict(self._choice), self._leader, steps)
 
     def __repr__(self) -> str:
         merged = f"{len(self.calls)} calls merged, " if len(self.calls) > 1 else ""
@@ -206,6 +276,8 @@ class Series:
         """
         kept = self._relatives.list_tensors(self)
         matched = kept if self._leader is None else match_tensors(self._leader, self.site, kept)
+        if self._at_steps is not None:
+            matched = [each for each in matched if each.step in self._at_steps]
         return KeptTensors(matched, lambda: self._relatives.explain_none_kept(self))
 
     @property
@@ -217,6 +289,16 @@ class Series:
         whole = self._whole
         steps, groups = whole._numbered
         return steps, add_exponents(Picked(whole._rows, whole._index), groups, len(steps))
+
+    @property
+    def signed_histograms(self) -> list[SignedHistogram]:
+        """Histograms around zero of a module's output, of sampled training steps, in the order recorded.
+
+        Each has ``step``, ``rank``, ``edges`` (33, in the unit of the tensor) and ``bins`` (32 counts). They are taken
+        at recorded steps 0, 1, 2, 4 … 128 and every 128th, more seldom of more than 32 modules; inputs, gradients
+        and parameters have none.
+        """
+        return self._relatives.find_signed(self.site)
 
     def add_exponents(
         self, place: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], columns: int
@@ -322,7 +404,8 @@ class Series:
         return paired
 
     def _with(self, choice: Choice) -> Series:
-        other = copy.copy(self)
+        other = object.__new__(Series)
+        vars(other).update(vars(self))
         for name in (
             "tensors",
             "_chosen",
@@ -407,6 +490,20 @@ class Series:
         return picked if len(steps) == len(groups) else merge_picked(picked, groups, len(steps))
 
 
+def _restore(
+    find_series: Callable[[str], Series],
+    site: str,
+    choice: SelectOptions,
+    leader: Series | None,
+    steps: npt.NDArray[np.int64] | None,
+) -> Series:
+    series = find_series(site)
+    if leader is not None:
+        series = series.paired_with(leader)
+    series = series.select(**choice)
+    return series if steps is None else series.only(steps)
+
+
 def match_tensors(leader: Series, site: str, kept: Sequence[Kept]) -> list[Kept]:
     """The kept tensor that belongs to each kept tensor of a gradient.
 
@@ -444,6 +541,7 @@ class Relatives:
         find_series: returns the series of a name.
         find_tensors: returns the tensors kept of a site, by its written name.
         explain: returns why nothing was recorded of a name, or an empty text.
+        find_signed: returns the signed histograms of a site.
     """
 
     def __init__(
@@ -452,10 +550,12 @@ class Relatives:
         find_series: Callable[[str], Series],
         find_tensors: Callable[[str], list[Kept]],
         explain: Callable[[str], str],
+        find_signed: Callable[[str], list[SignedHistogram]],
     ) -> None:
+        self.find_signed = find_signed
         self._explain = explain
         self._names = names
-        self._find_series = find_series
+        self.find_series = find_series
         self._find_tensors = find_tensors
 
     def list_tensors(self, series: Series) -> Sequence[Kept]:
@@ -483,7 +583,7 @@ class Relatives:
         name = name_like(parse_leniently(series.site).value, series.site)
         if name not in self._names:
             raise _miss(f"The value of {series.site!r}", name, series.site)
-        return self._find_series(name).paired_with(series)
+        return self.find_series(name).paired_with(series)
 
     def find_inputs(self, series: Series) -> dict[str, Series]:
         """Recorded arguments of the module at the same calls, by name."""
@@ -499,7 +599,7 @@ class Relatives:
         arguments = [replace(each, call=site.call) for each in self._names.list_arguments(site.path)]
         names = {".".join(each.keys[1:]): name_like(each, series.site) for each in arguments}
         found = {
-            argument: self._find_series(name).paired_with(series)
+            argument: self.find_series(name).paired_with(series)
             for argument, name in names.items()
             if name in self._names
         }

@@ -28,7 +28,7 @@ EventKind = Literal[
     "graph",
     "nonfinite", "overwrite", "shared", "unpacked", "freed", "lost", "kink", "finding",
     "read", "load", "counted", "changed",
-    "targets", "spread", "attended",
+    "targets", "spread", "attended", "signed",
     "terms",
     "zeros", "recomputed",
     "probe", "function", "scalar",

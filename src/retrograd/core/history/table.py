@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from retrograd.core.history.arrays import read_codes, read_numbers, to_coded_texts, to_numbers, to_texts
-from retrograd.core.history.rows import Columns, Part
+from retrograd.core.history.rows import Part
 from retrograd.core.history.sink import ENDS_NONE, PHASES, UPDATES, Event, Moment
 from retrograd.core.history.steps import number_steps
 from retrograd.core.statistics.row import derive
@@ -104,12 +104,18 @@ _DERIVED = ("mean", "std", "rms")
 _CODED = ("phase", "site")
 
 
+ROW_BYTES = 4 + sum(
+    4 if column.name in ("phase", "site", "bins") else column.type.bit_width // 8 for column in STATISTICS_COLUMNS
+)
+"""Bytes of a row as a table with its rank, without the entries of its histogram."""
+
+
 def make_schema(columns: Sequence[Column]) -> pa.Schema:
     """The Arrow schema of a table with these columns."""
     return pa.schema([(column.name, column.type) for column in columns])
 
 
-def build_table(columns: Columns, sites: Sequence[str]) -> pa.Table:
+def build_table(columns: Part, sites: Sequence[str]) -> pa.Table:
     """The table of decoded rows.
 
     Args:
@@ -138,7 +144,7 @@ def build_table(columns: Columns, sites: Sequence[str]) -> pa.Table:
 
 def build_ranked_table(columns: Part, sites: Sequence[str]) -> pa.Table:
     """The same, and the rank as the last column."""
-    table = build_table({name: columns[name] for name in columns}, sites)
+    table = build_table(columns, sites)
     return table.append_column("rank", to_numbers(columns["rank"]))
 
 

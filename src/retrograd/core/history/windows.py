@@ -33,7 +33,7 @@ from retrograd.core.history.rows import (
     pick_columns,
 )
 from retrograd.core.limits import LIMITS
-from retrograd.core.notices import tell_far
+from retrograd.core.notices import tell_far, tell_read
 from retrograd.core.statistics.row import BINS
 
 IntArray = npt.NDArray[np.int64]
@@ -161,7 +161,10 @@ class LongRows(Rows):
         return self._read(read for part in self._stored for read in _plan(part, names, nonfinite=True))
 
     def _read(self, calls: Iterable[Callable[[], Part]]) -> Iterator[Part]:
-        yield from read_ahead(calls, FAR_READERS if any(part.is_far for part in self._stored) else NEAR_READERS)
+        for piece in read_ahead(calls, FAR_READERS if any(part.is_far for part in self._stored) else NEAR_READERS):
+            tell_read(len(next(iter(piece.values()), ())))
+            yield piece
+            del piece
         give_back()
 
     def in_pieces(self) -> Iterator[Part]:

@@ -64,6 +64,11 @@ def parts_running() -> list[Any]:
     return parts
 
 
+def is_reentrant(code: CodeType) -> bool:
+    """Return whether a frame of this code runs a part for the first time that will be computed again, without grad."""
+    return code in _FORWARD
+
+
 def is_computed_again() -> bool:
     """Return whether a backward pass will compute what runs now again, with grad, though it runs without."""
     return not grad_enabled() and any(part.next_functions for part in _reentrant_parts())  # none: no pass comes to it
@@ -173,6 +178,11 @@ class CallsOfParts(Generic[T]):
     def knows(self, part: Any) -> bool:
         """Return whether a call was made in this part."""
         return part is not None and part in self._parts
+
+    @property
+    def is_any(self) -> bool:
+        """Whether a part in which calls were made is still held."""
+        return len(self._parts) > 0
 
     def find_next(self, part: Any) -> T | None:
         """The call that a backward pass, which computes a part again, comes to now; None where there were fewer."""

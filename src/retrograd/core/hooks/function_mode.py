@@ -64,10 +64,12 @@ class FunctionMode(TorchFunctionMode):
 
     Attributes:
         listeners: are shown what is called, in order, and in reverse when it has returned; none from ``leave`` on.
+        height: of two modes the higher one sees results later, with what the lower one has put in their place.
     """
 
-    def __init__(self, *listeners: FunctionListener) -> None:
+    def __init__(self, *listeners: FunctionListener, height: int = 0) -> None:
         super().__init__()
+        self.height = height
         self.listeners = listeners
         self._frames = SameFrames()
         self._places: Counter[int] = Counter()
@@ -220,14 +222,20 @@ def _push(popped: list[Any]) -> None:
         torch._C._push_on_torch_function_stack(mode)
 
 
-def _lowest_place() -> int:
+def lowest_place(height: int = -1) -> int:
     """The place on this thread's stack at which a mode may stay while the program enters and leaves modes of its own.
 
     A program takes off whatever is on top when it leaves a mode, so ours is below. A device is at the very bottom, and
     torch insists on it.
+
+    Args:
+        height: above those of ours that lie at the bottom and are as high as this, or lower; −1 for below all.
     """
-    has_device = torch._C._len_torch_function_stack() and isinstance(torch._C._get_function_stack_at(0), DeviceContext)
-    return 1 if has_device else 0
+    size = torch._C._len_torch_function_stack()
+    place = 1 if size and isinstance(torch._C._get_function_stack_at(0), DeviceContext) else 0
+    while place < size and getattr(torch._C._get_function_stack_at(place), "height", height + 1) <= height:
+        place += 1
+    return place
 
 
 def is_fused(module: nn.Module, args: tuple[Any, ...]) -> bool:
@@ -257,7 +265,7 @@ class ForwardListener(FunctionListener):
         """Begin to listen, as low on the stack as a mode may stay."""
         self._thread = threading.get_ident()
         self._mode.listeners = (self,)
-        self._mode.put_on(_lowest_place())
+        self._mode.put_on(lowest_place())
         self._hooks = ModuleHooks(self.module_begins, self.module_ends)
         compiled_call_listeners.add(self)
 

@@ -59,6 +59,11 @@ is_inner = AnswerCache[str, bool](lambda file: file.startswith(_OUTSIDE))
 is_ours = AnswerCache[str, bool](lambda file: file.startswith(_OURS))
 """Source file → whether it is ours."""
 
+_MACHINERY = (_OURS, *(f"{Path(torch.__file__).parent}/{name}" for name in ("distributed/", "utils/checkpoint.py")))
+
+is_machinery = AnswerCache[str, bool](lambda file: file.startswith(_MACHINERY))
+"""Source file → whether functions that it calls are part of no model: ours, or what torch does around modules."""
+
 is_installed = AnswerCache[str, bool](
     lambda file: is_inner[file] or file.startswith(_PYTHON) or any(each in file for each in _PACKAGES)
 )

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from retrograd.core.addresses import is_remote, open_folder
-from retrograd.core.amounts import count_of
+from retrograd.core.amounts import count_of, list_names
 from retrograd.core.errors import NotARunError
+from retrograd.core.foreign.text import show_plainly
 from retrograd.core.limits import LIMITS
-from retrograd.core.notices import is_seen, print_text, say, waiting
-from retrograd.core.runs.layout import find_latest, find_rank_folders, is_run
+from retrograd.core.notices import print_text, say, waiting
+from retrograd.core.runs.layout import find_latest, find_rank_folders, is_run, list_runs_in
 
 if TYPE_CHECKING:
     from retrograd.core.runs.reader import Run
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def reading(given: Path | None) -> Iterator[Run]:
-    """Open the run that was named, or the newest; on a terminal it is said what is read, and how far it is.
-
-    Elsewhere one line says so of a run that takes seconds.
+    """Open the run that was named, or the newest; of one that takes seconds it is said how far it is, and how fast.
 
     Raises:
         NotARunError, DamagedRunError: there is none, or it cannot be read.
@@ -33,11 +32,11 @@ def reading(given: Path | None) -> Iterator[Run]:
     from retrograd.core.runs.reader import open_run
 
     path = choose_run(given)
-    with waiting(f"reading {path}"):
+    with waiting(f"opening {path}"):
         run = open_run(path)
         rows = run.history.rows
-        if rows.count > LIMITS.explained_rows and not is_seen():
-            say(f"reading {count_of(rows.count, 'row')} in {count_of(len(rows.parts), 'file')} of {path}")
+        what = f"{count_of(rows.count, 'row')} in {count_of(len(rows.parts), 'file')} of {path}"
+    with waiting(f"reading {what}", is_long=rows.count > LIMITS.explained_rows, follows=True):
         yield run
 
 
@@ -49,14 +48,22 @@ def is_command(words: Sequence[str]) -> bool:
     return first == "-m" or first.endswith(".py") or Path(first, "__main__.py").is_file() or bool(shutil.which(first))
 
 
-def check_run(given: Path | None) -> None:
-    """Check that a folder is a run; nothing is asked of a store, and None is no folder.
+def check_run(given: Path | None, *, can_be_parent: bool = True) -> None:
+    """Check that a folder is a run, or holds runs; nothing is asked of a store, and None is no folder.
 
     Raises:
-        NotARunError: it is none.
+        NotARunError: it is neither.
     """
-    if given is not None and not is_remote(given):
+    if given is None or is_remote(given):
+        return
+    runs = [] if is_run(given) else list_runs_in(given)
+    if not runs:
         find_rank_folders(open_folder(given))
+    elif not can_be_parent:
+        raise NotARunError(
+            f"{str(given)!r} is a folder of {count_of(len(runs), 'run')}, not a run.",
+            repair=f"name one, such as {str(find_latest(given))!r}; {_name_list(given)} lists them.",
+        )
 
 
 def check_is_no_script(given: Path | None) -> None:
@@ -74,16 +81,27 @@ def check_is_no_script(given: Path | None) -> None:
 
 
 def choose_run(given: Path | None) -> Path:
-    """The run that was named, or the newest one, which is then said.
+    """The run that was named; the newest of a folder of runs, or of where runs are recorded, which is then said.
 
     Raises:
         NotARunError: there is none.
     """
-    if given is not None:
+    if given is None:
+        newest = find_latest()
+        say(f"the newest run: {newest}")
+        return newest
+    runs = [] if is_remote(given) or is_run(given) else list_runs_in(given)
+    if not runs:
         return given
-    newest = find_latest()
-    say(f"the newest run: {newest}")
+    newest = find_latest(given)
+    others = [run.name for run in runs if run != newest]
+    beside = f", beside {list_names(others)}: name one, or see {_name_list(given)}" if others else ""
+    say(show_plainly(f"the newest of {count_of(len(runs), 'run')} in {given}: {newest}{beside}", keep=""))
     return newest
+
+
+def _name_list(parent: Path) -> str:
+    return f"`retrograd ls {shlex.quote(str(parent))}`"
 
 
 def tell_page(path: Path, *, is_opened: bool, file: TextIO | None = None) -> None:

@@ -78,13 +78,15 @@ def _ask_verdict(run: Path, shown: str) -> str:
     A process of its own tells it: in this one, which ends, the program may have made errors of warnings, and modules
     that start threads cannot be loaded any more.
     """
+    speaks = _copy_stderr()
     try:
         told = subprocess.run(
-            [sys.executable, "-P", "-m", "retrograd.explaining.launch.explaining", str(run), shown],
+            [sys.executable, "-P", "-m", "retrograd.explaining.launch.explaining", str(run), shown, *map(str, speaks)],
             env=make_own_environment(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            pass_fds=speaks,
             encoding="utf-8",
             timeout=LIMITS.verdict_seconds,
             start_new_session=True,
@@ -94,7 +96,17 @@ def _ask_verdict(run: Path, shown: str) -> str:
         return f"; what is wrong, if anything, tells: retrograd explain {shown}"
     except (OSError, ValueError, subprocess.SubprocessError, KeyboardInterrupt):
         return ""
+    finally:
+        for number in speaks:
+            os.close(number)
     return told.stdout
+
+
+def _copy_stderr() -> list[int]:
+    """A file on which that process says how far it is, if there is one; its warnings go nowhere."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return [os.dup(sys.__stderr__.fileno())]  # type: ignore[union-attr]
+    return []
 
 
 def _await_mirror() -> None:

@@ -153,6 +153,10 @@ class Steps:
             self._awaited = list(map(weakref.ref, holding))
         return any(find() is not None for find in self._awaited)
 
+    def trains(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer holds parameters of the models."""
+        return any(map(self.knows, held_by(optimizer)))
+
     def counts(self, optimizer: Optimizer, *, otherwise: bool) -> bool:
         """Return whether an update counts: that of an optimizer which holds parameters of the models does.
 

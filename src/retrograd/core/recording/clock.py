@@ -65,6 +65,7 @@ class Clock:
         entered: the running backward pass has reached a tap.
         is_piped: a stage of a pipeline runs, whose forwards and passes of a step come in any order: as one micro-batch.
         is_second_half: such a stage runs the half of a pass that is for the parameters alone: only these are recorded.
+        is_apart: forwards without grad are not merged: each has a record, numbered within its step, as tokens are.
         is_led: somebody says which step begins.
         is_over: the step has had its update, and waits for what begins the next.
         is_free: no model has run so far, so nothing tells where a forward begins: each pass is a micro-batch.
@@ -83,11 +84,13 @@ class Clock:
         "_schedule",
         "_steps",
         "_stopped",
+        "_ungraded",
         "awake",
         "backward",
         "buffer",
         "buffers",
         "entered",
+        "is_apart",
         "is_free",
         "is_led",
         "is_over",
@@ -114,7 +117,8 @@ class Clock:
         self._steps = steps
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
-        self.is_over = self._stopped = self._saw_forward = self.is_led = False
+        self.is_over = self._stopped = self._saw_forward = self.is_led = self.is_apart = False
+        self._ungraded = 0
         self._aside: list[bool] = []
         self._paused: tuple[int, bool, bool] | None = None
         self._resting = RestingTaps()
@@ -165,7 +169,11 @@ class Clock:
         self.thread = threading.get_ident()
         buffer = self.find_buffer(mode)
         if mode is not Mode.GRAD:
+            if self.is_apart and buffer.touched:
+                self.close(buffer)
             self._merge_forward(buffer)
+            buffer.number = self._ungraded
+            self._ungraded += 1
         elif buffer.touched and not buffer.reached:
             self._follow_forward(buffer, root, training)
         if not buffer.touched:
@@ -290,9 +298,8 @@ class Clock:
     def close(self, buffer: ModeBuffer) -> None:
         """Emit what a buffer holds and begin it anew."""
         if buffer.touched:
-            moment = Moment(
-                self.step, self.micro if buffer.mode is Mode.GRAD else 0, max(self.backward, 0), buffer.phase
-            )
+            micro = self.micro if buffer.mode is Mode.GRAD else buffer.number if self.is_apart else 0
+            moment = Moment(self.step, micro, max(self.backward, 0), buffer.phase)
             self._hand_over(buffer, moment, True)
             buffer.restart()
             self._emitted_at = time.monotonic()
@@ -352,7 +359,7 @@ class Clock:
     def _advance(self, step: int | None = None) -> None:
         self.close_all()
         self.step = self.step + 1 if step is None else step
-        self.micro = 0
+        self.micro = self._ungraded = 0
         self.stale = self.is_over = self._saw_forward = self.was_reached = False
         self.on = self.awake = self._schedule(self.step)
         if self.on:

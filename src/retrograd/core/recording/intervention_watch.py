@@ -42,6 +42,8 @@ class InterventionWatch:
         path = site.path if module is None else self._models.path_of(module)
         if not clock.on or path is None:
             return
+        if "/" in site.path and module is not None and site.path != path:
+            path = f"{path}/{site.path.rpartition('/')[2]}"  # of a function that it calls
         if is_in_backward() and not (clock.entered or self._backward.enter()):
             return
         site = replace(site, path=path)

@@ -204,13 +204,14 @@ class ModeBuffer:
         reached: a backward pass has reached it since then.
         failed: a forward has raised.
         training: the model was in training mode.
+        number: of the forward without grad that began last, within its step.
         forwards: the calls of whole models that have been recorded since then, where backward passes may follow them.
         kept: tensors kept since then, as tuples (recorder, tensor, version, bytes).
         scale: what the gradients that are in it were multiplied by; None for nothing.
     """
 
     __slots__ = (
-        "_make", "_turns", "custom", "failed", "forwards", "kept", "mode", "opened",
+        "_make", "_turns", "custom", "failed", "forwards", "kept", "mode", "number", "opened",
         "reached", "rows", "scale", "serial", "slabs", "touched", "training",
     )  # fmt: skip
 
@@ -222,7 +223,7 @@ class ModeBuffer:
         self._turns = make_turns()
         self.custom = custom
         self.slabs: dict[torch.device, Slab] = {}
-        self.rows = 0
+        self.rows = self.number = 0
         self.serial = self.opened = 1
         self.touched = self.reached = self.failed = False
         self.training = True

@@ -18,7 +18,7 @@ from retrograd.core.hooks.parts import is_compiled
 from retrograd.core.recording.keep import find_keep
 from retrograd.core.recording.settings import Settings
 from retrograd.core.sites.pattern import Candidate, Pattern, describe_pattern
-from retrograd.core.sites.site import LOCAL, Site, parse_site
+from retrograd.core.sites.site import LOCAL, ROOT, Site, parse_site
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,19 @@ class RequestedSites:
             candidates += entry.candidates()
         self._match(candidates)
 
-    def list_unmatched(self, sites: Iterable[Site]) -> Iterator[Pattern]:
-        """Patterns that have matched no site of a module, nor any of these, which have come up since."""
+    def list_unmatched(self, sites: Iterable[Site], nodes: Mapping[str, Iterable[str]]) -> Iterator[Pattern]:
+        """Patterns that have matched no site of a module, nor any of these, which have come up since.
+
+        Args:
+            sites: what was recorded.
+            nodes: for each path of a function the kinds of nodes that it has made.
+        """
         modules = {module.path: module.module for module in self.modules}
-        self._match([Candidate(site, modules.get(site.path)) for site in sites])
+        functions = [Site(path, ("output",)) for path in nodes]
+        found = [*sites, *functions, *(site.grad for site in functions)]
+        self._match(
+            [Candidate(site, modules.get(site.path), node) for site in found for node in nodes.get(site.path, (None,))]
+        )
         for _, patterns in self._unmatched:
             yield from patterns
 
@@ -153,6 +162,7 @@ _USED = (
     "the module was not called while a step was recorded, though its weights got gradients: its forward is called by "
     "name, or its weights are used without a call, so that no hook runs"
 )
+_HELD = "used by its parent, an nn.MultiheadAttention, which computes with its weights without a call"
 _COMPILED = "the module lies inside a region that was compiled before the recording: call torch.compiler.reset() then"
 
 
@@ -169,6 +179,7 @@ class Coverage:
         unreadable: sites whose tensors could not be read, and why.
         uncopied: printed sites of updates and reduced gradients that were left out for their size.
         summands: sites of activations of which each process has an addend.
+        nodes: for each path of a function the kinds of nodes that it has made.
         alone: printed sites of parameters of which this process has found gradients that were to be reduced, and
             whether there is somebody who does so.
     """
@@ -182,6 +193,7 @@ class Coverage:
     uncopied: Collection[str]
     summands: Sequence[Site]
     alone: Mapping[str, bool]
+    nodes: Mapping[str, Iterable[str]]
 
     @cached_property
     def sites(self) -> list[Site]:
@@ -198,6 +210,15 @@ class Coverage:
         """Beginnings of the paths that lie inside compiled modules, or inside called ones that were compiled before."""
         early = (each.path for each in self.requested.modules if each.had_code and each.path in self.called)
         return (*self.requested.compiled, *map(beginning_of, early))
+
+    def find_parent(self, path: str) -> nn.Module | None:
+        """The module that holds the one at this path; None if it was not asked for, or is gone."""
+        parent = self._by_path.get(path.rpartition(".")[0] or ROOT)
+        return None if parent is None else parent.module
+
+    @cached_property
+    def _by_path(self) -> dict[str, RequestedModule]:
+        return {each.path: each for each in self.requested.modules}
 
     def lacks(self, site: Site) -> bool:
         """True if there is nothing of a site that was asked for."""
@@ -236,6 +257,8 @@ def _explain_call(module: RequestedModule, site: Site, coverage: Coverage) -> st
     if module.path not in coverage.called:
         if is_compiled:
             return _COMPILED
+        if isinstance(coverage.find_parent(module.path), nn.MultiheadAttention):
+            return _HELD
         return _USED if any(map(coverage.has_gradient, module.parameters)) else _NEVER_CALLED
     if site.quantity == "grad":
         return NO_GRADIENT
@@ -264,13 +287,15 @@ def _explain_parameter(parameter: RequestedParameter, site: Site, coverage: Cove
     return NO_GRADIENT if is_reduced is None else _UNREDUCED if is_reduced else _SUMMANDS
 
 
-def list_unmatched(coverage: Coverage) -> list[str]:
-    """Patterns that nothing matched though the model ran, as text."""
-    return [pattern for pattern, _ in _list_patterns(coverage)] if coverage.called else []
+def list_unmatched(coverage: Coverage, *, was_run: bool) -> list[Pattern]:
+    """Patterns that nothing matched though the model ran, as is known from functions or from calls of modules."""
+    if not (was_run or coverage.called):
+        return []
+    return list(coverage.requested.list_unmatched(coverage.sites, coverage.nodes))
 
 
 def _list_patterns(coverage: Coverage) -> Iterator[tuple[str, str]]:
-    for pattern in coverage.requested.list_unmatched(coverage.sites):
+    for pattern in coverage.requested.list_unmatched(coverage.sites, coverage.nodes):
         yield describe_pattern(pattern), "nothing matched this pattern while the model ran"
 
 

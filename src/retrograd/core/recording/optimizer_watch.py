@@ -324,6 +324,8 @@ class OptimizerWatch:
         self.updates = UpdateRecorder(buffer, self.fault, changes)
         self.scales = LossScales()
         self._counts: IdentityDict[Optimizer, int] = IdentityDict()
+        self._passes = 0
+        """Passes that had ended when an optimizer had last updated."""
         self._undecided: list[tuple[Moment, str, int, str, torch.Tensor]] = []
 
     def pass_begins(self) -> None:
@@ -353,6 +355,7 @@ class OptimizerWatch:
         if is_tracing() or not self._is_heeded(optimizer):
             return
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self._passes = self._scalars.norms.passes
         self.updates.end(optimizer, count)
         if self._clock.on:
             self._scalars.update_ends(optimizer)
@@ -366,10 +369,12 @@ class OptimizerWatch:
 
         Nor while a loss is scaled that the optimizer itself divides by, and in pipelines, whose passes are one.
         """
-        clock = self._clock
-        is_alone = all(other is optimizer for other in self._counts)
         is_scaled = getattr(optimizer, "grad_scale", None) is not None
-        return (clock.micro > 0 or clock.backward > 0) and is_alone and not is_scaled and not clock.is_piped
+        if self._scalars.norms.passes - self._passes < 2 or is_scaled or self._clock.is_piped:
+            return False
+        if not self._counts:  # the first update: others may be to come
+            self._counts.update((each, 0) for each in list_optimizers() if self._steps.trains(each))
+        return all(other is optimizer for other in self._counts)
 
     def _find_name(self, optimizer: Optimizer) -> str:
         return self._names.find(optimizer, MOST_OPTIMIZERS)
@@ -384,6 +389,7 @@ class OptimizerWatch:
     def update_skipped(self, optimizer: Optimizer) -> None:
         """Record an update that loss scaling has left out; the step counts all the same, so that it can be seen."""
         if self._is_heeded(optimizer):
+            self._passes = self._scalars.norms.passes
             self.updates.abandon(optimizer)
             with self._ending(optimizer) as ending:
                 self._events.note("skipped", self._find_name(optimizer), text=_explain_skip(ending))

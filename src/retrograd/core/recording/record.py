@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast, overload
 
 from torch import nn
 
 from retrograd.core.cells import is_notebook
 from retrograd.core.drawings import ask_view, drawn_by
-from retrograd.core.errors import RecordingError
+from retrograd.core.errors import CallError, RecordingError, SiteSyntaxError
+from retrograd.core.frames import find_argument
+from retrograd.core.guesses import Guided, names_arguments
 from retrograd.core.history.sink import Sink
 from retrograd.core.hooks.engine import is_compiling, uncompiled
-from retrograd.core.hooks.names import name_watched_leaves
+from retrograd.core.hooks.names import name_models, name_watched_leaves
 from retrograd.core.hooks.rewriters import rewrite_watched, watched_rewriters
 from retrograd.core.hooks.watched import trace_watched
 from retrograd.core.notices import warn_of_fault
@@ -37,15 +42,19 @@ if TYPE_CHECKING:
     from retrograd.core.history.history import History
     from retrograd.core.runs.reader import Run
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 _active: list[Recording] = []
+
+_NOT_GIVEN: Any = object()
 
 _CELL = ("retrograd.core.views.notebook.live", "show_recording")
 """What shows a recording in a notebook."""
 
 
-class Recording:
+class Recording(Guided):
     """A recording that goes on until it is closed; use it in a ``with`` statement, or call ``close()``.
 
     Attributes:
@@ -58,6 +67,8 @@ class Recording:
         self._run: Run | None = None
         self._when_closed: deque[Callable[[], None]] = deque()
         self._is_complete = False
+        self.again: Callable[[], Recording] | None = None
+        """Makes another one with the same arguments, for a function that is recorded at each call."""
         self.path = path
         if is_notebook():
             ask_view(*_CELL)  # loaded now: later, what another thread may have drawn meanwhile would be drawn again
@@ -95,6 +106,11 @@ class Recording:
         else:
             self._run.refresh()
         return self._run
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The recorded models that are still there, by name; a single one has the empty name."""
+        return self._recorder.models
 
     @property
     def events(self) -> EventLog:
@@ -144,6 +160,47 @@ class Recording:
     def close(self, status: str = "finished") -> None:
         """Take every hook away and complete the record. Calling it twice is harmless."""
         self._close(status)
+
+    def start(self) -> Self:
+        """Return the recording, which has begun when it was made; ``stop()`` ends it.
+
+        Raises:
+            RecordingError: it has ended.
+        """
+        return self.__enter__()
+
+    def stop(self) -> None:
+        """End it: the same as :meth:`close`."""
+        self.close()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Record what a function does, as a decorator: ``@rg.record(model)``.
+
+        It is the body of a ``with`` block: the recording begins with the decorator, ends when the function returns or
+        raises, and stands in ``function.recording``. Every later call has a new one with the same arguments, so a run
+        folder takes one call, or ``resume=True``.
+
+        Raises:
+            CallError: it is no function, or one that only begins when it is called: a generator or a coroutine.
+        """
+        if not callable(function) or isinstance(function, nn.Module) or _begins_later(function):
+            raise CallError(
+                f"A recording cannot be called with {type(function).__name__}.",
+                repair="decorate a function, @rg.record(model), or put what is recorded into a block: "
+                "with rg.record(model) as recording.",
+                reason="a generator or coroutine runs after its call has returned.",
+            )
+
+        @functools.wraps(function)
+        def recorded(*args: P.args, **options: P.kwargs) -> R:
+            recording: Recording = vars(recorded)["recording"]
+            if not recording.is_open and recording.again is not None:
+                recording = vars(recorded)["recording"] = recording.again()
+            with recording:
+                return function(*args, **options)
+
+        vars(recorded)["recording"] = self
+        return recorded
 
     def _close(self, status: str, error: dict[str, Any] | None = None) -> None:
         if self in _active:
@@ -210,6 +267,7 @@ class UnrecordedRank(Recording):
         self._nothing = History()
         self._events = EventLog(self._nothing)
         self._when_closed = deque()
+        self.again = None
         self._is_complete = False
         self.path = path
 
@@ -221,6 +279,11 @@ class UnrecordedRank(Recording):
     def step(self) -> int:
         """0: no steps are counted."""
         return 0
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """None."""
+        return {}
 
     @property
     def history(self) -> History:
@@ -265,6 +328,11 @@ class UnrecordedRank(Recording):
         return f"<Recording of nothing: rank {self._rank} does not record>"
 
 
+def _begins_later(function: Callable[..., object]) -> bool:
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(is_one(function) for is_one in kinds)
+
+
 def _try(call: Callable[[], None]) -> None:
     try:
         call()
@@ -272,16 +340,19 @@ def _try(call: Callable[[], None]) -> None:
         warn_of_fault("close a follower of a recording", failure)
 
 
+@names_arguments
 def record(
     model: nn.Module | Mapping[str, nn.Module] | None = None,
     path: str | os.PathLike[str] | None = None,
     *,
     sites: Pattern | Iterable[Pattern] | None = None,
     schedule: int | Schedule | None = None,
+    every: int | None = None,
     tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
     statistics: bool | Iterable[UserStatistic] = True,
     histogram: bool = True,
     tensor_budget: int | str = DEFAULT_BUDGET,
+    per_forward: bool = False,
     resume: bool | Mapping[str, Any] = False,
     ranks: Ranks = "all",
 ) -> Recording:
@@ -294,13 +365,18 @@ def record(
             one: tensors that are watched, those that optimizers update, and losses.
         path: the run folder; None keeps the history in memory.
         sites: which sites get statistics: globs over names, compiled regexes, module types, predicates. None is every
-            module's output and its gradient, every parameter's gradient and update.
+            module's output and its gradient, every parameter's gradient and update. ``"*/*"`` is every function that
+            modules call.
         schedule: which steps: a number n for every n-th, :func:`every`, :func:`log_schedule`, or a function from
             step to bool. None is every step.
+        every: every n-th step: the same as ``schedule=n``.
         tensors: sites whose tensors are kept, as patterns or :class:`Keep` policies.
         statistics: True for the built-in ones, False for none, or functions of one tensor to add to them.
         histogram: count binary exponents too.
         tensor_budget: bytes of kept tensors that are never passed, as a number or as in ``"500MB"``.
+        per_forward: forwards without grad have a row each, where they else merge into one a step. ``micro`` is then the
+            number of the forward within its step: of ``generate()`` the prompt is 0, and each token that follows is 1
+            more.
         resume: go on with the recording in ``path``: True after its last step, or from the state that
             ``Recording.state_dict()`` gave; what was recorded from that step on is replaced.
         ranks: which ranks of a program of several processes record: ``"all"``, ranks as in ``"0,8,16"``,
@@ -308,11 +384,21 @@ def record(
             a recording that hooks and writes nothing. The rank is that of ``torch.distributed``, once it is
             initialised, or what the launcher says in ``RANK``.
 
+    Returns:
+        The recording. It has begun; it ends with the ``with`` block, with ``close()``, or with the function that it
+        decorates: ``@rg.record(model)``.
+
     Raises:
         SiteError: for an invalid pattern, or one that matches nothing (the nearest sites are named).
+        CallError: for an argument that there is none of, or both ``schedule`` and ``every``.
         RecordingError: for a schedule, statistic or policy that cannot be carried out.
         RunError: for a folder that holds another run, or cannot be written.
     """
+    _check_path(path)
+    if every is not None and schedule is not None:
+        raise CallError("schedule= and every= are two words for one thing.", repair="give one of them.")
+    if every is not None:
+        schedule = every
     settings = Settings(
         sites=sites,
         schedule=schedule,
@@ -320,7 +406,40 @@ def record(
         statistics=statistics,
         histogram=histogram,
         tensor_budget=tensor_budget,
+        per_forward=per_forward,
     )
+    recording = _record(model, path, settings, resume, ranks)
+    find_models = _hold_weakly(model)
+    recording.again = lambda: _record(find_models(), path, settings, resume, ranks)
+    return recording
+
+
+def _hold_weakly(
+    model: nn.Module | Mapping[str, nn.Module] | None,
+) -> Callable[[], nn.Module | Mapping[str, nn.Module] | None]:
+    """Models that a recording does not keep alive; what is returned returns them as long as they are there."""
+    if model is None:
+        return lambda: None
+    held = {name: weakref.ref(each) for name, each in name_models(model).items()}
+
+    def find() -> nn.Module | Mapping[str, nn.Module]:
+        found = {name: each for name, reference in held.items() if (each := reference()) is not None}
+        if len(found) < len(held):
+            raise RecordingError(
+                "The model that was recorded is gone.", repair="decorate a function anew: @rg.record(model)."
+            )
+        return found
+
+    return find
+
+
+def _record(
+    model: nn.Module | Mapping[str, nn.Module] | None,
+    path: str | os.PathLike[str] | None,
+    settings: Settings,
+    resume: bool | Mapping[str, Any],
+    ranks: Ranks,
+) -> Recording:
     chosen, rank = read_ranks(ranks), ask_rank()
     if rank not in chosen:
         from retrograd.core.addresses import open_folder
@@ -341,6 +460,15 @@ def record(
     return Recording(Recorder(model, writer, settings, step=writer.next_step, loose=model is None), writer, writer.path)
 
 
+def _check_path(path: object) -> None:
+    if path is None or isinstance(path, str | os.PathLike):
+        return
+    raise CallError(
+        f"The second argument of rg.record() is the run folder, not {type(path).__name__}.",
+        repair="leave it out: rg.record(model) finds the optimizers and losses of a model by itself.",
+    )
+
+
 def _read_step(state: Mapping[str, Any]) -> int:
     if "step" not in state:
         raise RecordingError(
@@ -350,8 +478,14 @@ def _read_step(state: Mapping[str, Any]) -> int:
     return int(state["step"])
 
 
+@overload
+def watch(name: str, tensor: T) -> T: ...
+@overload
+def watch(tensor: T, name: str, /) -> T: ...
+@overload
+def watch(tensor: T, /) -> T: ...
 @uncompiled
-def watch(name: str, tensor: T) -> T:
+def watch(name: Any, tensor: Any = _NOT_GIVEN) -> Any:
     """Record a tensor of your own, under the name ``watch/NAME``; its gradient as ``watch/NAME.grad``.
 
     When nothing is being recorded or rewritten, it does no more than to name a leaf for :func:`walk` and
@@ -359,7 +493,8 @@ def watch(name: str, tensor: T) -> T:
     the value or on its gradient, go on with what is returned: ``logits = rg.watch("logits", logits)``.
 
     Args:
-        name: what to call it; no ``:`` or ``#``.
+        name: what to call it; no ``:`` or ``#``. It may also come second. Left out, it is what the call says,
+            ``rg.watch(h[0])`` is ``watch/h[0]``, or ``tensor`` where that is not known, as in compiled code.
         tensor: the tensor, or a nest of tensors.
 
     Returns:
@@ -367,10 +502,15 @@ def watch(name: str, tensor: T) -> T:
 
     Raises:
         SiteSyntaxError: for a name that cannot be one.
+        CallError: for a module.
     """
+    if not isinstance(name, str):
+        name, tensor = tensor, name
     if is_compiling():
-        trace_watched(name, tensor)
+        trace_watched(name if isinstance(name, str) else "tensor", tensor)
         return tensor
+    if not isinstance(name, str):
+        name = _name_watched(name, tensor)
     if watched_rewriters.all:
         check_watch_name(name)
         tensor = rewrite_watched(name, tensor)
@@ -381,3 +521,20 @@ def watch(name: str, tensor: T) -> T:
             if recording.is_of_this_thread():
                 recording.watch(name, tensor)
     return tensor
+
+
+def _name_watched(given: object, tensor: object) -> str:
+    if isinstance(tensor, nn.Module):
+        raise CallError(
+            "rg.watch() takes a tensor, not a module.",
+            repair="with rg.record(model) as recording: records all that a model does.",
+        )
+    if given is not _NOT_GIVEN or isinstance(tensor, str):
+        raise CallError(
+            "rg.watch() takes a name and a tensor.", repair='write rg.watch("logits", logits), or rg.watch(logits).'
+        )
+    name = find_argument().strip("'\"")
+    with suppress(SiteSyntaxError):
+        check_watch_name(name)
+        return name
+    return "tensor"

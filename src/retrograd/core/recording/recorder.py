@@ -36,6 +36,7 @@ from retrograd.core.recording.clock import Clock, RecordedPass, is_loss
 from retrograd.core.recording.emitter import Emitter
 from retrograd.core.recording.fact_source import MakeSource
 from retrograd.core.recording.facts import Facts
+from retrograd.core.recording.function_watch import FunctionWatches
 from retrograd.core.recording.intervention_watch import InterventionWatch
 from retrograd.core.recording.keep import TensorKeeper
 from retrograd.core.recording.late_taps import warn_of_compiled_code
@@ -51,6 +52,7 @@ from retrograd.core.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory
 from retrograd.core.recording.structure import describe_model
 from retrograd.core.recording.taps import Taps
+from retrograd.core.sites.pattern import describe_pattern, names_functions
 from retrograd.core.sites.site import WATCH, Site
 
 _threads: dict[int, int] = {}
@@ -113,6 +115,7 @@ class Recorder:
         self._buffers = buffers = ModeBuffers(settings)
         self.clock = clock = Clock(self._wants_step, buffers, self._hand_over, steps, step)
         clock.is_free = models is None
+        clock.is_apart = settings.per_forward
         events.clock = clock
         self._backward = RecordedPass(clock, steps, events.fault)
         keeper = TensorKeeper(settings.keeps, settings.tensor_budget, sink)
@@ -122,6 +125,11 @@ class Recorder:
         self._reductions = Reductions(self._backward)
         self._taps = Taps(self._factory, self._reductions)
         self._facts = Facts(events, list_sources() if sources is None else sources)
+        self._functions = (
+            FunctionWatches(self._factory, self._taps, self._facts.models)
+            if FunctionWatches.are_named(settings.selections)
+            else None
+        )
         names = self._facts.optimizers
         self._scalars = ScalarWatch(clock, events, partial(names.find, most=MOST_OPTIMIZERS), sink.describe)
         self._emitter = Emitter(sink, self._factory, self._taps, self._scalars)
@@ -154,6 +162,8 @@ class Recorder:
             hidden_hooks.release()
             raise
         self._new_models.clear()
+        if self._functions is not None:
+            self._functions.attach()
         backward_listeners.add(self)
         backward_followers.add(self._backward)
         intervention_listeners.add(self._interventions)
@@ -172,6 +182,11 @@ class Recorder:
             self.clock.settle()
         self._add(name, model)
         self._describe()
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The models that are still there, by name."""
+        return dict(self._facts.models)
 
     def add_root(self, module: nn.Module) -> None:
         """Take each call of this module for a forward of its own, as those of whole models are."""
@@ -299,6 +314,8 @@ class Recorder:
         backward.is_running = True
         clock.is_second_half = clock.is_piped and is_second_half()
         self._optimizers.pass_begins()
+        if self._functions is not None:
+            self._functions.pass_begins()
         if clock.is_free:
             if not self._steps.has_leader:
                 self._steps.pass_begins(find_leaves(roots))
@@ -327,6 +344,8 @@ class Recorder:
 
     def _end_pass(self, failed: bool) -> None:
         clock, backward = self.clock, self._backward
+        if self._functions is not None:
+            self._functions.pass_ends()
         backward.finish_inputs(failed)
         if self._reductions.groups and clock.on and not failed:
             self._reductions.pass_ends()
@@ -412,6 +431,8 @@ class Recorder:
         self._reductions.remove()
         self._find_swapped()
         self._models.remove()
+        if self._functions is not None:
+            self._functions.remove()
         self._taps.remove()
         hidden_hooks.release()
         self._backward.remove()
@@ -422,9 +443,13 @@ class Recorder:
         if error is not None:
             self._tell_error(error)
         self._sink.close(status)
-        unmatched = list_unmatched(coverage)
+        has_seen = self._functions is not None and bool(self._functions.paths)
+        unmatched = list_unmatched(coverage, was_run=has_seen)
         if unmatched and status == "finished":  # else it may still have come
-            warn(f"Nothing was recorded at {', '.join(unmatched)}: no site matched while the model ran.")
+            named = next(filter(names_functions, unmatched), None)
+            hint = f" {self._functions.explain(named)}" if self._functions is not None and named is not None else ""
+            names = ", ".join(map(describe_pattern, unmatched))
+            warn(f"Nothing was recorded at {names}: no site matched while the model ran.{hint}")
         if self._swapped:
             warn(
                 f"At {list_names(self._swapped)} a recorded module was replaced: what the "
@@ -458,6 +483,7 @@ class Recorder:
             unreadable=self.events.unreadable,
             uncopied=self._optimizers.updates.left_out | self._reductions.left_out,
             summands=self._factory.placements.summands,
+            nodes=self._functions.nodes if self._functions is not None else {},
             alone={str(each.site): each.exchange is not None for each in watches if each.is_alone},
         )
 

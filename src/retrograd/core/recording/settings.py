@@ -16,7 +16,7 @@ from retrograd.core.errors import StatisticError
 from retrograd.core.hooks.names import list_modules, name_models
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, find_keep, read_limit
 from retrograd.core.recording.schedule import Schedule, as_schedule
-from retrograd.core.sites.pattern import Candidate, Pattern
+from retrograd.core.sites.pattern import Candidate, Pattern, describe_pattern, names_functions
 from retrograd.core.sites.selection import Selection
 from retrograd.core.sites.site import local_gradient
 from retrograd.core.statistics.custom import CustomStatistics, Statistic, check_statistic
@@ -37,6 +37,7 @@ class Settings:
         statistics: True for the built-in ones, False for none, or functions tensor → number to add to them.
         histogram: count binary exponents too.
         tensor_budget: bytes of kept tensors that are never passed.
+        per_forward: forwards without grad are not merged.
 
     Raises:
         RecordingError: for a choice that cannot be carried out.
@@ -51,6 +52,7 @@ class Settings:
         statistics: bool | Iterable[UserStatistic] = True,
         histogram: bool = True,
         tensor_budget: int | str = DEFAULT_BUDGET,
+        per_forward: bool = False,
     ) -> None:
         self.selection = Selection(sites)
         self.schedule = as_schedule(schedule)
@@ -59,6 +61,7 @@ class Settings:
         self.custom = [] if isinstance(statistics, bool) else [_check_custom(each) for each in statistics]
         self.histogram = histogram
         self.tensor_budget = read_limit(tensor_budget)
+        self.per_forward = per_forward
 
     def check(self, candidates: Sequence[Candidate]) -> None:
         """Make sure that every pattern can match a site of the models.
@@ -75,6 +78,11 @@ class Settings:
     def wants_statistics(self, candidate: Candidate) -> bool:
         """True if this site gets a row."""
         return self.statistics and self.selection.wants(candidate)
+
+    @property
+    def selections(self) -> list[Selection]:
+        """What says which sites get statistics, if any do, and which are kept."""
+        return [*[self.selection][: self.statistics], *(keep.selection for keep in self.keeps)]
 
     def may_reach(self, candidate: Candidate) -> bool:
         """True if this site, or one nested in it, is wanted for anything."""
@@ -230,4 +238,8 @@ def plan_recording(
         )
     rows = sum(site.statistics for site in planned)
     size = rows * (_BYTES_A_ROW + (_BYTES_A_HISTOGRAM if histogram else 0))
+    for selection in settings.selections:
+        named = [describe_pattern(each).strip("'") for each in selection.patterns if names_functions(each)]
+        keeps = None if selection is not settings.selection else 0
+        planned += [PlannedSite(each, "functions", None, statistics=keeps == 0, tensor_bytes=keeps) for each in named]
     return RecordingPlan(tuple(planned), memory=size, bytes_per_step=size)

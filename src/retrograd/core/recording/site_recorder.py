@@ -216,10 +216,14 @@ class RecorderFactory:
     sees_gradients: bool = False
     _made: list[SiteRecorder] = field(default_factory=list)
 
-    def make_site_recorder(self, buffer: ModeBuffer, module: nn.Module | None, site: Site) -> SiteRecorder | None:
+    def make_site_recorder(
+        self, buffer: ModeBuffer, module: nn.Module | None, site: Site, node: str | None = None
+    ) -> SiteRecorder | None:
         """The recorder of a site, or None when neither its value nor its gradient is wanted."""
-        value = self.make_tensor_recorder(buffer, module, site)
-        gradient = self.make_tensor_recorder(buffer, module, site.grad) if buffer.mode is Mode.GRAD else None
+        value = self.make_tensor_recorder(buffer, module, site, node=node)
+        gradient = None
+        if buffer.mode is Mode.GRAD:
+            gradient = self.make_tensor_recorder(buffer, module, site.grad, node=node)
         if value is None and gradient is None:
             return None
         recorder = SiteRecorder(self.backward, value, gradient)
@@ -232,10 +236,16 @@ class RecorderFactory:
         return self.make_site_recorder(self.buffers[mode], module, site) if self.settings.names(key) else None
 
     def make_tensor_recorder(
-        self, buffer: ModeBuffer, module: nn.Module | None, site: Site, *, copy: bool = False
+        self,
+        buffer: ModeBuffer,
+        module: nn.Module | None,
+        site: Site,
+        *,
+        copy: bool = False,
+        node: str | None = None,
     ) -> TensorRecorder | None:
         """The recorder of the tensors of a site, or None when nothing of them is wanted."""
-        candidate = Candidate(site, module)
+        candidate = Candidate(site, module, node)
         has_row = self.settings.wants_statistics(candidate)
         keep = find_keep(self.settings.keeps, candidate)
         if not has_row and keep is None:

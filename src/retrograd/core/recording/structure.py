@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -12,21 +14,22 @@ _MOST_SETTINGS = 300
 """Characters of what a module shows of itself."""
 
 
-def describe_model(name: str, model: nn.Module) -> list[dict[str, str | int]]:
+def describe_model(name: str, model: nn.Module) -> list[dict[str, Any]]:
     """The structure of a model as plain data: a row a module.
 
     Returns:
-        Of each ``path``, ``type``, number of own ``parameters`` and of those that are ``trainable``, their ``dtype``,
-        ``settings`` as it shows them itself, and the ``line`` that constructed it; empty where they are not known. The
-        model itself comes first, and is marked as ``root``.
+        Of each ``path``, ``type``, number of own ``parameters`` and of those that are ``trainable``, their ``dtype``
+        and ``shapes`` by name, ``settings`` as it shows them itself, and the ``line`` that constructed it; empty where
+        they are not known. The model itself comes first, and is marked as ``root``.
     """
-    described: list[dict[str, str | int]] = [
+    described: list[dict[str, Any]] = [
         {
             "path": entry.path,
             "type": type(entry.module).__name__,
             "parameters": sum(_size(parameter) for _, parameter in entry.parameters),
             "trainable": sum(_size(parameter) for _, parameter in entry.parameters if parameter.requires_grad),
             "dtype": ", ".join(dict.fromkeys(str(each.dtype).removeprefix("torch.") for _, each in entry.parameters)),
+            "shapes": {name: list(each.shape) for name, each in entry.parameters if not is_lazy(each)},
             "settings": _show_settings(entry.module),
             "line": construction_line(entry.module),
         }

@@ -66,7 +66,7 @@ class Taps:
         if entry.is_called and self._may_reach(entry, "output"):
             watch = self._outputs[entry.tapped] = OutputWatch(self._factory, entry.module, entry.path)
             watch_forward(entry.tapped, watch)
-            self._add_slot(watch)
+            self.add_slot(watch)
 
     def _is_in_code(self, module: nn.Module) -> bool | None:
         wanted = [
@@ -102,7 +102,7 @@ class Taps:
             arguments = ArgumentWatch(self._factory, entry.module, entry.path)
             self._inputs[entry.tapped] = arguments
             watch_arguments(entry.tapped, arguments)
-            self._add_slot(arguments)
+            self.add_slot(arguments)
 
     def tap_parameters(self, entry: NamedModule) -> None:
         """Record a module's own parameters, where that is wanted."""
@@ -135,7 +135,7 @@ class Taps:
         watch = self._watched.get(name)
         if watch is None:
             watch = self._watched[name] = SlotWatch(self._factory, None, WATCH + name, ())
-            self._add_slot(watch)
+            self.add_slot(watch)
         return watch
 
     @property
@@ -215,7 +215,8 @@ class Taps:
     def _may_reach(self, entry: NamedModule, slot: str) -> bool:
         return any(self._settings.may_reach(each) for each in entry.candidates() if each.site.slot == slot)
 
-    def _add_slot(self, watch: SlotWatch) -> None:
+    def add_slot(self, watch: SlotWatch) -> None:
+        """Have one more watch of what has calls."""
         self.slots.append(watch)
         self.calls.append(watch.trained_calls)
 

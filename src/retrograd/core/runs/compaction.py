@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +33,7 @@ from retrograd.core.history.rows import Columns, Part, StoredPart
 from retrograd.core.history.table import STATISTICS_COLUMNS, build_table, filter_rows
 from retrograd.core.history.windows import LongRows, read_once
 from retrograd.core.limits import LIMITS
-from retrograd.core.randomness import random_kept
+from retrograd.core.notices import tell_far, waiting
 from retrograd.core.runs.copying import copy_run
 from retrograd.core.runs.layout import LOCK, MANIFEST, MERGED, STATISTICS, Span, list_merged_parts, list_parts
 from retrograd.core.runs.lock import Lock
@@ -48,8 +47,6 @@ from retrograd.core.runs.parts import (
     write_groups,
 )
 from retrograd.core.runs.reader import Given, Run, open_run, read_run
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ def compact(
         output: a new folder for a compacted copy. The run stays as it is, and may go on being recorded: the copy has
             what was written until now.
         keep_ranks: leave the rows of each rank apart.
-        progress: show on a terminal how far it is.
+        progress: say on stderr how far it is, if that takes seconds.
 
     Returns:
         What it has saved.
@@ -122,7 +119,9 @@ def compact(
     if output is not None:
         opened = _copy(opened, Path(output).absolute())
     opened = open_run(opened.path) if opened is run else opened  # the user's own goes on as it is
-    with _hold_still(opened):
+    rows = opened.history.rows.count
+    words, is_long = f"compacting {count_of(rows, 'row')} of {opened.path}", rows > LIMITS.explained_rows
+    with _hold_still(opened), waiting(words, is_long=is_long, follows=True) if progress else contextlib.nullcontext():
         _require_all(opened)
         _remove_unfinished(opened)
         _remove_merged(opened)
@@ -130,10 +129,10 @@ def compact(
         ranks = sorted({part.rank for part in _list_stored(opened)})
         try:
             if keep_ranks or len(ranks) < 2:
-                _compact_each(opened, progress)
+                _compact_each(opened)
                 ranks = []
             else:
-                _merge_ranks(opened, ranks, progress)
+                _merge_ranks(opened, ranks)
         except RunError:
             raise
         except OSError as error:
@@ -282,6 +281,7 @@ def merge_moments(rows: LongRows, names: Sequence[str], differing: dict[str, lis
     kinds, steps = np.unique(np.concatenate([np.empty(0, np.int64), *found])), rows.outline.all_steps
     width = max(LIMITS.compacted_cells // max(len(kinds) * len(rows.codes), 1), 1)
     for start in range(0, len(steps), width):
+        tell_far(step=f"{start:,} of {len(steps):,}")
         yield _merge_window(rows, Moments(steps[start : start + width], kinds, rows.codes), names, differing)
 
 
@@ -315,7 +315,7 @@ def _lay_out(table: MergedTable, histograms: Histograms, scale: npt.NDArray[np.f
 # ---- writing ----
 
 
-def _merge_ranks(run: Run, ranks: Sequence[int], progress: bool) -> None:
+def _merge_ranks(run: Run, ranks: Sequence[int]) -> None:
     held, names = run.history.rows, run.history.written_names
     rows = LongRows(held.parts, None, held.merges, held.copies)
     old = [each.path for each in _list_stored(run)]
@@ -325,8 +325,7 @@ def _merge_ranks(run: Run, ranks: Sequence[int], progress: bool) -> None:
     folder = run.ranks[0].folder / MERGED
     folder.mkdir(exist_ok=True)
     differing: dict[str, list[int]] = {}
-    tables = _show(merge_moments(rows, names, differing), len(rows.outline.all_steps), "steps", progress, _count_steps)
-    for number, table in enumerate(_collect(tables)):
+    for number, table in enumerate(_collect(merge_moments(rows, names, differing))):
         _write(folder / Span(number, number).file_name, table)
     told = {**run.manifest, "compacted": {"ranks": list(ranks), "differing": differing}}
     write_json(run.path / MANIFEST, told)  # from here on the new files are read, and no others
@@ -371,15 +370,19 @@ def _remove_merged(run: Run) -> None:
         path.unlink(missing_ok=True)
 
 
-def _compact_each(run: Run, progress: bool) -> None:
+def _compact_each(run: Run) -> None:
     """Rewrite the parts of each rank, some neighbours as one."""
     by_folder: dict[Path, list[Path]] = {}
     for each in _list_stored(run):
         by_folder.setdefault(each.path.parent, []).append(each.path)
-    for folder in _show(by_folder, len(by_folder), "ranks", progress):
+    for rank, folder in enumerate(by_folder, 1):
         remove_merged(folder)
-        for neighbours in _group_neighbours(list_parts(folder)):
+        parts = list_parts(folder)
+        done = 0
+        for neighbours in _group_neighbours(parts):
+            tell_far(rank=f"{rank:,} of {len(by_folder):,}", part=f"{done:,} of {len(parts):,}")
             _rewrite(neighbours)
+            done += len(neighbours)
 
 
 def _group_neighbours(parts: Sequence[tuple[Span, Path]]) -> Iterator[list[tuple[Span, Path]]]:
@@ -489,25 +492,3 @@ def _take_groups(table: pa.Table, order: IntArray) -> Iterator[pa.Table]:
 def _write_groups(path: Path, told: Mapping[bytes, bytes], groups: Iterator[pa.Table]) -> None:
     first = next(groups)
     write_groups(path, first.schema, chain([first], groups), {**told, SORTED: b"site, step"}, check=read_back)
-
-
-def _show(
-    things: Iterable[T], total: int, what: str, progress: bool, count: Callable[[T], int] = lambda _: 1
-) -> Iterator[T]:
-    """The things, and on a terminal a bar of how many of them are done."""
-    if not (progress and sys.stderr.isatty()):
-        yield from things
-        return
-    with random_kept():
-        from rich.console import Console
-        from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"compacting {total:,} {what}", total=total)
-        for thing in things:
-            yield thing
-            bar.advance(task, count(thing))
-
-
-def _count_steps(table: pa.Table) -> int:
-    return len(np.unique(read_numbers(table["step"])))

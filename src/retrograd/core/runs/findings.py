@@ -238,6 +238,15 @@ class Findings(Sequence[Finding]):
     def __iter__(self) -> Iterator[Finding]:
         return iter(self._found)
 
+    def __eq__(self, other: object) -> bool:
+        """True for the same findings in any sequence: ``rg.explain(run) == []`` where there are none."""
+        if not isinstance(other, Findings | list | tuple):
+            return NotImplemented
+        return list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(each.detector for each in self._found))
+
     def __bool__(self) -> bool:
         return any(each.severity != "note" for each in self._found)
 
@@ -306,6 +315,22 @@ def read_findings(record: Run | History) -> Findings:
         return Findings([Finding.of_dict(parse_object(line)) for line in reported], about="the record so far")
     except (OSError, ValueError, TypeError):
         return Findings(about="the record so far")
+
+
+def read_last_findings(run: Run) -> Findings:
+    """Read the findings that are kept in a folder, without looking for any: none where rows were written since."""
+    written = max((float(rank.facts.get("written", 0.0)) for rank in run.ranks), default=0.0)
+    if _find_time(run.path / FINDINGS) < written or run.status == "running":
+        reason = f"that takes seconds for {count_of(run.history.rows.count, 'row')}; ask: retrograd explain {run.path}"
+        return Findings((), [NotChecked("explain", reason)], missing=run.missing)
+    found = read_findings(run)
+    return Findings(found, about="the record, when this was last asked", missing=run.missing)
+
+
+@bounded
+def _find_time(file: Path) -> float:
+    """When it was written; minus infinity where there is none."""
+    return file.stat().st_mtime if file.is_file() else -math.inf
 
 
 @bounded

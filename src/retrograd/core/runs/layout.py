@@ -7,6 +7,7 @@ made from the two.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 from dataclasses import dataclass
@@ -215,7 +216,9 @@ def find_rank_folders(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
-        raise NotARunError(f"{str(path)!r} {what}.", repair="give the folder that a run was recorded in.")
+        near = "" if path.exists() else find_near_run(path)
+        asked = f"did you mean {near!r}?" if near else "give the folder that a run was recorded in."
+        raise NotARunError(f"{str(path)!r} {what}.", repair=asked)
     if (path / RANK_FILE).exists():
         return [path]
     folders = list_rank_folders(path)
@@ -233,12 +236,30 @@ def find_latest(parent: Path = PARENT) -> Path:
     Raises:
         NotARunError: there is no run.
     """
-    written = {path: last_written(path) for path in parent.glob("*") if is_run(path)}
+    written = {path: last_written(path) for path in list_runs_in(parent)}
     if not written:
         raise NotARunError(
             f"There is no run in {str(parent)!r}.", repair="name a run, or record one: `retrograd run train.py`."
         )
     return max(written, key=lambda path: (written[path], path.name))
+
+
+def list_runs_in(parent: Path) -> list[Path]:
+    """The runs of a folder, by name; none where there is no such folder."""
+    with contextlib.suppress(OSError):
+        return [path for path in sorted(parent.iterdir()) if is_run(path)]
+    return []
+
+
+def find_near_run(path: Path) -> str:
+    """The run whose name is most like that of a folder which is not there: beside it, or where runs are recorded."""
+    if is_remote(path):
+        return ""
+    homes = (os.path.relpath(path.parent), str(PARENT))
+    known = {run.name: os.path.normpath(run) for home in reversed(homes) for run in list_runs_in(Path(home))}
+    words = {name.casefold(): name for name in reversed(known)}
+    near = difflib.get_close_matches(path.name.casefold(), words, n=1, cutoff=0.6)
+    return known[words[near[0]]] if near else ""
 
 
 @bounded

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from retrograd.core.addresses import is_remote
 from retrograd.core.errors import DamagedRunError, NotARunError, RunError
 from retrograd.core.foreign.text import parse_object, read_json
 from retrograd.core.history.sink import UPDATES
@@ -30,16 +32,20 @@ from retrograd.core.runs.layout import (
 )
 from retrograd.core.runs.lock import is_locked
 from retrograd.core.runs.manifest import check_manifest, is_newer
+from retrograd.core.runs.settings import Setting, read_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-RunOrder = Literal["when", "name", "steps", "status", "loss", "findings"]
 
 _STATUSES = ("failed", "running", "stopped")
 """What is reported of several processes, the first of these that one of them has."""
 
 _LARGEST_FINDINGS = 1 << 24
+
+_AT_ONCE = 16
+"""Runs of a store that are asked for at one time."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class RunLine:
             was seen.
         findings: how many are kept, by severity; None where nobody has asked yet.
         lost: how many rows were recorded and could not be written.
+        found: names of the detectors of the findings, each once.
+        settings: what it was started with, see :func:`retrograd.core.runs.settings.read_settings`.
     """
 
     name: str
@@ -68,38 +76,51 @@ class RunLine:
     loss: float | None
     findings: Mapping[str, int] | None
     lost: int = 0
+    found: tuple[str, ...] = ()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+    def as_facts(self) -> dict[str, Any]:
+        """All of it as JSON values; a number that is not finite is text."""
+        settings = {name: to_plain(value) for name, value in self.settings.items()}
+        return {**asdict(self), "found": list(self.found), "loss": to_plain(self.loss), "settings": settings}
 
     def as_json(self) -> str:
-        """Write it as one line of JSON; a loss that is not finite is text."""
-        loss = self.loss if self.loss is None or abs(self.loss) < float("inf") else str(self.loss)
-        return json.dumps({**asdict(self), "loss": loss}, ensure_ascii=False, allow_nan=False)
+        """Write it as one line of JSON; a number that is not finite is text."""
+        return json.dumps(self.as_facts(), ensure_ascii=False, allow_nan=False)
 
 
-def list_runs(parent: Path, order: RunOrder = "when") -> list[RunLine]:
-    """All runs in a folder: newest, largest or worst first, by name or status in the order of the alphabet.
+def to_plain(value: Any) -> Any:
+    """A number that is not finite as text, for JSON; all else as it is."""
+    return value if not isinstance(value, float) or abs(value) < float("inf") else str(value)
+
+
+def list_runs(parent: Path) -> list[RunLine]:
+    """All runs in a folder, in no order.
+
+    Raises:
+        NotARunError: there is no such folder.
+    """
+    return each_run(read_line, find_runs(parent))
+
+
+def find_runs(parent: Path) -> list[Path]:
+    """The folders in a folder that are runs.
 
     Raises:
         NotARunError: there is no such folder.
     """
     if not parent.is_dir():
         raise NotARunError(f"{str(parent)!r} is not a folder.", repair="name the folder that holds the runs.")
-    found = [read_line(path) for path in sorted(parent.iterdir()) if path.is_dir() and is_run(path)]
-    return sort_runs(found, order)
+    folders = [path for path in sorted(parent.iterdir()) if path.is_dir()]
+    return [path for path, is_one in zip(folders, each_run(is_run, folders), strict=True) if is_one]
 
 
-def sort_runs(lines: Iterable[RunLine], order: RunOrder) -> list[RunLine]:
-    """Lines in an order."""
-    newest = sorted(lines, key=lambda line: (-(line.started or line.written), line.name))
-    keys: dict[str, Any] = {
-        "when": lambda line: 0,
-        "name": lambda line: line.name,
-        "steps": lambda line: -1 * (-1 if line.last_step is None else line.last_step),
-        "status": lambda line: line.status,
-        "loss": lambda line: (line.loss is None, line.loss != line.loss, line.loss or 0.0),
-        "findings": lambda line: tuple(-(line.findings or {}).get(each, 0) for each in ("critical", "warning", "note")),
-    }
-    assert keys.keys() == set(get_args(RunOrder))
-    return sorted(newest, key=keys[order])
+def each_run(read: Callable[[Path], T], runs: Sequence[Path]) -> list[T]:
+    """What a function reads of each run; of a store many at one time, for each answer of it takes a while."""
+    if not runs or not is_remote(runs[0]):
+        return [read(run) for run in runs]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(read, runs))
 
 
 def read_line(run: Path) -> RunLine:
@@ -112,6 +133,7 @@ def read_line(run: Path) -> RunLine:
         manifest = {} if content is None else check_manifest(run / MANIFEST, content)
         ranks = [(folder, read_json(folder / RANK_FILE)) for folder in folders if (folder / RANK_FILE).exists()]
         ends = _find_ends([each for each in folders if len(folders) == 1 or not is_extra(each.name)])
+        listed = _read_findings(run / FINDINGS)
         rows = max((facts["last_step"] for _, facts in ranks if _is_step(facts.get("last_step"))), default=None)
         return RunLine(
             name=run.name,
@@ -122,8 +144,10 @@ def read_line(run: Path) -> RunLine:
             if any(map(_has_truncated_parts, folders))
             else _find_status([(folder, facts) for folder, facts in ranks if not is_extra(folder.name)]),
             loss=ends.loss,
-            findings=_count_findings(run / FINDINGS),
+            findings=None if listed is None else _count_findings(listed),
             lost=sum(_count_lost(facts) for _, facts in ranks),
+            found=tuple(dict.fromkeys(name for each in listed or () if (name := str(each.get("detector") or "")))),
+            settings=read_settings(manifest),
         )
     except (OSError, ValueError, RunError):
         return RunLine(run.name, 0.0, last_written(run), None, "damaged", None, None)
@@ -206,11 +230,11 @@ def _read_last_events(folder: Path) -> Iterator[pa.Table]:
 
     paths = [path for _, path in list_parts(folder / EVENTS)]
     update, last, has_updates = None, None, None
-    for table in _read_events(paths[::-1], (*OF_LOSSES, "text")):  # by which updates are told apart
+    for table in read_events(paths[::-1], (*OF_LOSSES, "text")):  # by which updates are told apart
         yield table
         update = _find_last_update(table) if update is None else update
         if update is None and has_updates is None:
-            has_updates = any(find_kinds(kinds, UPDATES).any() for kinds in _read_events(paths, ["kind"]))
+            has_updates = any(find_kinds(kinds, UPDATES).any() for kinds in read_events(paths, ["kind"]))
         if update is None and has_updates:
             continue
         losses = read_losses(table)
@@ -219,7 +243,8 @@ def _read_last_events(folder: Path) -> Iterator[pa.Table]:
             return
 
 
-def _read_events(paths: Iterable[Path], columns: Sequence[str]) -> Iterator[pa.Table]:
+def read_events(paths: Iterable[Path], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Columns of part files, one after the other; those that are gone or torn are passed over."""
     from retrograd.core.runs.parts import read_part
 
     for path in paths:
@@ -227,12 +252,15 @@ def _read_events(paths: Iterable[Path], columns: Sequence[str]) -> Iterator[pa.T
             yield read_part(path, list(columns))
 
 
-def _count_findings(path: Path) -> dict[str, int] | None:
+def _read_findings(path: Path) -> list[Mapping[str, Any]] | None:
     if not path.is_file() or path.stat().st_size > _LARGEST_FINDINGS:
         return None
+    return [parse_object(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _count_findings(listed: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     counts = dict.fromkeys(("critical", "warning", "note"), 0)
-    for line in path.read_text(encoding="utf-8").splitlines():
-        severity = parse_object(line).get("severity")
-        if severity in counts:
+    for severity in (each.get("severity") for each in listed):
+        if isinstance(severity, str) and severity in counts:
             counts[severity] += 1
     return counts

@@ -6,6 +6,7 @@ What is not so is a ``ValueError``, by which the file, or its row group, is told
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ MOST_STEPS = 1 << 53
 """No step that training comes to has a larger number."""
 
 
+@cache
 def check_types(schema: pa.Schema) -> None:
     """Check the types of all columns, by their kinds: another tool may have made 64 bits of 32.
 

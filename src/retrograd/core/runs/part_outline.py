@@ -68,10 +68,12 @@ class PartOutline:
         self._outliner = Outliner()
         self._groups: list[npt.NDArray[np.int32]] = []
         self._rows: list[int] = []
+        self._names: tuple[pa.Array, npt.NDArray[np.int32]] | None = None
+        """Names that the last group has, and their numbers: groups of one table have the same."""
 
     def add(self, group: pa.Table) -> None:
         """Take in a row group, of which the columns :data:`OUTLINED` are needed; the last may be missing."""
-        site = read_codes(group["site"], self.code_of)
+        site = np.concatenate([np.empty(0, np.int32), *map(self._number_sites, group["site"].chunks)])
         order = np.full(len(site), -1)
         if "order" in group.column_names:
             column = group["order"]
@@ -80,6 +82,12 @@ class PartOutline:
         self._outliner.add({"step": read_numbers(group["step"]), "phase": phase, "site": site, "order": order})
         self._groups.append(np.flatnonzero(np.bincount(site)).astype(np.int32))
         self._rows.append(len(site))
+
+    def _number_sites(self, sites: pa.DictionaryArray) -> npt.NDArray[np.int32]:
+        names = sites.dictionary
+        if self._names is None or not self._names[0].equals(names):
+            self._names = names, encode_texts(names, self.code_of)
+        return np.asarray(self._names[1][view_numbers(sites.indices)], np.int32)
 
     def list_runs(self) -> dict[int, IntArray]:
         """For each phase, by its code, the steps that have rows, as :func:`retrograd.core.history.outline.to_runs`."""

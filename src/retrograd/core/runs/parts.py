@@ -11,6 +11,7 @@ lies inside another's, and the next writer removes it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ from retrograd.core.errors import DamagedRunError, RunError
 from retrograd.core.files import refuse_link, remove_unfinished, write_whole
 from retrograd.core.foreign.tables import check_table
 from retrograd.core.foreign.text import expect_file
-from retrograd.core.history.arrays import read_numbers
+from retrograd.core.history.arrays import read_numbers, to_numbers, view_numbers
+from retrograd.core.history.rows import order_by_site
 from retrograd.core.history.table import filter_rows
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.layout import Span, list_merged_parts, list_parts, parse_span
@@ -37,7 +39,7 @@ _CODED = frozenset({"phase", "site", "kind", "name"})
 _REPETITIVE = frozenset({"scale", "reference"})
 
 SORTED = b"retrograd.sorted"
-"""Key of the metadata of a part whose rows are not in the order in which they were written."""
+"""Key of the metadata of a part that compacting has written: all of its rows are sorted."""
 
 
 class PartFolder:
@@ -128,8 +130,44 @@ class PartFolder:
 
 
 def write_part(path: Path, table: pa.Table, *, check: Callable[[Path], object] | None = None) -> None:
-    """Write a table as one Parquet file of one row group, with the metadata of the table."""
-    write_groups(path, table.schema, [table], table.schema.metadata or {}, check=check)
+    """Write a table as one Parquet file, with its metadata: what is sorted by site in groups of some sites."""
+    write_groups(path, table.schema, cut_by_site(table), table.schema.metadata or {}, check=check)
+
+
+def cut_by_site(table: pa.Table) -> Iterator[pa.Table]:
+    """The row groups of a table: between sites if it is sorted by them, so that of one site few rows are read.
+
+    Each is of as many sites, a power of two: so parts of about the same size have groups of the same sites, and tell
+    of them in the same words.
+    """
+    found = _number_sites(table)
+    if found is None or len(found) <= LIMITS.site_rows or (np.diff(found) < 0).any():
+        yield table
+        return
+    sites = int(np.count_nonzero(np.diff(found))) + 1
+    width = max(LIMITS.site_rows * sites // len(found), 1)
+    number = found >> (width.bit_length() - 1)
+    starts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(found)]
+    for start, end in itertools.pairwise(starts):
+        yield table.slice(start, end - start)
+
+
+def sort_by_site(table: pa.Table) -> pa.Table:
+    """The rows by site, those of each by step, in the order in which they were."""
+    found = _number_sites(table)
+    if found is None:
+        return table
+    order = order_by_site(found, read_numbers(table["step"]))
+    return table.take(to_numbers(order)).combine_chunks()
+
+
+def _number_sites(table: pa.Table) -> npt.NDArray[np.integer] | None:
+    """The column of sites as numbers; None where there is none."""
+    if "site" not in table.column_names:
+        return None
+    column = table["site"].combine_chunks()
+    column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    return view_numbers(column.indices)
 
 
 def write_groups(
@@ -379,17 +417,26 @@ def _merge_files(paths: Sequence[Path], merged: Path) -> None:
 
 
 def _regroup(files: Sequence[PartFile], schema: pa.Schema) -> Iterator[pa.Table]:
-    """The row groups of all files, small ones joined, with all columns that one of them has."""
+    """The row groups of all files, with the columns of all; small files are joined, and sorted by site."""
     nothing = pa.Table.from_batches([], schema)
     waiting = [nothing]
     for file in files:
-        for number in range(file.metadata.num_row_groups):
-            waiting.append(file.read_group(number))
-            if sum(table.num_rows for table in waiting) >= LIMITS.group_rows:
-                yield _join(waiting)
-                waiting = [nothing]
-    if len(waiting) > 1:
-        yield _join(waiting)
+        groups = map(file.read_group, range(file.metadata.num_row_groups))
+        if file.metadata.num_rows >= LIMITS.group_rows:
+            yield from _sort_waiting(waiting)
+            yield from groups
+            waiting = [nothing]
+            continue
+        waiting += groups
+        if sum(table.num_rows for table in waiting) >= LIMITS.group_rows:
+            yield from _sort_waiting(waiting)
+            waiting = [nothing]
+    yield from _sort_waiting(waiting)
+
+
+def _sort_waiting(tables: Sequence[pa.Table]) -> Iterator[pa.Table]:
+    if len(tables) > 1:
+        yield from cut_by_site(sort_by_site(_join(tables)))
 
 
 def _join(tables: Sequence[pa.Table]) -> pa.Table:

@@ -13,7 +13,7 @@ import numpy as np
 
 from retrograd.core.files import make_storable, remove_unfinished, write_json, write_whole
 from retrograd.core.history.names import SiteNames
-from retrograd.core.history.rows import decode_batches
+from retrograd.core.history.rows import Part, decode_batches
 from retrograd.core.history.sink import Event, KeptTensor, RowBatch
 from retrograd.core.history.table import build_event_table, build_table, find_last_loss
 from retrograd.core.runs.attempts import name_attempt
@@ -106,10 +106,14 @@ class RankFolder:
 
     def write_rows(self, batches: Sequence[RowBatch]) -> None:
         """Write rows as one more part file."""
-        columns = decode_batches(batches, self.names.gradients)
+        columns = decode_batches(batches, self.names.gradients, codes=self.names.codes)
+        columns["site"] = self.names.codes[columns["site"]]
+        self.write_columns(columns)
+
+    def write_columns(self, columns: Part) -> None:
+        """Write rows sorted by site, of which ``site`` is the code of a name, as one more part file."""
         if not len(columns["step"]):
             return
-        columns["site"] = self.names.codes[columns["site"]]
         written = self.names.written
         self._statistics.add(build_table(columns, written))
         self._recorded.update(written[code] for code in np.unique(columns["site"]))

@@ -16,6 +16,7 @@ from retrograd.core.amounts import count_of, list_names
 from retrograd.core.drawings import drawn_by
 from retrograd.core.errors import DamagedRunError, NotARunError, NothingRecordedError, RunUnreachableError
 from retrograd.core.foreign.text import check_kinds, read_json
+from retrograd.core.guesses import Guided
 from retrograd.core.history.ahead import read_each
 from retrograd.core.history.history import History
 from retrograd.core.history.names import SiteNames
@@ -86,10 +87,10 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         DamagedRunError: a file of it cannot be read, which is more than one part of its statistics or events among
             others: these are left out with a warning. Reading the history may raise it too.
     """
-    return Run(open_folder(path))  # more is read of it later
+    return Run(path)  # more is read of it later
 
 
-class Run:
+class Run(Guided):
     """A run, as far as it has been written when it was opened or refreshed.
 
     Attributes:
@@ -99,8 +100,8 @@ class Run:
         history: what was recorded, the ranks merged.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = remembering(path)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = remembering(open_folder(path))
         self.history = History()
         self._damaged: list[DamagedPart] = []
         self._parts: dict[PartKey, StoredRows] = {}
@@ -112,6 +113,10 @@ class Run:
         self._lists = SiteLists(self._names.code_of)
         self._files = OpenFiles()
         self.refresh()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle its address: it is opened again."""
+        return open_run, (str(self.path),)
 
     @property
     def status(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -69,12 +70,16 @@ def _read_command(command: Any) -> Iterator[tuple[str, Setting]]:
     yield from _read_options(arguments)
 
 
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*(\.exe)?$", re.IGNORECASE)
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def _split(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The script, without the interpreter and its options, and what follows it."""
-    place = 1
+    """The script, without the interpreter or the launcher and its options, and what follows it."""
+    if words and not _INTERPRETER.match(PurePath(words[0]).name) and words[0] not in ("-m", "-c"):
+        place = next((number for number, word in enumerate(words) if word.endswith(".py")), 0)
+        return PurePath(words[place]).name, words[place + 1 :]
+    place = 0 if words[:1] in (["-m"], ["-c"]) else 1
     while place < len(words):
         word = words[place]
         if word in ("-m", "-c"):

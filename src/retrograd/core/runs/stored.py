@@ -57,6 +57,8 @@ _NONFINITE = ("nan", "pos_inf", "neg_inf")
 _OFTEN_CONSTANT = frozenset({"phase", "micro", "backward", "calls", *_NONFINITE})
 """Columns whose rows are mostly all the same, which the footer then tells; what it tells of floats leaves NaN out."""
 
+_DESCRIBED = _OFTEN_CONSTANT | {"step", _BINS}
+
 _GROUPS_OF_A_FILE = 3
 """What an open file counts for besides, so that there are 256 at most, of the 1024 that a process may have."""
 
@@ -155,12 +157,15 @@ class StoredRows(StoredPart):
         self._names = [*FIXED_TYPES, *(name for name in found if name not in STATISTICS_NAMES)]
         self._has_order = "order" in found
         with explain_damage(path):
-            check_types(schema)
+            check_types(schema.remove_metadata())
             missing = STATISTICS_NAMES.difference(found, _LATER_COLUMNS)
             if missing:
                 raise ValueError(f"it lacks the columns {', '.join(sorted(missing))}")
             self.written: int = file.metadata.num_rows
-            self._groups = [_describe_group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
+            columns = {name: at for at, name in enumerate(_list_columns(file.metadata.schema)) if name in _DESCRIBED}
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            self._groups = [_describe_group(group, columns) for group in groups]
+            self.entries = sum(group.entries for group in self._groups)
             lows, highs = zip(*(group.steps for group in self._groups), strict=True) if self._groups else ((0,), (0,))
             self.step_limits, self.ends = (min(lows), max(highs)), highs
             self.step_runs, sites = self._outline(file)
@@ -219,17 +224,32 @@ class StoredRows(StoredPart):
         *,
         nonfinite: bool = False,
     ) -> Iterator[Callable[[], Part]]:
-        """See StoredPart; one piece per row group."""
+        """See StoredPart; a piece is a row group, or some small neighbours together."""
+        wanted: list[int] = []
         for number, group in enumerate(self._groups):
             low, high = group.steps
-            if self._is_damaged:
-                return
             if (last is not None and low > last) or (first is not None and high < first):
                 continue
             if nonfinite and not any(group.constants.get(name, 1) for name in _NONFINITE):
                 continue
             if self._may_have(number, codes):
-                yield partial(self._read_still, number, tuple(names))
+                wanted.append(number)
+        for numbers in self._join_neighbours(wanted):
+            if self._is_damaged:
+                return
+            yield partial(self._read_still, numbers, tuple(names))
+
+    def _join_neighbours(self, wanted: Iterable[int]) -> Iterator[tuple[int, ...]]:
+        """Row groups that are read together."""
+        joined, rows = list[int](), 0
+        for number in wanted:
+            rows += self._groups[number].count
+            if joined and rows > LIMITS.rows_at_once:
+                yield tuple(joined)
+                joined, rows = [], self._groups[number].count
+            joined.append(number)
+        if joined:
+            yield tuple(joined)
 
     def _outline(self, file: PartFile) -> tuple[dict[int, IntArray], PartSites]:
         """Steps by phase, and sites: as the footer tells, else as the rows do, read group by group."""
@@ -257,8 +277,8 @@ class StoredRows(StoredPart):
     def check(self) -> None:
         """See StoredPart. Of a large object in a store that would be many bytes: there a damaged one raises."""
         if not self._is_checked and not self._is_large:
-            for number in range(len(self._groups)):
-                self._read_still(number, self._names)
+            for numbers in self._join_neighbours(range(len(self._groups))):
+                self._read_still(numbers, self._names)
         self._is_checked = True
 
     def _may_have(self, number: int, codes: npt.NDArray[np.integer] | None) -> bool:
@@ -266,15 +286,15 @@ class StoredRows(StoredPart):
         own = self._codes_of_groups.get(number)
         return codes is None or own is None or len(np.intersect1d(own, codes, assume_unique=True)) > 0
 
-    def _read_still(self, number: int, names: Sequence[str]) -> Columns:
-        """Columns of a row group; no rows where its file turns out to be damaged, of which there is a warning.
+    def _read_still(self, numbers: Sequence[int], names: Sequence[str]) -> Columns:
+        """Columns of some row groups; no rows where its file turns out to be damaged, of which there is a warning.
 
         Raises:
             DamagedRunError: it is gone, or the system cannot read it now.
         """
         try:
             if not self._is_damaged:
-                return self._read_group(number, names)
+                return self._read_groups(numbers, names)
         except FileNotFoundError as error:
             raise explain_vanished(self.path) from error
         except DamagedRunError as error:
@@ -286,15 +306,15 @@ class StoredRows(StoredPart):
                 self._damages.leave_out(DamagedPart(self.path, error, steps=steps))
         return {name: np.empty(0, FIXED_TYPES.get(name, np.float64)) for name in names}
 
-    def _read_group(self, number: int, names: Sequence[str]) -> Columns:
-        group = self._groups[number]
+    def _read_groups(self, numbers: Sequence[int], names: Sequence[str]) -> Columns:
+        group = _join_groups([self._groups[number] for number in numbers])
         stored = self._list_stored(group, names)
         with explain_damage(self.path):
             plain = [name for name in stored if name != "bins"]
             reader = (self._held or self._files.take(self)).open() if stored else None
-            table = reader.read_row_group(number, columns=plain, use_threads=False) if reader and plain else None
-            bins = _read_bins(reader, number, group.are_bins_small) if reader and "bins" in stored else None
-            return self._lay_out(number, names, table, bins)
+            table = reader.read_row_groups(numbers, columns=plain, use_threads=False) if reader and plain else None
+            bins = _read_bins(reader, numbers, group.are_bins_small) if reader and "bins" in stored else None
+            return self._lay_out(group, names, table, bins)
 
     def _list_stored(self, group: _RowGroup, names: Sequence[str]) -> list[str]:
         """Columns that have to be read for these; the others are the same in each row."""
@@ -303,12 +323,11 @@ class StoredRows(StoredPart):
 
     def _lay_out(
         self,
-        number: int,
+        group: _RowGroup,
         names: Sequence[str],
         table: pa.Table | None,
         bins: tuple[npt.NDArray[np.int32], npt.NDArray[Any]] | None,
     ) -> Columns:
-        group = self._groups[number]
         constant = {name: group.constants[name] for name in names if name in group.constants}
         columns: Columns = {}
         for name in names:
@@ -320,7 +339,7 @@ class StoredRows(StoredPart):
         if bins is not None:
             columns["bin_count"], columns["bins"] = bins
         if any(len(column) != group.count for name, column in columns.items() if name != "bins"):
-            raise ValueError(f"columns of row group {number} differ in length")
+            raise ValueError("columns of a row group differ in length")
         check_rows(columns, self.codes, self.step_runs)
         return columns
 
@@ -344,31 +363,56 @@ class _RowGroup:
         steps: the first and the last.
         constants: columns of which all rows are the same.
         are_bins_small: no entry of a histogram has more than 32 bits.
+        entries: number of entries of all histograms, at most.
     """
 
     count: int
     steps: tuple[int, int]
     constants: dict[str, int]
     are_bins_small: bool
+    entries: int
 
 
-def _describe_group(group: pq.RowGroupMetaData) -> _RowGroup:
-    steps, constants, are_bins_small = _ANY_STEP, {}, False
-    for number in range(group.num_columns):
+def _join_groups(groups: Sequence[_RowGroup]) -> _RowGroup:
+    """Neighbours as one."""
+    first, *others = groups
+    if not others:
+        return first
+    lows, highs = zip(*(each.steps for each in groups), strict=True)
+    are_same = {
+        name: value
+        for name, value in first.constants.items()
+        if all(each.constants.get(name) == value for each in others)
+    }
+    return _RowGroup(
+        count=sum(each.count for each in groups),
+        steps=(min(lows), max(highs)),
+        constants=are_same,
+        are_bins_small=all(each.are_bins_small for each in groups),
+        entries=sum(each.entries for each in groups),
+    )
+
+
+def _list_columns(schema: pq.ParquetSchema) -> list[str]:
+    return [schema.column(number).path for number in range(len(schema))]
+
+
+def _describe_group(group: pq.RowGroupMetaData, columns: Mapping[str, int]) -> _RowGroup:
+    steps, constants, are_bins_small, entries = _ANY_STEP, {}, False, 0
+    for name, number in columns.items():
         column = group.column(number)
-        name = column.path_in_schema
-        if name in ("step", _BINS) or name in _OFTEN_CONSTANT:
-            limits = column.statistics
-            if limits is None or not limits.has_min_max or limits.null_count:
-                continue
-            low, high = _check_limits(name, limits.min, limits.max)
-            if name == "step":
-                steps = low, high
-            elif name == _BINS:
-                are_bins_small = low >= 0 and high <= _LARGEST
-            elif low == high:
-                constants[name] = find_phase(low) if name == "phase" else low
-    return _RowGroup(group.num_rows, steps, constants, are_bins_small)
+        entries = column.num_values if name == _BINS else entries
+        limits = column.statistics
+        if limits is None or not limits.has_min_max or limits.null_count:
+            continue
+        low, high = _check_limits(name, limits.min, limits.max)
+        if name == "step":
+            steps = low, high
+        elif name == _BINS:
+            are_bins_small = low >= 0 and high <= _LARGEST
+        elif low == high:
+            constants[name] = find_phase(low) if name == "phase" else low
+    return _RowGroup(group.num_rows, steps, constants, are_bins_small, entries)
 
 
 def _check_limits(name: str, low: Any, high: Any) -> tuple[Any, Any]:
@@ -382,8 +426,10 @@ def _check_limits(name: str, low: Any, high: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def _read_bins(file: pq.ParquetFile, number: int, are_small: bool) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
-    batches = file.iter_batches(LIMITS.histograms_at_once, [number], ["bins"], use_threads=False)
+def _read_bins(
+    file: pq.ParquetFile, numbers: Sequence[int], are_small: bool
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+    batches = file.iter_batches(LIMITS.histograms_at_once, numbers, ["bins"], use_threads=False)
     return _unpack_bins((batch.column(0) for batch in batches), are_small)
 
 

@@ -28,8 +28,10 @@ class ComparedRuns:
         """A text that changes when one of the runs does, from what a list of runs tells of it."""
         return hashlib.sha256("\n".join(read_line(each).as_json() for each in folders).encode()).hexdigest()[:16]
 
-    def make_page(self, folders: Sequence[Path], base: str) -> str:
+    def make_page(self, folders: Sequence[Path], base: str, home: str = "") -> str:
         """The page of some runs, which asks at an address. Those of many rows are neither compared nor explained here.
+
+        ``home`` is the address of the list of all runs.
 
         Raises:
             NotARunError, DamagedRunError: a folder cannot be read.
@@ -50,6 +52,7 @@ class ComparedRuns:
                 again=Again(base, state, max(LIMITS.compared_pause, self._took / LIMITS.look_share))
                 if goes_on
                 else None,
+                home=home,
             )
             self._took = time.monotonic() - begun
             return page

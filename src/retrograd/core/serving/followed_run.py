@@ -26,7 +26,6 @@ from retrograd.core.runs.reader import Run, open_run
 from retrograd.core.sites.site import parse_leniently
 from retrograd.core.views.downsample import ColumnBands, FloatArray, StepColumns, share_columns
 from retrograd.core.views.report.blocks import (
-    LOSS_FACTS,
     Block,
     Blocks,
     Measure,
@@ -34,7 +33,6 @@ from retrograd.core.views.report.blocks import (
     describe_measure,
     list_measures,
     make_exponent_block,
-    reduce_loss,
 )
 from retrograd.core.views.report.facts import (
     describe_data,
@@ -45,6 +43,7 @@ from retrograd.core.views.report.facts import (
 )
 from retrograd.core.views.report.findings import describe_card, describe_findings, find_first_nonfinite
 from retrograd.core.views.report.report import frame_report
+from retrograd.core.views.report.scalars import ScalarCurves
 from retrograd.core.views.report.scope import Scope, choose_scope
 from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
 
@@ -102,20 +101,24 @@ class FollowedRun:
         self._looked = time.monotonic()
         self._resumed: object = None
         self._scope: Scope | None = None
+        self._curves = ScalarCurves(History())
+        self._curves_of, self._curves_read, self._curves_took = 0, 0.0, 0.0
         self._nonfinite: dict[str, Any] | None = None
         self._known = Explained(read_findings(self._run))
         self._explaining: threading.Thread | None = None
         self._explained, self._took, self._seen = 0.0, 0.0, -1
         self._extend()
 
-    def make_page(self, base: str) -> str:
-        """The page of the report, without numbers, which it asks for at an address."""
+    def make_page(self, base: str, home: str = "") -> str:
+        """The page of the report, without numbers, which it asks for at an address; ``home`` is that of all runs."""
         with self._lock:
             self._look()
             scope = replace(self._scoped, columns=share_columns(self._scoped.columns.steps, LIMITS.page_columns))
-            facts = self._describe(scope)
+            facts, idle = self._describe(scope), self._find_idle()
         live = {
+            "idle": idle,
             "base": base,
+            "home": home,
             "pause": round(1000 * LIMITS.flush_seconds),
             "version": 0,
             "digests": _digest(_leave_columns_out(facts)),
@@ -158,15 +161,51 @@ class FollowedRun:
             "news": {name: facts[name] for name in changed},
             "digests": changed,
             "columns": None if is_same or not len(steps) else told,
+            "idle": self._find_idle(),
         }
 
-    def read_loss(self, columns: ColumnRange) -> bytes:
-        """The loss of some columns, as float32 of shape (3, columns).
+    def _find_idle(self) -> float | None:
+        """Seconds since the last event, or the start; None where nothing goes on, or that is not known of a copy."""
+        is_copy = any(rank.facts.get("copied") for rank in self._run.ranks)
+        if self._run.status != "running" or is_copy:
+            return None
+        moments = [rank.facts["began"] for rank in self._run.ranks if "began" in rank.facts]
+        moments += self._run.history.all_events.times or ()
+        return max(0.0, time.time() - max(moments)) if moments else None
+
+    def read_scalars(self, names: Sequence[str], columns: ColumnRange) -> bytes:
+        """Scalars of some columns and the clock, as float32 of shape (3, names + 1, columns).
+
+        Nothing where there are new ones that are not read yet: the page asks again with the next news.
 
         Raises:
             DamagedRunError: a file cannot be read.
         """
-        return self._read(_pack_loss, columns)
+        with self._lock:
+            self._read_curves()
+            steps = self._scoped.columns.steps
+            begin, end = np.searchsorted(steps, columns.step), np.searchsorted(steps, columns.until, side="right")
+            if self._curves_of != self._run.history.all_events.count:
+                return b""
+            first = columns.step if begin else None
+            return _pack(self._curves.reduce(list(names), StepColumns(steps[begin:end], max(columns.width, 1)), first))
+
+    def _read_curves(self) -> None:
+        """Read all scalars again where there are new events and it takes a small share of the time.
+
+        A rate is noted when it changes and a step is timed from the one before, so no part can be read alone.
+        """
+        count, now = self._run.history.all_events.count, time.monotonic()
+        if count == self._curves_of or now - self._curves_read < self._curves_took / LIMITS.look_share:
+            return
+        try:
+            found = ScalarCurves(self._run.history)
+        except DamagedRunError:  # a file was merged meanwhile
+            self._run.refresh()
+            count, found = self._run.history.all_events.count, ScalarCurves(self._run.history)
+        self._curves, self._curves_of = found, count
+        self._curves_read = time.monotonic()
+        self._curves_took = self._curves_read - now
 
     def read_numbers(self, names: Sequence[str], chosen: ChosenSites, columns: ColumnRange) -> bytes:
         """Statistics of some series, read together: for each of them float32 of shape (bands, series, columns).
@@ -264,10 +303,11 @@ class FollowedRun:
             for each in list_measures(manifest)
             if (series := _series_of(each, scope.sites))
         ]
-        loss = Block("loss", LOSS_FACTS, "") if len(scope.history.loss.steps) else None
+        self._read_curves()
+        scalars = None if self._curves.facts is None else Block("scalars", self._curves.facts, "")
         return {
             **describe_run(run, scope),
-            **describe_data(scope, places, Blocks(statistics, loss, None)),
+            **describe_data(scope, places, Blocks(statistics, scalars, None)),
             "exponents": None,
             "card": describe_card(self._known.card),
             "findings": {**describe_findings(self._known.findings, scope, places), **self._tell_pending()},
@@ -342,11 +382,6 @@ def _choose(scope: Scope, chosen: ChosenSites) -> Scope:
     if not all(0 <= number < len(scope.sites) for number in chosen.series):
         raise NotServedError
     return replace(scope, sites=[scope.sites[number] for number in chosen.series])
-
-
-def _pack_loss(scope: Scope) -> bytes:
-    numbers = reduce_loss(scope)
-    return np.full((3, len(scope.columns)), np.nan, "<f4").tobytes() if numbers is None else _pack(numbers)
 
 
 def _pack_numbers(names: Sequence[str], scope: Scope) -> bytes:

@@ -21,9 +21,10 @@ from retrograd.core.errors import LaunchError, RunError
 from retrograd.core.foreign.text import parse_json, parse_object, show_plainly
 from retrograd.core.notices import say
 from retrograd.core.runs.layout import find_rank_folders, is_run
-from retrograd.core.runs.listing import list_runs, read_line
+from retrograd.core.runs.listing import find_runs
 from retrograd.core.serving.compared_runs import ComparedRuns
 from retrograd.core.serving.followed_run import ChosenSites, ColumnRange, FollowedRun, NotServedError, OtherSitesError
+from retrograd.core.serving.listed_runs import ListedRuns
 from retrograd.core.views.page.frame import frame_page
 
 HOST = "127.0.0.1"
@@ -56,6 +57,7 @@ class Served:
     Attributes:
         path: the same.
         single: the name of the only run; empty for a folder of runs.
+        listed: the runs of the folder, each in a line.
 
     Raises:
         NotARunError: it is neither.
@@ -66,15 +68,11 @@ class Served:
         self.is_awaited = is_awaited
         self.single = path.name if is_awaited or is_run(path) else ""
         if not is_awaited:
-            find_rank_folders(path) if self.single else list_runs(path)
+            find_rank_folders(path) if self.single else find_runs(path)
+        self.listed = ListedRuns(path, is_single=bool(self.single))
         self._open: OrderedDict[str, _Slot] = OrderedDict()
         self._lock = threading.Lock()
         self._compared = ComparedRuns()
-
-    def list_lines(self) -> list[dict[str, Any]]:
-        """The runs as JSON values, newest first; a loss that is not finite is text."""
-        lines = [read_line(self.path)] if self.single else list_runs(self.path)
-        return [json.loads(each.as_json()) for each in lines]
 
     def find(self, name: str) -> FollowedRun:
         """The run of a name.
@@ -90,14 +88,14 @@ class Served:
                 self._open.popitem(last=False)
         return slot.take()
 
-    def compare(self, names: list[str], base: str) -> str:
-        """The page of several runs, which asks at an address whether they have gone on.
+    def compare(self, names: list[str], base: str, home: str = "") -> str:
+        """The page of several runs, which asks at an address whether they have gone on; ``home`` is that of all.
 
         Raises:
             NotServedError: there is none of a name.
             RunError: one cannot be read.
         """
-        return self._compared.make_page([self._folder_of(name) for name in names], base)
+        return self._compared.make_page([self._folder_of(name) for name in names], base, home)
 
     def tell_state(self, names: list[str]) -> str:
         """A text that changes when one of several runs does.
@@ -217,9 +215,9 @@ class _Handler(BaseHTTPRequestHandler):
             case [""] if served.single:
                 return "page", self._make_page(served.single)
             case [""]:
-                return "page", _make_list(served.list_lines()).encode()
-            case ["runs"]:
-                return "json", json.dumps(served.list_lines()).encode()
+                return "page", _make_list(served.listed.tell_lines()).encode()
+            case ["runs" | "losses" as what]:
+                return "json", json.dumps(self._tell_listed(what, query)).encode()
             case ["compare", *what] if what in ([], ["state"]):
                 return self._compare(_read_runs(pairs), is_page=not what)
             case ["run", name]:
@@ -227,8 +225,8 @@ class _Handler(BaseHTTPRequestHandler):
             case ["run", name, "news"]:
                 have, numbers = _read_digests(query), _read_numbers(query, "column", "step", "until", "width")
                 return "json", json.dumps(served.find(name).find_news(have, **numbers)).encode()
-            case ["run", name, "loss"]:
-                return "bytes", served.find(name).read_loss(_read_columns(query))
+            case ["run", name, "scalars"]:
+                return "bytes", served.find(name).read_scalars(_read_names(query), _read_columns(query))
             case ["run", name, "numbers"]:
                 names, chosen, columns = _read_names(query), _read_chosen(query), _read_columns(query)
                 return "bytes", served.find(name).read_numbers(names, chosen, columns)
@@ -240,13 +238,20 @@ class _Handler(BaseHTTPRequestHandler):
     def _compare(self, names: list[str], *, is_page: bool) -> tuple[str, bytes]:
         served = self.server.served
         if is_page:
-            return "page", served.compare(names, f"/{self.server.token}/compare").encode()
+            return "page", served.compare(names, f"/{self.server.token}/compare", f"/{self.server.token}/").encode()
         return "bytes", served.tell_state(names).encode()
+
+    def _tell_listed(self, what: str, query: dict[str, str]) -> dict[str, Any]:
+        listed = self.server.served.listed
+        return listed.tell_lines() if what == "runs" else listed.tell_losses(**_read_numbers(query, "since"))
 
     def _make_page(self, name: str) -> bytes:
         if self.server.served.is_awaited and not is_run(self.server.served.path):
             return _NOTHING_YET
-        return self.server.served.find(name).make_page(f"/{self.server.token}/run/{quote(name, safe='')}").encode()
+        home = "" if self.server.served.single else f"/{self.server.token}/"
+        return (
+            self.server.served.find(name).make_page(f"/{self.server.token}/run/{quote(name, safe='')}", home).encode()
+        )
 
     def _answer(self, status: HTTPStatus, kind: str, content: bytes) -> None:
         self.send_response(status)
@@ -309,8 +314,8 @@ def _read_digests(query: dict[str, str]) -> dict[str, str]:
         raise _QueryError("have is an object of digests") from error
 
 
-def _make_list(lines: list[dict[str, Any]]) -> str:
-    return frame_page("retrograd.core.serving", "Runs", {"runs": lines}, {}, is_served=True)
+def _make_list(told: dict[str, Any]) -> str:
+    return frame_page("retrograd.core.serving", "Runs", told, {}, is_served=True)
 
 
 def serve(path: Path, port: int, *, told: Callable[[str], None]) -> None:

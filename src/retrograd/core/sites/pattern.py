@@ -8,6 +8,13 @@
     nn.LayerNorm                a module type: everything that is recorded by default of its instances
     lambda c: c.site.path ...   any predicate on a :class:`Candidate`
 
+Functions that modules call are meant by patterns that name them, behind a slash or by the nodes that they make, and by
+no others:
+
+    "*/relu"                    everything that is recorded of these functions: output and gradient
+    "blocks.*/softmax:output"   glob over whole names, as for modules; "*/*" for all functions
+    "*:ReluBackward0"           the gradient that comes to nodes of this kind, made by functions of these modules
+
 A pattern without a ``#`` means every call: names are held against it without their call. One with a ``#`` is held
 against names with the number of the call, of the first one too: ``fc#1:output``, ``fc#*:output.grad``, ``fc#2``.
 
@@ -35,7 +42,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrograd.core.errors import PatternError
-from retrograd.core.sites.site import BEFORE, LOCAL, ROOT, WATCH, Kind, Quantity, Site, says_call
+from retrograd.core.sites.site import BEFORE, LOCAL, OPTIMIZER, ROOT, WATCH, Kind, Quantity, Site, says_call
 
 _CALL = re.compile(r"[1-9][0-9]*|[0-9*?\[\]!-]*[*?\[][0-9*?\[\]!-]*")
 
@@ -149,10 +156,13 @@ class Candidate:
     Attributes:
         site: its name, at the first call.
         module: the module that has it; None for a tensor watched by hand.
+        node: for the output of a function that this module calls, the kind of node that it has made, where a pattern
+            asks for that; empty where there is none. None for everything else.
     """
 
     site: Site
     module: Any = None
+    node: str | None = None
 
     @property
     def is_default(self) -> bool:
@@ -181,7 +191,7 @@ def compile_pattern(pattern: Pattern) -> Test:
             return compile_pattern(regex)
         if not pattern:
             raise PatternError("An empty pattern selects no site.", repair="use '*' for every site.")
-        return _compile_glob(pattern)
+        return _compile_nodes(pattern) or _compile_glob(pattern)
     if isinstance(pattern, re.Pattern):
         name = name_for(asks_for_call(pattern))
         return lambda candidate: pattern.search(name(candidate.site)) is not None
@@ -192,6 +202,41 @@ def compile_pattern(pattern: Pattern) -> Test:
     raise PatternError(
         f"{pattern!r} is not a pattern.",
         repair="give a glob such as 'blocks.*:output', a compiled regex, a module type, or a predicate.",
+    )
+
+
+UNKNOWN_NODE = "?"
+"""In place of a kind of node that is not known yet, so that it may be any."""
+
+_NODES = re.compile(r"(?P<path>[^:#]+):(?P<node>[^.:#]*Backward[^.:#]*)(?:\.grad)?")
+
+
+def asks_for_node(pattern: Pattern) -> bool:
+    """Return whether a pattern means gradients by the kind of node that they come to: ``*:ReluBackward0``."""
+    return isinstance(pattern, str) and not pattern.startswith("re:") and _NODES.fullmatch(pattern) is not None
+
+
+def names_functions(pattern: Pattern) -> bool:
+    """Return whether a pattern may mean functions that modules call: ``*/relu:output.grad``, ``*:ReluBackward0``."""
+    regex = as_regex(pattern)
+    text: object = pattern if regex is None else regex.pattern
+    if not isinstance(text, str):
+        return False
+    return asks_for_node(pattern) or "/" in _NO_FUNCTION.sub("", text).partition(":")[0]
+
+
+_NO_FUNCTION = re.compile(rf"{WATCH}|{OPTIMIZER}")
+
+
+def _compile_nodes(pattern: str) -> Test | None:
+    found = _NODES.fullmatch(pattern)
+    if found is None:
+        return None
+    in_path, in_node = translate_glob(found["path"]), translate_glob(found["node"])
+    return lambda candidate: (
+        candidate.site.quantity == "grad"
+        and bool(candidate.node and (candidate.node == UNKNOWN_NODE or in_node(candidate.node)))
+        and bool(in_path(candidate.site.path.rpartition("/")[0]))
     )
 
 

@@ -13,10 +13,13 @@ from retrograd.core.sites.pattern import (
     MAGIC,
     Candidate,
     Pattern,
+    Test,
     as_regex,
+    asks_for_node,
     compile_pattern,
     describe_pattern,
     escape_glob,
+    names_functions,
     parse_kinds,
     translate_glob,
 )
@@ -95,7 +98,7 @@ class Selection:
 
     def _compile(self, patterns: list[Pattern], excluded: list[Pattern]) -> None:
         self._read = patterns
-        self._tests = [compile_pattern(pattern) for pattern in patterns] or [_default]
+        self._tests = [_include(pattern) for pattern in patterns] or [_default]
         self._excluded = [compile_pattern(pattern) for pattern in excluded]
 
     def settle(self, candidates: Iterable[Candidate]) -> None:
@@ -115,6 +118,20 @@ class Selection:
             may_match_later(pattern, (candidate,), parameters_have_calls=parameters_have_calls)
             for pattern in self._read
         )
+
+    @property
+    def names_functions(self) -> bool:
+        """Whether functions that modules call may be selected."""
+        return any(map(names_functions, self.patterns))
+
+    @property
+    def asks_for_nodes(self) -> bool:
+        """Whether gradients may be selected by the kind of node that they come to."""
+        return any(map(asks_for_node, self.patterns))
+
+    def may_mean(self, function: str) -> bool:
+        """Whether functions of this name may be selected."""
+        return any(_may_mean(pattern, function) for pattern in self.patterns if names_functions(pattern))
 
     def describe(self) -> list[str]:
         """The patterns as text, for a manifest."""
@@ -137,12 +154,12 @@ class Selection:
         for pattern in self.unmatched(candidates):
             bare = _strip(pattern)
             comes_later = may_match_later(bare, candidates, parameters_have_calls=parameters_have_calls)
-            if not (_is_of_watched(bare) or comes_later):
+            if not (_is_of_watched(bare) or comes_later or _may_be_called(bare, candidates)):
                 raise NoSuchSiteError(
                     f"The pattern {describe_pattern(pattern)} matches no site.", repair=suggest(bare, candidates)
                 )
         may_reach = partial(self.may_reach, parameters_have_calls=parameters_have_calls)
-        if not (any(map(may_reach, candidates)) or any(map(_is_of_watched, self.patterns))):
+        if not (any(map(may_reach, candidates)) or any(_is_of_watched(e) or names_functions(e) for e in self.patterns)):
             raise NoSuchSiteError(
                 f"The patterns {', '.join(self.describe())} exclude every site.", repair="exclude less."
             )
@@ -203,7 +220,42 @@ def _is_of_watched(pattern: Pattern) -> bool:
 
 
 def _default(candidate: Candidate) -> bool:
-    return candidate.is_default
+    return candidate.is_default and candidate.node is None
+
+
+def _include(pattern: Pattern) -> Test:
+    """The question whether a pattern selects a site: that of a function only if it names functions."""
+    test = compile_pattern(pattern)
+    return test if names_functions(pattern) else lambda candidate: candidate.node is None and test(candidate)
+
+
+def _may_mean(pattern: Pattern, function: str) -> bool:
+    if as_regex(pattern) is not None or asks_for_node(pattern):
+        return True
+    path = str(pattern).partition(":")[0].partition("#")[0]
+    return bool(translate_glob(path.rpartition("/")[2])(function))
+
+
+def _may_be_called(pattern: Pattern, candidates: Iterable[Candidate]) -> bool:
+    """Return whether a pattern may mean a function that one of these modules calls."""
+    if not names_functions(pattern):
+        return False
+    if as_regex(pattern) is not None:
+        return True
+    path = str(pattern).partition(":")[0]
+    in_path = translate_glob(path if asks_for_node(pattern) else path.rpartition("/")[0])
+    return any(in_path(candidate.site.path) for candidate in candidates if candidate.site.slot in _RUN_SLOTS)
+
+
+_MEANT = {
+    **dict.fromkeys(("grads", "grad", "gradients", "gradient"), "'*.grad', or '*:parameters.grad' for parameters"),
+    **dict.fromkeys(("activations", "outputs", "output"), "'*:output'"),
+    **dict.fromkeys(("inputs", "input"), "'*:inputs'"),
+    **dict.fromkeys(("weights", "params", "parameters"), "'*:parameters'"),
+    **dict.fromkeys(("updates", "update"), "'*.update'"),
+    "all": "'*'",
+}
+"""Word for all sites of a kind → the pattern that says it."""
 
 
 def suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
@@ -212,6 +264,12 @@ def suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
     if isinstance(bare, type):
         kinds = sorted({type(candidate.module).__name__ for candidate in candidates if candidate.module is not None})
         return f"the modules are of these types: {', '.join(kinds)}."
+    if str(bare).lower() in _MEANT:
+        return f"for all of these write {_MEANT[str(bare).lower()]}."
+    if names_functions(bare):
+        paths = list(dict.fromkeys(each.site.path for each in candidates if each.site.slot in _RUN_SLOTS))
+        near = difflib.get_close_matches(str(bare).partition(":")[0].rpartition("/")[0], paths, n=5, cutoff=0.3)
+        return f"before the slash stands a module: {', '.join(near or paths[:5])}, or '*' for all."
     path, _, quantity = str(bare).rpartition(".")
     if quantity in ("grad", "update") and any(translate_glob(path)(each.site.path) for each in candidates):
         slots = ("parameters", "outputs", "inputs") if quantity == "grad" else ("parameters",)

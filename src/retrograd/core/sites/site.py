@@ -155,9 +155,13 @@ def local_gradient(parameter: Site) -> Site:
     return replace(parameter, keys=(*parameter.keys, LOCAL), quantity="grad")
 
 
+ACCUMULATED = "accumulated"
+"""The last key of the site of what an optimizer gets of several passes."""
+
+
 def accumulated_gradient(parameter: Site) -> Site:
     """The site of what an optimizer gets of several passes, before it updates: ``fc:weight.accumulated``."""
-    return replace(parameter, keys=(*parameter.keys, "accumulated"))
+    return replace(parameter, keys=(*parameter.keys, ACCUMULATED))
 
 
 def parse_site(text: str) -> Site:

@@ -7,14 +7,14 @@ A run records sites; a person looks at places. ``fc:weight``, ``fc:weight.grad``
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from retrograd.core.history.history import History
 from retrograd.core.history.matrix import check_name
 from retrograd.core.history.sink import PHASES, Phase
 from retrograd.core.history.ungraded import list_ungraded
-from retrograd.core.sites.site import WATCH, Quantity, Site, parse_leniently, says_call
+from retrograd.core.sites.site import ACCUMULATED, WATCH, Quantity, Site, parse_leniently, says_call
 
 
 def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:
@@ -44,12 +44,13 @@ def find_phase(history: History) -> Phase:
 
 
 LOSS_ALONE = (
-    "Only the loss was recorded: no module was called, and no torch optimizer made an update. "
+    "No tensor was recorded, only scalars: no module was called, and no torch optimizer made an update. "
     'To record a tensor, call rg.watch("name", tensor) where it is made.'
 )
 """What is said of a run of plain tensors."""
 
 Kind = Literal["activation", "parameter"]
+Shown = Quantity | Literal["accumulated"]
 
 _MODULE_SLOTS = frozenset({"output", "input"})
 
@@ -71,8 +72,8 @@ class ModelPlace:
     path: str
     label: str
     kind: Kind
-    sites: dict[Quantity, str] = field(default_factory=dict)
-    without: dict[Quantity, str] = field(default_factory=dict)
+    sites: dict[Shown, str] = field(default_factory=dict)
+    without: dict[Shown, str] = field(default_factory=dict)
 
 
 def group_places(sites: Iterable[str]) -> list[ModelPlace]:
@@ -83,11 +84,14 @@ def group_places(sites: Iterable[str]) -> list[ModelPlace]:
     places: dict[str, ModelPlace] = {}
     for text in sites:
         site = parse_leniently(text)
+        quantity: Shown = site.quantity
+        if site.keys[-1:] == (ACCUMULATED,) and _kind(site) == "parameter":
+            site, quantity = replace(site, keys=site.keys[:-1]), "accumulated"
         name, label = (site.value.numbered, site.numbered_label) if says_call(text) else (str(site.value), site.label)
         place = places.get(name)
         if place is None:
             place = places[name] = ModelPlace(name, site.path, label, _kind(site))
-        place.sites[site.quantity] = text
+        place.sites[quantity] = text
     return list(places.values())
 
 

@@ -57,6 +57,7 @@ def print_table(
     *,
     statistic: str = "rms",
     sort: Order = "calls",
+    most: int | None = None,
     file: TextIO | None = None,
 ) -> None:
     """Print a line for each place: its last value and gradient, the gradient over the steps, and what is odd.
@@ -70,6 +71,7 @@ def print_table(
         sites: names or globs, as in ``blocks.*:output.grad``; all sites when left out.
         statistic: the statistic of the columns ``value``, ``gradient`` and ``over steps``.
         sort: ``calls`` for call order, ``name``, or a column to sort by, largest first.
+        most: so many lines at most; in call order, or by name, the sites of others are not read.
         file: where to print; standard output when left out.
 
     Raises:
@@ -78,16 +80,17 @@ def print_table(
         PatternError: for an unknown order.
     """
     history = read_history(run)
-    chosen = choose_sites(history, sites)
+    places = list_places(choose_sites(history, sites), sort)
+    read = places[:most] if sort in ("calls", "name") else places
     phase = find_phase(history)
-    summaries, steps = summarize(history, chosen, statistic, phase)
-    summaries = sort_summaries(summaries, sort)
+    summaries, steps = summarize(history, [site for place in read for site in place.sites.values()], statistic, phase)
+    summaries = sort_summaries(summaries, sort)[:most]
     if phase == "train":
         steps = history.made_steps[[0, -1]].tolist() if len(history.made_steps) else []
     console = open_console(file)
     span = f"steps {steps[0]:,} to {steps[-1]:,}" if steps else "no steps"
     console.print(
-        f"{count_of(len(summaries), 'site')}, {span}, {statistic}, phase {phase}{_describe_loss(history)}",
+        f"{count_of(len(places), 'site')}, {span}, {statistic}, phase {phase}{_describe_loss(history)}",
         style="dim",
     )
     if not history.sites and len(history.loss.values):
@@ -97,6 +100,8 @@ def print_table(
     console.print(table)
     if left_out:
         console.print(f"not shown, because the window is too narrow: {', '.join(left_out)}", style="dim")
+    if len(summaries) < len(places):
+        console.print(f"{count_of(len(places) - len(summaries), 'more site')}: retrograd view --all", style="dim")
 
 
 format_table = giving_text(print_table)
@@ -207,7 +212,7 @@ def summarize(
         Activations in call order, then parameters; and steps, of which the first and the last are those of the sites.
     """
     sites = history.sites if sites is None else list(sites)
-    places = sorted(group_places(sites), key=lambda place: place.kind == "parameter")
+    places = list_places(sites)
     numbers = {site: number for number, site in enumerate(sites)}
 
     def pick(place: ModelPlace, *quantities: Quantity) -> int:
@@ -268,14 +273,28 @@ class _LastNumbers:
         return float(self._numbers[statistic, site]) if self._is_known[statistic, site] else None
 
 
+def list_places(sites: Iterable[str], order: Order = "calls") -> list[ModelPlace]:
+    """Activations in call order, then parameters; or all by name.
+
+    Raises:
+        PatternError: for an unknown order.
+    """
+    _check_order(order)
+    return sorted(group_places(sites), key=lambda place: place.name if order == "name" else place.kind == "parameter")
+
+
+def _check_order(order: Order) -> None:
+    if order not in ORDERS:
+        raise PatternError(f"{order!r} is not a valid order.", repair=f"give one of {', '.join(ORDERS)}.")
+
+
 def sort_summaries(summaries: Iterable[Summary], order: Order) -> list[Summary]:
     """Sort by name, or by falling numbers, NaN first and unknown ones last; ``calls`` leaves the order as it is.
 
     Raises:
         PatternError: for an unknown order.
     """
-    if order not in ORDERS:
-        raise PatternError(f"{order!r} is not a valid order.", repair=f"give one of {', '.join(ORDERS)}.")
+    _check_order(order)
     if order == "calls":
         return list(summaries)
     if order == "name":

@@ -12,6 +12,7 @@ from retrograd.explaining.facts.operations import ForwardOperations
 from retrograd.explaining.facts.recomputations import Recomputations
 from retrograd.explaining.facts.saved_pairs import SavedPairs
 from retrograd.explaining.facts.second_derivatives import SecondDerivatives
+from retrograd.explaining.facts.signed_looks import SignedLooks
 from retrograd.explaining.facts.spread_looks import SpreadLooks
 from retrograd.explaining.facts.state_changes import StateChanges
 from retrograd.explaining.facts.tensors import InputSource, StateSource
@@ -22,5 +23,5 @@ from retrograd.explaining.facts.zero_gradients import ZeroGradients
 SOURCES: tuple[MakeSource, ...] = (
     CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks, NonFiniteLook, FreedGraphs,
     SavedPairs, SecondDerivatives, LoadSource, DropoutSource, SpreadLooks, ZeroGradients, StateChanges,
-    Recomputations,
+    Recomputations, SignedLooks,
 )  # fmt: skip

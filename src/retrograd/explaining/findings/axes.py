@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, argument_of, shape_of, tensor_of
@@ -141,14 +142,21 @@ class AxisTable:
 
     def is_free(self, number: int, operand: int) -> bool:
         """Check whether an operand is made of nothing that a model was called with."""
-        maker = self._chain.listed[number].operands[operand]
-        makers = self._chain.ancestors(maker) if maker >= 0 else ()
-        takes = [(number, operand), *((each, place) for each in makers
-                 for place in range(len(self._chain.listed[each].operands)))]  # fmt: skip
-        return not any(
-            self._chain.listed[each].operands[place] < 0 and self._chain.listed[each].takes[place] in self._inputs
-            for each, place in takes if place < len(self._chain.listed[each].takes)
-        )  # fmt: skip
+        listed = self._chain.listed[number]
+        maker = listed.operands[operand]
+        if maker >= 0:
+            return maker not in self._fed
+        return operand >= len(listed.takes) or listed.takes[operand] not in self._inputs
+
+    @cached_property
+    def _fed(self) -> frozenset[int]:
+        """The operations that are made of what a model was called with."""
+        begun = tuple(
+            number
+            for number, each in enumerate(self._chain.listed)
+            if any(maker < 0 and text in self._inputs for maker, text in zip(each.operands, each.takes, strict=False))
+        )
+        return self._chain.descendants(begun).union(begun)
 
     # ---- how it is found ----
 

@@ -14,6 +14,9 @@ from retrograd.core.foreign.text import show_plainly
 from retrograd.core.launch.chosen_run import check_is_no_script, check_run, reading, tell_page
 from retrograd.core.launch.options import Command, option
 from retrograd.core.notices import print_text
+from retrograd.core.runs.loss_curve import reduce_curve
+from retrograd.core.runs.settings import read_settings
+from retrograd.core.views.runs_table import print_differences
 from retrograd.explaining.launch.options import ExplainOptions
 
 
@@ -59,14 +62,18 @@ The exit code is 0 if they are the same, but for noise, 1 if they are not, and 2
 
     def check(self) -> None:
         for each in (self.a, *self.others, *self.noise):
-            check_run(each)
+            check_run(each, can_be_parent=False)
 
     def carry_out(self) -> int:
         with contextlib.ExitStack() as stack:
             runs = [stack.enter_context(reading(each)) for each in (self.a, *self.others)]
             noise = [stack.enter_context(reading(each)) for each in self.noise]
-            named = zip(runs[1:], name_letters(len(runs))[1:], strict=True)
+            letters = name_letters(len(runs))
+            named = zip(runs[1:], letters[1:], strict=True)
             comparisons = [rg.compare(runs[0], other, noise=noise, letter=letter) for other, letter in named]
+            starts = [(read_settings(run.history.manifest), reduce_curve(run.history.made_loss)) for run in runs]
+        if not self.json:
+            print_differences(letters, starts)
         for path, comparison in zip(self.others, comparisons, strict=True):
             which = str(path) if len(self.others) > 1 else ""
             text = f"{comparison.letter} = {which}: {comparison}\n" if which else f"{comparison}\n"

@@ -1,7 +1,7 @@
 """``retrograd explain``, and the last words of ``retrograd run``: what is wrong with a run, from its record.
 
-A command is run first, and watched closely. ``python -m retrograd.explaining.launch.explaining RUN SHOWN`` prints the
-last words.
+A command is run first, and watched closely. ``python -m retrograd.explaining.launch.explaining RUN SHOWN [FD]``
+prints the last words, and says on an open file how far it is.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from retrograd.core.amounts import count_of, list_names
 from retrograd.core.errors import LaunchError, RunError
 from retrograd.core.files import to_utf8
 from retrograd.core.foreign.text import show_plainly
-from retrograd.core.launch.chosen_run import reading
+from retrograd.core.launch.chosen_run import choose_run, reading
 from retrograd.core.launch.interpreter import find_obstacle
 from retrograd.core.launch.lean import load_lean_arrow
 from retrograd.core.launch.requests import RunRequest
 from retrograd.core.launch.start import make_environment, resolve_command
 from retrograd.core.limits import LIMITS
-from retrograd.core.notices import print_text, say
+from retrograd.core.notices import print_text, say, waiting
 from retrograd.core.runs.findings import Findings, store_findings
 from retrograd.core.runs.layout import find_latest, is_run
 from retrograd.core.runs.reader import Run, open_run
@@ -63,7 +63,7 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
             return code
     else:
         _check_options(arguments)
-        run = arguments.run or find_latest()
+        run = find_latest() if arguments.run is None else choose_run(arguments.run)
         shown = str(run)
     with reading(run) as opened:
         record = make_record(opened)
@@ -253,8 +253,10 @@ def find_verdict(run: Path, shown: str) -> str:
     """
     opened = open_run(run)
     rows = opened.history.rows.count
-    findings = find_and_store(opened) if rows <= LIMITS.rows_at_end else None
-    others = find_in_others(opened, LIMITS.rows_at_end - rows)
+    words = f"looking for what is wrong in {count_of(rows, 'row')} of {shown}"
+    with waiting(words, is_long=rows > LIMITS.explained_rows, follows=True):
+        findings = find_and_store(opened) if rows <= LIMITS.rows_at_end else None
+        others = find_in_others(opened, LIMITS.rows_at_end - rows)
     told = list_others(others, shown)
     whose = list_names([rank.folder.name for rank in opened.ranks if not rank.is_extra], 2) if told else ""
     return "\n  ".join(
@@ -293,4 +295,6 @@ def tell_verdict(findings: Findings | None, shown: str, whose: str = "") -> str:
 
 if __name__ == "__main__":
     load_lean_arrow()
+    if len(sys.argv) > 3:  # stderr of who asks: on that of this process nobody listens
+        sys.__stderr__ = os.fdopen(int(sys.argv[3]), "w")  # type: ignore[misc]
     sys.stdout.buffer.write(to_utf8(find_verdict(open_folder(sys.argv[1]), sys.argv[2])))

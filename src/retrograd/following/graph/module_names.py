@@ -148,7 +148,9 @@ def find_names(model: nn.Module | Mapping[str, nn.Module] | None) -> GivenNames 
     for each in models.values():
         if not isinstance(each, nn.Module):
             raise TraceError(
-                f"{each!r} is not a torch.nn.Module.", repair="pass the model, a dict of models by name, or nothing."
+                f"{each!r} is not a torch.nn.Module.",
+                repair="pass the model, a dict of models by name, or nothing: "
+                "with rg.trace(model) as trace: loss.backward().",
             )
     return GivenNames(models)
 

@@ -22,7 +22,7 @@ MOST_PARTS = 12_000
 """Boxes that a page can show in total; deeper ones are only counted."""
 
 
-def draw_graph(graph: Drawable, path: str | os.PathLike[str], *, depth: int | None = None) -> Path:
+def draw_graph(graph: Drawable, path: str | os.PathLike[str] = "graph.html", *, depth: int | None = None) -> Path:
     """Draw a graph, folded by module: the loss at the top, gradients go down.
 
     Boxes with a blue ground are module calls, white ones are nodes. A line is labelled by the shape of the gradient
@@ -32,7 +32,7 @@ def draw_graph(graph: Drawable, path: str | os.PathLike[str], *, depth: int | No
     Args:
         graph: from :func:`rg.walk`, or the loss itself; with ``rg.record_origins()`` around the forward, or there are
             no modules to fold.
-        path: a file that ends in ``.svg`` for a picture, or in ``.html`` for a page in which modules open and close.
+        path: a file that ends in ``.svg``, a picture, or in ``.html``, a page in which modules open and close.
         depth: how many levels of modules are open; as many as show no more than 60 boxes when left out. A module with
             a single node stays closed: its box says what there is to say.
 

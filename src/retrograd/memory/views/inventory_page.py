@@ -11,6 +11,7 @@ from retrograd.core.amounts import count_of, show_bytes
 from retrograd.core.errors import SavedTensorError
 from retrograd.core.views.page.frame import frame_page, pack_json, write_page
 from retrograd.following.graph.node import Line, shorten_line
+from retrograd.following.graph.plain_names import name_saved_plainly
 from retrograd.memory.inventory.inventory import Inventory, print_place
 from retrograd.memory.inventory.timeline import HeldStorage, spans_of
 
@@ -61,7 +62,7 @@ def make_block(found: Inventory | Path) -> tuple[dict[str, Any], str]:
 
 
 _COLUMNS = (
-    "module", "place", "slot", "kind", "held", "name", "info", "line", "source", "maker", "remake", "group",
+    "module", "place", "slot", "plain", "kind", "held", "name", "info", "line", "source", "maker", "remake", "group",
     "asked", "sharers", "packed", "released", "runs", "seconds",
 )  # fmt: skip
 
@@ -137,6 +138,7 @@ def _describe(row: dict[str, Any], texts: _Texts) -> dict[str, Any]:
         "module": texts.number(row["module"]),
         "place": texts.number(print_place(row)),
         "slot": texts.number(row["slot"]),
+        "plain": texts.number(name_saved_plainly(row["node"] or "", row["slot"] or "")),
         "kind": texts.number(row["kind"]),
         "held": texts.number(row["held"]),
         "name": texts.number(row["name"]),

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.foreign.text import show_plainly
-from retrograd.core.history.matrix import Matrix
+from retrograd.core.history.matrix import Curve, Matrix
 from retrograd.core.history.series import Series
 from retrograd.core.libraries import library_needed
 
@@ -35,6 +35,15 @@ def plot_series(series: Series, statistic: str, ax: Axes | None, **line: Any) ->
     axes.set_ylabel(statistic)
     if ax is None:
         axes.set_title(show_plainly(series.site), parse_math=False)
+    return axes
+
+
+def plot_curve(curve: Curve, ax: Axes | None, **line: Any) -> Axes:
+    """Draw one number a step as a line."""
+    axes = _open_axes() if ax is None else ax
+    axes.plot(curve.steps, curve.values, **line)
+    axes.set_xlabel("step")
+    axes.set_ylabel(str(line.get("label", "")))
     return axes
 
 

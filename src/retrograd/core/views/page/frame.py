@@ -108,7 +108,7 @@ def frame_page(
         version=version,
         title=given["title"],
         style=style,
-        body=body,
+        body=_INDENTATION.sub("", body),
         facts=escape_json(facts),
         blocks="\n".join(_write_block(name, text) for name, text in blocks.items()),
         script=script,
@@ -186,7 +186,11 @@ def _read(home: Traversable, name: str) -> str:
     return home.joinpath(name).read_text(encoding="utf-8")
 
 
+_INDENTATION = re.compile(r"^ +", re.MULTILINE)
 _IMPORT = re.compile(r'^import \{ ([^}]+) \} from "\./([\w-]+\.js)";\n', re.MULTILINE)
+_UNREAD = re.compile(r"^\s*(?:/\*\*.*?\*/|//[^\n]*)?\s*(?:\n|\Z)|^ +", re.MULTILINE | re.DOTALL)
+"""Comments on lines of their own, empty lines and indentation: a fifth of what every page would have to hold."""
+
 _EXPORT = re.compile(r"^export ((?:async )?function|const) (\w+)", re.MULTILINE)
 
 
@@ -205,6 +209,7 @@ def wrap_module(name: str, text: str) -> str:
     """Turn a module into an assignment: its imports come from other such variables, its exports are returned."""
     body = _IMPORT.sub(lambda match: f"const {{ {match[1]} }} = {_variable(match[2])};\n", text)
     body = _EXPORT.sub(r"\1 \2", body)
+    body = _UNREAD.sub("", body)
     exports = ", ".join(match[2] for match in _EXPORT.finditer(text))
     return f"const {_variable(name)} = (() => {{\n{body}return {{ {exports} }};\n}})();"
 

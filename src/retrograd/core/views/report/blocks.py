@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.statistics.row import EXPONENT_BIAS
-from retrograd.core.views.downsample import Bands, ColumnBands, FloatArray, IntArray, StepColumns
+from retrograd.core.views.downsample import Bands, ColumnBands, IntArray, StepColumns
 from retrograd.core.views.page.frame import pack_bytes, pack_floats
 from retrograd.core.views.report.scope import Scope
 
@@ -86,13 +86,13 @@ class Blocks:
     """All data of a page, in parts."""
 
     statistics: list[Block]
-    loss: Block | None
+    scalars: Block | None
     exponents: Block | None
 
     @property
     def listed(self) -> list[Block]:
         """All blocks that are not None."""
-        return [*self.statistics, *(block for block in (self.loss, self.exponents) if block is not None)]
+        return [*self.statistics, *(block for block in (self.scalars, self.exponents) if block is not None)]
 
 
 def make_statistic_blocks(scope: Scope) -> list[Block]:
@@ -141,44 +141,6 @@ def describe_measure(measure: Measure, bands: Sequence[Band], series: list[int],
         "scale": measure.scale,
         "series": series,
     }
-
-
-def make_loss_block(scope: Scope) -> Block | None:
-    """The loss of each column; several losses of one step, or of steps that were not recorded, share a column."""
-    numbers = reduce_loss(scope)
-    return None if numbers is None else Block("loss", LOSS_FACTS, pack_floats(numbers))
-
-
-LOSS_FACTS: dict[str, Any] = {"bands": ALL_BANDS, "series": [0]}
-
-
-_LOSSES_AT_ONCE = 1 << 16
-
-
-def reduce_loss(scope: Scope) -> FloatArray | None:
-    """Smallest, mean and largest loss of each column, shape (3, columns); None where there is none.
-
-    The mean is of the finite ones, and infinite where losses were seen and none was finite; the smallest is NaN where
-    all of them were NaN.
-    """
-    steps, values = scope.history.loss
-    columns = scope.columns
-    if len(values) == 0 or len(columns) == 0:
-        return None
-    low, high = np.full(len(columns), np.nan), np.full(len(columns), np.nan)
-    broken, count = np.zeros(len(columns), np.bool_), np.zeros(len(columns), np.int64)
-    total = np.zeros(len(columns))
-    for start in range(0, len(steps), _LOSSES_AT_ONCE):
-        some = values[start : start + _LOSSES_AT_ONCE]
-        place, known = columns.place(steps[start : start + _LOSSES_AT_ONCE]), np.isfinite(some)
-        np.fmin.at(low, place, some)
-        np.fmax.at(high, place, some)
-        broken[place[~known]] = True
-        with np.errstate(over="ignore"):
-            np.add.at(total, place[known], some[known])
-        count += np.bincount(place[known], minlength=len(columns))
-    mean = np.where(count > 0, total / np.maximum(count, 1), np.where(broken, np.inf, np.nan))
-    return np.stack([low, mean, high])
 
 
 def pack_block(name: str, facts: dict[str, Any], data: bytes) -> Block:

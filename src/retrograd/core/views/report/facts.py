@@ -14,7 +14,8 @@ from retrograd.core.history.sink import Event
 from retrograd.core.runs.chosen_ranks import tell_chosen
 from retrograd.core.runs.damage import DamagedPart
 from retrograd.core.runs.reader import Rank, Run
-from retrograd.core.sites.site import ROOT
+from retrograd.core.runs.settings import read_settings
+from retrograd.core.sites.site import ROOT, Site
 from retrograd.core.views.downsample import IntArray
 from retrograd.core.views.page.frame import MANTISSA_BITS, significant_digits
 from retrograd.core.views.report.blocks import Blocks
@@ -44,6 +45,7 @@ def describe_run(run: Run | History, scope: Scope) -> dict[str, Any]:
 def describe_data(scope: Scope, places: Sequence[ModelPlace], blocks: Blocks) -> dict[str, Any]:
     """Sites, places, columns, and what the blocks hold. Series are named by the number of their site."""
     numbers = {site: number for number, site in enumerate(scope.sites)}
+    shapes = find_shapes(scope.history.manifest)
     return {
         "sites": scope.sites,
         "elements": scope.elements,
@@ -54,6 +56,7 @@ def describe_data(scope: Scope, places: Sequence[ModelPlace], blocks: Blocks) ->
                 "label": place.label,
                 "kind": place.kind,
                 "without": place.without,
+                "shape": shapes.get(place.name),
                 "series": {quantity: numbers[site] for quantity, site in place.sites.items()},
             }
             for place in places
@@ -66,7 +69,7 @@ def describe_data(scope: Scope, places: Sequence[ModelPlace], blocks: Blocks) ->
         },
         "digits": significant_digits(scope.mantissa_bits) if scope.mantissa_bits < MANTISSA_BITS else None,
         "measures": [block.facts for block in blocks.statistics],
-        "loss": blocks.loss and blocks.loss.facts,
+        "scalars": blocks.scalars and blocks.scalars.facts,
         "hint": LOSS_ALONE,
         "exponents": blocks.exponents and blocks.exponents.facts,
     }
@@ -101,6 +104,8 @@ def make_header(
         ("started", _print_time(manifest.get("started"))),
         ("duration", None if duration is None else show_duration(duration)),
         *counts.items(),
+        ("optimizer", print_optimizer(manifest)),
+        ("batch size", read_settings(manifest).get("batch")),
         ("torch", versions.get("torch")),
         ("python", versions.get("python")),
         ("retrograd", versions.get("retrograd")),
@@ -122,9 +127,17 @@ def print_command(manifest: Mapping[str, Any]) -> str:
     return command if isinstance(command, str) else shlex.join(map(str, command))
 
 
+def print_optimizer(manifest: Mapping[str, Any]) -> str:
+    """Class and arguments of the optimizers; empty where they are not known."""
+    settings = read_settings({"optimizers": manifest.get("optimizers")})
+    name = settings.pop("optimizer", "")
+    told = (f"{name} {value}" for name, value in settings.items() if value is not False and name != "initial_lr")
+    return ", ".join([str(name), *told])
+
+
 def _print_time(text: str | None) -> str | None:
     try:
-        return dt.datetime.fromisoformat(text or "").strftime("%d %b %Y, %H:%M %Z").strip()
+        return dt.datetime.fromisoformat(text or "").strftime("%Y-%m-%d %H:%M %Z").strip()
     except ValueError:
         return text
 
@@ -136,19 +149,50 @@ def _print_commit(git: Any) -> str | None:
     return f"{str(git.get('commit', ''))[:12]}{changed}"
 
 
-def list_modules(model: Any) -> list[tuple[int, str, str, int]]:
-    """Depth, name, type and parameters (those of the modules inside included) of each module.
+def list_modules(model: Any) -> list[tuple[int, str, str, int, str, str]]:
+    """Depth, name, type, parameters (those of the modules inside included), arguments and shapes of each module.
 
     Args:
         model: the manifest's ``model``: mappings with ``path``, ``type`` and ``parameters``, a module's own.
     """
-    entries = [entry for entry in model or () if isinstance(entry, Mapping) and "path" in entry]
+    entries = _list_entries(model)
     paths = [str(entry["path"]) for entry in entries]
     totals = _add_up(paths, [_count(entry.get("parameters")) for entry in entries])
     return [
-        (_depth(path, paths), path, str(entry.get("type", "")), totals[path])
+        (
+            _depth(path, paths),
+            path,
+            str(entry.get("type", "")),
+            totals[path],
+            str(entry.get("settings") or ""),
+            ", ".join(f"{name} {shape}" for name, shape in _read_shapes(entry)),
+        )
         for path, entry in zip(paths, entries, strict=True)
     ]
+
+
+def _list_entries(model: Any) -> list[Mapping[str, Any]]:
+    return [entry for entry in model or () if isinstance(entry, Mapping) and "path" in entry]
+
+
+def _read_shapes(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and shapes of a module's own parameters; none in runs of versions that did not record them."""
+    shapes = entry.get("shapes")
+    known = shapes.items() if isinstance(shapes, Mapping) else ()
+    return [(str(name), _show_shape(shape)) for name, shape in known if isinstance(shape, list)]
+
+
+def _show_shape(shape: Sequence[Any]) -> str:
+    return " × ".join(map(str, shape)) or "()"
+
+
+def find_shapes(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Shapes of parameters, as text, by the names of their places."""
+    return {
+        str(Site(str(entry["path"]), (name,))): shape
+        for entry in _list_entries(manifest.get("model"))
+        for name, shape in _read_shapes(entry)
+    }
 
 
 def _count(value: Any) -> int:

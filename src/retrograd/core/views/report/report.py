@@ -18,7 +18,6 @@ from retrograd.core.views.page.frame import frame_page, write_page
 from retrograd.core.views.report.blocks import (
     Blocks,
     make_exponent_block,
-    make_loss_block,
     make_statistic_blocks,
 )
 from retrograd.core.views.report.facts import (
@@ -29,7 +28,9 @@ from retrograd.core.views.report.facts import (
     list_troubles,
 )
 from retrograd.core.views.report.findings import describe_card, describe_findings, find_first_nonfinite
+from retrograd.core.views.report.scalars import make_scalar_block
 from retrograd.core.views.report.scope import choose_scope
+from retrograd.core.views.report.signed import pack_signed
 from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
 
 FILE_NAME = "report.html"
@@ -86,7 +87,7 @@ def build_page(
         inventory = next((path for rank in run.ranks if (path := rank.folder / INVENTORY).exists()), None)
     history = read_history(run)
     scope = choose_scope(history, phase, columns, megabytes)
-    blocks = Blocks(make_statistic_blocks(scope), make_loss_block(scope), make_exponent_block(scope))
+    blocks = Blocks(make_statistic_blocks(scope), make_scalar_block(scope), make_exponent_block(scope))
     status = run.status if isinstance(run, Run) else history.manifest.get("status")
     findings, reasons, card = explain_for_page(run, list_ungraded(history))
     ungraded = describe_ungraded(history, reasons, is_running=status == "running")
@@ -105,6 +106,9 @@ def build_page(
         "live": None,
     }
     packed = {block.name: block.text for block in blocks.listed}
+    signed = pack_signed(scope)
+    if signed is not None:
+        packed["signed"] = signed
     make_block = None if inventory is None else find_provided("inventory_block")  # with torch, which takes seconds
     if make_block is not None:
         facts["inventory"], packed["inventory"] = make_block(inventory)

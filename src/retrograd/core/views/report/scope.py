@@ -10,7 +10,7 @@ from retrograd.core.history.history import History
 from retrograd.core.history.rows import encode_phase
 from retrograd.core.history.sink import Phase
 from retrograd.core.history.steps import JoinedSteps
-from retrograd.core.views.downsample import StepColumns, share_columns
+from retrograd.core.views.downsample import IntArray, StepColumns, share_columns
 from retrograd.core.views.page.frame import MANTISSA_BITS
 from retrograd.core.views.shown import find_phase
 
@@ -51,7 +51,7 @@ def choose_scope(history: History, phase: Phase | None, most_columns: int, megab
     elements = most.astype(int).tolist()
     seen = [(site, n) for site, n in zip(sites, elements, strict=True) if n >= 0]
     max_bytes = megabytes * 1e6 * SHARE_OF_NUMBERS
-    steps = found.join() if history.sites else history.loss.steps  # of plain tensors there is the loss alone
+    steps = found.join() if history.sites else find_scalar_steps(history)  # of plain tensors there are these alone
     columns, mantissa_bits = choose_detail(len(seen), len(steps), most_columns, max_bytes)
     return Scope(
         history=history,
@@ -62,6 +62,11 @@ def choose_scope(history: History, phase: Phase | None, most_columns: int, megab
         columns=share_columns(steps, columns),
         mantissa_bits=mantissa_bits,
     )
+
+
+def find_scalar_steps(history: History) -> IntArray:
+    """Steps that have any scalar, rising."""
+    return np.unique(np.concatenate([np.empty(0, np.int64), *(each.steps for each in history.scalars.values())]))
 
 
 FEWEST_COLUMNS = 100

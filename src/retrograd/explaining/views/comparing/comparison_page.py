@@ -23,6 +23,7 @@ from retrograd.explaining.views.comparing.alignment import add_all_ungraded, ali
 from retrograd.explaining.views.comparing.descriptions import (
     describe_all_findings,
     describe_run,
+    describe_start,
     describe_verdict,
     note_places,
 )
@@ -75,15 +76,17 @@ def build_page(
     megabytes: float = 8.0,
     findings: Sequence[Findings] | None = None,
     again: Again | None = None,
+    home: str = "",
 ) -> str:
     """Build the page as text; further arguments are those of :func:`write_comparison`.
 
     ``findings`` are those of each run, looked for when left out; ``again``, for a page that is served, says where it
-    asks whether it has to be loaded again.
+    asks whether it has to be loaded again, and ``home`` where all runs are listed.
     """
     if len(runs) < 2:
         raise CompareError("A comparison needs two runs.", repair="give the run to compare with, too.")
-    aligned = align([read_history(each) for each in runs], phase, columns, megabytes)
+    histories = [read_history(each) for each in runs]
+    aligned = align(histories, phase, columns, megabytes)
     names, letters = name_apart([name_run(each) for each in runs]), name_letters(len(runs))
     others = zip(runs[1:], letters[1:], strict=True)
     compared = [_compare(runs[0], *each) for each in others] if comparisons is None else comparisons
@@ -97,6 +100,8 @@ def build_page(
     facts: dict[str, Any] = {
         "title": " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) < 5 else f"{len(names)} runs",
         "runs": [describe_run(*each) for each in zip(runs, names, letters, aligned.scopes, known, strict=True)],
+        **describe_start([each.manifest for each in histories], [each.made_loss for each in histories]),
+        "home": home,
         "apart": list_differences(aligned, letters),
         "verdicts": [describe_verdict(each, scope) for each in compared],
         "findings": describe_all_findings(known, letters, scope),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from retrograd.core.errors import CompareError
 from retrograd.core.history.history import History
+from retrograd.core.history.matrix import Curve
 from retrograd.core.runs.findings import SEVERITIES, Finding, Findings
+from retrograd.core.runs.listed import find_differing
+from retrograd.core.runs.loss_curve import reduce_curve
 from retrograd.core.runs.reader import Run
+from retrograd.core.runs.settings import read_settings
 from retrograd.core.views.report.facts import make_status, print_command
 from retrograd.core.views.report.findings import describe_findings
 from retrograd.core.views.report.scope import Scope
+from retrograd.core.views.runs_table import show_setting
 from retrograd.explaining.comparing.comparison import Comparison
 from retrograd.explaining.comparing.pairs import plain_name, plain_names
 from retrograd.explaining.views.comparing.alignment import Aligned
@@ -33,6 +38,18 @@ def describe_run(run: Run | History, name: str, letter: str, scope: Scope, findi
         "sites": f"{len(scope.sites):,}",
         "findings": findings.headline,
         "command": print_command(manifest),
+    }
+
+
+def describe_start(manifests: Sequence[Mapping[str, Any]], losses: Sequence[Curve]) -> dict[str, Any]:
+    """What comes first: the losses over each other, and the settings in which the runs differ."""
+    settings = [read_settings(each) for each in manifests]
+    return {
+        "curves": [reduce_curve(each).as_facts() for each in losses],
+        "settings": [
+            {"name": name, "values": [show_setting(each.get(name)) for each in settings]}
+            for name in find_differing(settings)
+        ],
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,14 @@ from retrograd.core.history.matrix import Matrix
 from retrograd.core.views.downsample import ColumnBands, FloatArray, IntArray
 from retrograd.core.views.page.frame import pack_floats
 from retrograd.core.views.report.blocks import (
-    LOSS_FACTS,
+    ALL_BANDS,
     MEASURES,
     Block,
     choose_bands,
     describe_measure,
-    reduce_loss,
     reduce_measures,
 )
+from retrograd.core.views.report.scalars import reduce_curve
 from retrograd.explaining.views.comparing.alignment import Aligned
 
 _CURVES = tuple(each for each in MEASURES if each.name in {"rms", "mean", "zero_share", "update_ratio", "nonfinite"})
@@ -59,8 +58,8 @@ def _make_curves(aligned: Aligned, number: int) -> tuple[list[Block], FloatArray
 
 
 def _make_loss(aligned: Aligned, number: int) -> Block | None:
-    numbers = reduce_loss(replace(aligned.scopes[number], columns=aligned.columns))
-    facts = {**LOSS_FACTS, "name": f"loss-{number}", "label": "loss", "unlisted": True}
+    numbers = reduce_curve(aligned.scopes[number].history.loss, aligned.columns)
+    facts = {"bands": ALL_BANDS, "series": [0], "name": f"loss-{number}", "label": "loss", "unlisted": True}
     return None if numbers is None else _pack(facts, numbers, 23)
 
 

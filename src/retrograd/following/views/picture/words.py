@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from retrograd.core.amounts import count_of, show_bytes, show_count
 from retrograd.following.graph.node import Node, SavedValue, TensorInfo, shorten_line
+from retrograd.following.graph.plain_names import name_plainly, name_saved_plainly
 from retrograd.following.views.picture.folds import Fold, Gradient, Outline
 
 LETTER = 0.602
@@ -79,10 +80,10 @@ def _note_fold(fold: Fold) -> list[str]:
 
 
 def _note_node(node: Node) -> list[str]:
-    if node.line is None:
-        return []
-    place = shorten_line(node.line)
-    return [f"{node.line.operation} · {place}" if node.line.operation else place]
+    plainly, place = name_plainly(node.name), shorten_line(node.line) if node.line is not None else ""
+    operation = node.line.operation if node.line is not None else ""
+    is_said = plainly.lower() == operation.replace("_", " ").lower()
+    return [line for line in ("" if is_said else plainly, " · ".join(filter(None, (operation, place)))) if line]
 
 
 def _pills_of_fold(outline: Outline, fold: Fold, usual: str) -> list[str]:
@@ -167,12 +168,13 @@ def describe_node(outline: Outline, node: Node) -> Details:
     operation = node.line.operation if node.line is not None else ""
     call = f", call {node.call}" if node.call > 1 else ""
     details = [
+        ("gradient of", [name_plainly(node.name)] if name_plainly(node.name) else []),
         ("module", [f"{node.module}{call}"] if node.module is not None else []),
         ("operation in the forward", [operation] if operation else []),
         ("line", [where] if where else []),
         ("incoming", [print_info(info) for info in node.incoming]),
         ("outgoing", list(_list_outgoing(outline, node))),
-        ("saved", [_print_saved(saved) for saved in node.saved]),
+        ("saved", [_print_saved(node, saved) for saved in node.saved]),
         ("sequence number", [str(node.number)]),
         ("order in the backward", [f"{outline.places[node.index] + 1:,} of {len(outline.places):,}"]),
         ("index in the graph", [str(node.index)]),
@@ -219,11 +221,12 @@ def print_info(info: TensorInfo | None) -> str:
     return "not known" if info is None else str(info)
 
 
-def _print_saved(saved: SavedValue) -> str:
+def _print_saved(node: Node, saved: SavedValue) -> str:
     if saved.tensor is None:
         return f"{saved.name} = {saved.value}" if saved.value else saved.name
     version = f", version {saved.version}" if saved.version else ""
-    return f"{saved.name} {saved.tensor}{version}"
+    plainly = name_saved_plainly(node.name, saved.name).rpartition(": ")[2]
+    return f"{saved.name} {saved.tensor}{version}" + (f", the {plainly}" if plainly != saved.name else "")
 
 
 def _tell_leaf(leaf: Node) -> str:

@@ -18,7 +18,7 @@ function draw() {
     fill(
       find("details"),
       make("p", { class: "note" }, "Hover over a tile to see its details."),
-      make("p", { class: "note" }, "A tile is a storage that nodes of the graph save for the backward pass, in the module that saved it first. Parameters and buffers are not shown: they are in memory anyway."),
+      make("p", { class: "note" }, "A tile is a storage that nodes of the graph save for the backward pass, in the module that saved it first; its area is its bytes, and its name says which operation needs it again. Parameters and buffers are not shown: they are in memory anyway."),
     );
     return;
   }
@@ -28,6 +28,7 @@ function draw() {
     const present = values.filter((value) => value);
     if (present.length) known.push([term, present]);
   };
+  add("what it is", textOf(row, "plain"));
   add("memory", formatBytes(storage.bytes), ` ${formatCount(storage.bytes)} bytes`);
   add("tensor", textOf(row, "info"), numberOf(row, "asked") === storage.bytes ? "" : `copies take ${formatBytes(numberOf(row, "asked"))}`);
   add("kind", [textOf(row, "kind"), textOf(row, "name")].filter(Boolean).join(" "), textOf(row, "held") === "saved" ? "" : `held by ${HOLDERS[textOf(row, "held")]}`);

@@ -9,7 +9,7 @@ import { change, data, eventAt, onChange, state } from "./store.js";
 const LEFT = 64;
 const RIGHT = 12;
 const TOP = 22;
-const BOTTOM = 22;
+const BOTTOM = 40;
 
 let size = { width: 0, height: 0 };
 let pointed = null;
@@ -72,6 +72,7 @@ function draw() {
   context.font = "12px system-ui, sans-serif";
   drawPhases(context);
   drawScale(context);
+  drawPositions(context);
   drawCurve(context);
   drawPeak(context);
   if (state.position !== null) drawRule(context, state.position, themeColor("accent"), 2);
@@ -101,10 +102,11 @@ function drawPhases(context) {
       context.fillStyle = themeColor("well");
       context.fillRect(from, TOP, to - from, bottom - TOP);
     }
+    const [name, words] = isRun[first] ? ["backward", "backward: nodes are run"] : ["forward", "forward: nodes are created"];
     if (to - from > 64) {
       context.fillStyle = themeColor("muted");
       context.textAlign = "center";
-      context.fillText(isRun[first] ? "backward" : "forward", (from + to) / 2, size.height - 6);
+      context.fillText(context.measureText(words).width + 8 < to - from ? words : name, (from + to) / 2, size.height - 6);
     }
     first = end;
   }
@@ -123,6 +125,20 @@ function drawScale(context) {
     context.stroke();
     context.fillStyle = themeColor("muted");
     context.fillText(formatBytes(top * share), LEFT - 8, y + 4);
+  }
+}
+
+/** Positions along the axis, with the time since the first where it is known. */
+function drawPositions(context) {
+  const last = data.held.length - 1;
+  const count = Math.max(Math.min(Math.floor(span() / 150), last), 1);
+  context.fillStyle = themeColor("muted");
+  for (let i = 0; i <= count; i++) {
+    const position = Math.round((last * i) / count);
+    const time = data.seconds[position] ?? null;
+    context.textAlign = i === 0 ? "left" : i === count ? "right" : "center";
+    const x = i === 0 ? LEFT : i === count ? size.width - RIGHT : xOf(position);
+    context.fillText(`${i === 0 ? "position " : ""}${formatCount(position)}${time === null ? "" : ` · ${formatSeconds(time)}`}`, x, size.height - BOTTOM + 15);
   }
 }
 

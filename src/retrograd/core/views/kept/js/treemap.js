@@ -18,7 +18,7 @@ export function showTreemap() {
   redrawWith(element, draw);
   element.addEventListener("pointermove", (event) => {
     const tile = tileAt(event);
-    element.title = tile === null ? (folderAt(event)?.path ?? "") : "";
+    element.title = tile === null ? (folderAt(event)?.path ?? "") : textOf(firstRow(tile.storage), "plain");
     if ((tile?.storage.number ?? null) !== state.pointed) change({ pointed: tile?.storage.number ?? null });
   });
   element.addEventListener("pointerleave", () => change({ pointed: null }));
@@ -136,13 +136,14 @@ function paint(context) {
 
 const COLORS = { cheap: "good", dear: "grad", input: "value", cast: "update", other: "muted" };
 
+/** Which tensor of which operation, in plain words, and its size; in as many lines as there is room for. */
 function label(context, tile, ink) {
   context.fillStyle = ink;
   const row = firstRow(tile.storage);
-  const place = textOf(row, "place");
-  write(context, `${place.slice(place.lastIndexOf(":") + 1).replace(/Backward\d*$/, "")} ${textOf(row, "slot")}`, tile.x + 5, tile.y + 15, tile.width - 10);
-  write(context, formatBytes(tile.storage.bytes), tile.x + 5, tile.y + 28, tile.width - 10);
-  if (tile.height > 46) write(context, textOf(row, "info"), tile.x + 5, tile.y + 41, tile.width - 10);
+  const name = textOf(row, "plain");
+  const names = tile.height > 59 ? name.split(": ") : [name];
+  const lines = [...names, formatBytes(tile.storage.bytes), ...(tile.height > 46 ? [textOf(row, "info")] : [])];
+  lines.forEach((line, i) => write(context, line, tile.x + 5, tile.y + 15 + 13 * i, tile.width - 10));
 }
 
 /** Text that ends in an ellipsis where there is no room for all of it. */

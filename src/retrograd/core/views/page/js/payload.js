@@ -23,14 +23,17 @@ export const readJson = async (name) => JSON.parse(new TextDecoder().decode(awai
 /** A served page requests what a page in a file contains. */
 export const fetchLive = (what, query) => fetchFrom(facts.live.base, what, query);
 
-/** Numbers of some statistics and series from a column on; null where the run has other sites by now. */
+/** Numbers of some statistics and series from a column on; null where the run has other sites by now, or they are not read yet. */
 export async function fetchNumbers(names, series, from) {
   const { first, last, width } = facts.columns;
   if (first.length === 0) return new Float32Array(0); // nothing was recorded yet
   const span = { step: first[from], until: last.at(-1), width };
   const chosen = { names: JSON.stringify(names), series, sites: facts.live.digests.sites };
-  const answer = await (names[0] === "loss" ? fetchLive("loss", span) : fetchLive("numbers", { ...chosen, ...span }));
-  return answer && new Float32Array(await answer.arrayBuffer());
+  const scalars = () => JSON.stringify(facts.scalars.listed.map(({ name }) => name));
+  const isScalar = names[0] === "scalars";
+  const answer = await (isScalar ? fetchLive("scalars", { names: scalars(), ...span }) : fetchLive("numbers", { ...chosen, ...span }));
+  const bytes = answer && (await answer.arrayBuffer());
+  return bytes?.byteLength ? new Float32Array(bytes) : null;
 }
 
 /** Numbers of a block, put together again from their byte planes. */

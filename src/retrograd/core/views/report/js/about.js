@@ -68,13 +68,13 @@ function makeTrouble({ title, note, columns, rows, more }) {
   );
 }
 
-/** A module: [depth, name, kind, parameters]. */
-function makeModule([depth, name, kind, parameters]) {
+/** A module: [depth, name, kind, parameters, arguments, shapes]. */
+function makeModule([depth, name, kind, parameters, settings, shapes]) {
   const row = make(
     "tr",
     {},
     make("td", { class: "module" }, name),
-    make("td", { class: "kind" }, kind),
+    make("td", { class: "kind" }, kind, settings ? make("span", { class: "settings" }, `(${settings})`) : null, shapes ? make("div", { class: "settings" }, shapes) : null),
     make("td", { class: "number" }, parameters ? formatCount(parameters) : "–"),
   );
   row.style.setProperty("--depth", depth);

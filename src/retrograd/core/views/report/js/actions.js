@@ -3,7 +3,7 @@
 import { find } from "./dom.js";
 import { geometry } from "./geometry.js";
 import { facts } from "./payload.js";
-import { foldDepth, shown, treeOf } from "./rows.js";
+import { foldDepth, isMerged, shown, treeOf } from "./rows.js";
 import { QUANTITIES, change, state } from "./state.js";
 import { columnCount, columnOf } from "./steps.js";
 
@@ -42,9 +42,24 @@ export function togglePin(name) {
   change({ pinned });
 }
 
+/** Pin a cell, or let go of it where it is the pinned one; a row that stands for several sites has no cell of its own. */
+export function pinCell(row, column) {
+  if (row.place === null || isMerged(row)) return;
+  const pin = `${facts.columns.first[column]} ${facts.places[row.place].name}`;
+  change({ pin: pin === state.pin ? "" : pin });
+}
+
+/** {column, place} of the pinned cell; null where none is, or it is of another run. */
+export function pinnedCell() {
+  const [, step, name] = /^(\d+) ([^]*)$/.exec(state.pin) ?? [];
+  const place = facts.places.findIndex((each) => each.name === name);
+  return place < 0 ? null : { column: columnOf(Number(step)), place };
+}
+
 /** Show what a finding rests on: its site where it has one, else the losses of its steps above the map, with all extremes. */
 export function show({ site, step, last = step }) {
-  if (site === null) change({ zoom: zoomOn(step, last), cursor: columnOf(step), range: "full" });
+  const scalars = state.scalars.length && !state.scalars.includes("loss") ? ["loss", ...state.scalars] : state.scalars;
+  if (site === null) change({ scalars, zoom: zoomOn(step, last), cursor: columnOf(step), range: "full" });
   else visit(site, step);
   find("map").scrollIntoView({ block: "start" });
 }
@@ -56,7 +71,7 @@ export function visit(site, step) {
   const number = facts.places.findIndex((place) => QUANTITIES.some(({ of, site: part }) => of === place.kind && isIt(place, part)));
   const place = facts.places[number];
   const quantity = QUANTITIES.find(({ of, site: part }) => of === place.kind && isIt(place, part));
-  change({ quantity: quantity.key, filter: "", zoom: zoomOn(step, step), cursor: columnOf(step), flipped: flipsDownTo(quantity.key, number) });
+  change({ quantity: quantity.key, order: "model", filter: "", zoom: zoomOn(step, step), cursor: columnOf(step), flipped: flipsDownTo(quantity.key, number) });
   openPlace(place.name);
   const row = findRow(treeOf(quantity.key).top, number);
   change({ current: row.id });

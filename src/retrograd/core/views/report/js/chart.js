@@ -8,13 +8,27 @@ import { columnCount, shownColumns } from "./steps.js";
 
 const TINY = 1e-320; // stands for zero on a log scale: below every range, so the line falls off the chart
 
+/** The axis of the map: a column is one wide. `ticks`: null where none are drawn. */
+export const STEPS = {
+  places: () => Float64Array.from({ length: columnCount() }, (_, column) => column + 0.5),
+  range() {
+    const [from, to] = shownColumns();
+    return [from, to + 1];
+  },
+  columnAt: (x) => Math.floor(x),
+  placeOf: (column) => column + 0.5,
+  isEven: true,
+  ticks: null,
+};
+
 /**
- * `lines`: [{line, color, band, dash, width}]: a Float32Array each; each two marked `band` are filled between.
- * `bad`: columns to mark. `scale`: "log", "linear" or "share". `gutter`, `right`: functions that give the room
- * for labels at the left and the margin at the right.
+ * `lines`: [{line, color, band, dash, width, faint, sparse}]: a Float32Array each; each two marked `band` are filled
+ * between; `sparse` ones are drawn across columns without a number. `bad`: columns to mark. `scale`: "log", "linear" or
+ * "share". `gutter`, `right`: functions that give the room for labels at the left and the margin at the right. `axis`:
+ * where columns are. `print`: of numbers beside the chart.
  */
-export function makeChart(host, { lines, bad, scale, height, gutter, right = () => 8 }) {
-  const shown = { lines, bad, scale, logarithmic: isLogarithmic(lines, scale) };
+export function makeChart(host, { lines, bad, scale, height, gutter, right = () => 8, axis = STEPS, print = formatTick }) {
+  const shown = { lines, bad, scale, axis, logarithmic: isLogarithmic(lines, scale) };
   const { logarithmic } = shown;
   const options = {
     width: Math.max(host.clientWidth, 80),
@@ -24,17 +38,11 @@ export function makeChart(host, { lines, bad, scale, height, gutter, right = () 
     cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
     select: { show: true },
     scales: {
-      x: {
-        time: false,
-        range: () => {
-          const [from, to] = shownColumns();
-          return [from, to + 1];
-        },
-      },
+      x: { time: false, range: () => axis.range() },
       y: { distr: logarithmic ? 3 : 1, range: () => fitRange(shown.lines, logarithmic, scale) },
     },
     axes: [
-      { show: false },
+      makeTicks(axis),
       {
         size: gutter, // computed again at every change of size
         gap: 6,
@@ -43,13 +51,13 @@ export function makeChart(host, { lines, bad, scale, height, gutter, right = () 
         grid: { stroke: () => themeColor("line"), width: 1 },
         ticks: { show: false },
         splits: (u, axis, low, high) => (logarithmic ? logTicks(low, high) : linearTicks(low, high)),
-        values: (u, ticks) => ticks.map(scale === "share" ? formatPercent : formatTick),
+        values: (u, ticks) => ticks.map(scale === "share" ? formatPercent : print),
         filter: (u, ticks) => ticks,
       },
     ],
     series: [{}, ...lines.map(makeSeries)],
     bands: makeBands(lines),
-    hooks: { drawClear: [(u) => markBad(u, shown.bad)], draw: [moveCursor], setCursor: [tellCursor], setSelect: [tellZoom] },
+    hooks: { drawClear: [(u) => markBad(u, shown)], draw: [moveCursor], setCursor: [tellCursor], setSelect: [tellZoom] },
   };
   const plot = new uPlot(options, pointsOf(shown), host);
   charts.set(plot, shown);
@@ -58,12 +66,28 @@ export function makeChart(host, { lines, bad, scale, height, gutter, right = () 
 
 const charts = new WeakMap(); // uPlot → what it shows
 
+/** Labels of a chart's own axis, below it. */
+function makeTicks({ ticks }) {
+  if (!ticks) return { show: false };
+  return {
+    size: 22,
+    gap: 3,
+    font: "11px system-ui, sans-serif",
+    stroke: () => themeColor("muted"),
+    grid: { show: false },
+    ticks: { stroke: () => themeColor("muted"), width: 1, size: 4 },
+    splits: (u) => ticks(u.width).map(({ place }) => place),
+    values: (u) => ticks(u.width).map(({ text }) => text),
+    filter: (u, splits) => splits,
+  };
+}
+
 const isLogarithmic = (lines, scale) => scale === "log" && lines.some(({ line }) => line.some((value) => value > 0));
 
 /** Show newer numbers of the same lines; false where the chart has to be made again. */
 export function renewChart(plot, { lines, bad, scale }) {
   const shown = charts.get(plot);
-  const isSame = (line, i) => ["name", "color", "band"].every((key) => line[key] === shown.lines[i][key]);
+  const isSame = (line, i) => ["name", "color", "band", "faint", "sparse"].every((key) => line[key] === shown.lines[i][key]);
   const isFit = scale === shown.scale && isLogarithmic(lines, scale) === shown.logarithmic;
   if (!isFit || lines.length !== shown.lines.length || !lines.every(isSame)) return false;
   Object.assign(shown, { lines, bad });
@@ -71,9 +95,8 @@ export function renewChart(plot, { lines, bad, scale }) {
   return true;
 }
 
-function pointsOf({ lines, logarithmic }) {
-  const places = Float64Array.from({ length: columnCount() }, (_, column) => column + 0.5);
-  return [places, ...lines.map(({ line }) => Array.from(line, (value) => toPoint(value, logarithmic)))];
+function pointsOf({ lines, axis, logarithmic }) {
+  return [axis.places(), ...lines.map(({ line }) => Array.from(line, (value) => toPoint(value, logarithmic)))];
 }
 
 function toPoint(value, logarithmic) {
@@ -81,12 +104,15 @@ function toPoint(value, logarithmic) {
   return logarithmic && value <= 0 ? TINY : value;
 }
 
-function makeSeries({ color, band, dash, width = 1.4 }) {
+const paleColor = (color, share) => `color-mix(in srgb, ${themeColor(color)} ${share}%, transparent)`;
+
+function makeSeries({ color, band, dash, faint, sparse, width = 1.4 }) {
   return {
-    stroke: () => (band ? "transparent" : themeColor(color)),
+    stroke: () => (band ? "transparent" : faint ? paleColor(color, 38) : themeColor(color)),
     width: band ? 0 : width,
     dash,
-    points: { show: (u, i, from, to) => !band && to - from < 40, size: 4, filter: band ? null : keepLonely },
+    spanGaps: Boolean(sparse),
+    points: { show: (u, i, from, to) => !band && !faint && (to - from < 40 || Boolean(sparse)), size: 4, filter: band ? null : keepLonely },
   };
 }
 
@@ -103,7 +129,7 @@ function makeBands(lines) {
   const edges = lines.flatMap(({ band }, i) => (band ? [i + 1] : []));
   return Array.from({ length: edges.length >> 1 }, (_, k) => ({
     series: [edges[2 * k + 1], edges[2 * k]],
-    fill: () => `color-mix(in srgb, ${themeColor(lines[edges[2 * k] - 1].color)} 26%, transparent)`,
+    fill: () => paleColor(lines[edges[2 * k] - 1].color, 26),
   }));
 }
 
@@ -146,38 +172,37 @@ export function linearTicks(low, high) {
   return ticks;
 }
 
-function markBad(u, bad) {
+function markBad(u, { bad, axis }) {
   if (!bad) return;
-  const { left, top, height } = u.bbox;
+  const { top, height } = u.bbox;
   const [from, to] = shownColumns();
-  const width = Math.max(2, u.bbox.width / (to - from + 1));
+  const width = Math.max(2, axis.isEven ? u.bbox.width / (to - from + 1) : 2 * devicePixelRatio);
   u.ctx.save();
   u.ctx.fillStyle = themeColor("bad");
   u.ctx.globalAlpha = 0.45;
   for (let column = from; column <= to; column++) {
-    if (bad[column] > 0) u.ctx.fillRect(left + ((column - from) / (to - from + 1)) * u.bbox.width, top, width, height);
+    if (bad[column] > 0) u.ctx.fillRect(u.valToPos(axis.placeOf(column), "x", true) - width / 2, top, width, height);
   }
   u.ctx.restore();
 }
 
+const columnUnder = (u, x) => Math.max(0, Math.min(columnCount() - 1, charts.get(u).axis.columnAt(u.posToVal(x, "x"))));
+
 function tellCursor(u) {
   if (!u.over.matches(":hover")) return;
   const { left } = u.cursor;
-  change({ cursor: left < 0 ? null : Math.max(0, Math.min(columnCount() - 1, Math.floor(u.posToVal(left, "x")))) });
+  change({ cursor: left < 0 ? null : columnUnder(u, left) });
 }
 
 function tellZoom(u) {
   const { left, width } = u.select;
-  if (width > 4)
-    change({
-      zoom: [left, left + width].map((x) => Math.max(0, Math.min(columnCount() - 1, Math.floor(u.posToVal(x, "x"))))),
-    });
+  if (width > 4) change({ zoom: [left, left + width].map((x) => columnUnder(u, x)) });
   u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
 }
 
 /** Show the cursor of the page in a chart. */
 export function moveCursor(u) {
-  const left = state.cursor === null ? -10 : u.valToPos(state.cursor + 0.5, "x");
+  const left = state.cursor === null || !charts.has(u) ? -10 : u.valToPos(charts.get(u).axis.placeOf(state.cursor), "x");
   u.setCursor({ left, top: 1 }, false);
 }
 

@@ -9,16 +9,22 @@ import { state } from "./state.js";
 
 /** What stands behind the title of a side. */
 export function sizeNote(series) {
-  const elements = facts.elements[series];
-  return make("span", { class: "note" }, elements ? ` ${plural(elements, "element")}` : "");
+  const elements = Array.isArray(series) ? 0 : facts.elements[series];
+  const shape = facts.places.find((place) => Object.values(place.series).includes(series))?.shape;
+  return make("span", { class: "note" }, [elements ? ` ${plural(elements, "element")}` : "", shape].filter(Boolean).join(": "));
 }
 
 /** Columns with elements that are not finite. */
-export const badIn = badOf;
+export const badIn = (series) => {
+  if (!Array.isArray(series)) return badOf(series);
+  const lines = series.map((each) => badOf(each.series)).filter(Boolean);
+  return lines.length ? lines[0].map((_, column) => Math.max(...lines.map((line) => line[column] || 0))) : null;
+};
 
+/** Of a list of series, [{series, letter, color, dash}], all lines are drawn over each other. */
 export function chartsOf(part, series) {
   const charts = [
-    { title: "rms", about: `${aboutOf("rms")} Dashed: the standard deviation. Thin: the largest |x|.`, scale: state.curves, lines: [...extraLines(series), ...bandLines("rms", part, series)] },
+    { title: "rms", about: aboutOf("rms"), scale: state.curves, lines: [...extraLines(series), ...bandLines("rms", part, series)] },
     { title: "mean", about: aboutOf("mean"), scale: "linear", lines: bandLines("mean", part, series) },
     part === "update"
       ? { title: "update ratio", about: aboutOf("update_ratio"), scale: state.curves, lines: bandLines("update_ratio", part, series) }
@@ -29,6 +35,11 @@ export function chartsOf(part, series) {
 
 /** The curve of a statistic, with a band from smallest to largest where columns hold several steps. */
 function bandLines(name, color, series) {
+  if (Array.isArray(series))
+    return series.flatMap((each) => {
+      const line = lineOf(name, "mean", each.series);
+      return line ? [{ name, label: each.letter, line, color: each.color, dash: each.dash, width: 1.6 }] : [];
+    });
   const middle = lineOf(name, "mean", series);
   if (!middle) return [];
   const lines = [{ name, line: middle, color, width: 1.6 }];
@@ -44,6 +55,7 @@ function bandLines(name, color, series) {
 
 /** Beside rms: the standard deviation and, where the scale leaves room for it, the largest magnitude. */
 function extraLines(series) {
+  if (Array.isArray(series)) return [];
   const std = lineOf("std", "mean", series);
   const largest = state.curves === "log" ? lineOf("abs_max", "high", series) : null;
   return [
@@ -52,14 +64,17 @@ function extraLines(series) {
   ].filter(Boolean);
 }
 
-/** What a chart says at the cursor, or at the last number. */
+/** What a chart says of each line at the cursor, or at its last number, beside how the line is drawn. */
 export function readChart({ lines }) {
   const main = lines.at(-1);
   const column = state.cursor ?? main.line.findLastIndex((value) => !Number.isNaN(value));
   const print = printerOf(statisticOf(main.name));
-  const said = lines
-    .filter(({ band }) => !band)
-    .toReversed()
-    .map(({ name, line }) => `${name === main.name ? "" : `${name} `}${print(line[column] ?? NaN)}`);
-  return [make("b", {}, said.join("  ·  "))];
+  const drawn = lines.filter(({ band }) => !band);
+  const said = (main.label ? drawn : drawn.toReversed())
+    .map(({ name, label, line, color, dash }) => {
+      const words = label ?? (name === main.name ? "" : name);
+      return make("span", { class: "reading" }, make("i", { class: `line c-${color}${dash ? " dashed" : ""}` }), words && `${words} `, make("b", {}, print(line[column] ?? NaN)));
+    });
+  const band = lines.find((each) => each.band);
+  return band ? [...said, make("span", { class: "reading" }, make("i", { class: `line shade c-${band.color}` }), "extremes")] : said;
 }

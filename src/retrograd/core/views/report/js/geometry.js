@@ -6,19 +6,22 @@ import { state } from "./state.js";
 import { shownColumns } from "./steps.js";
 
 /** card: width of all; gutter: width of the labels; plot: width of the cells; right: what a scroll bar takes; row: height of a row. */
-export const geometry = { card: 0, gutter: 0, plot: 0, right: 0, row: 0, height: 0 };
+export const geometry = { card: 0, gutter: 0, plot: 0, right: 0, row: 0, height: 0, isPrinted: false };
 
 const LEAST_ROW = 3;
+const MOST_PRINTED = 32000; // pixels of a canvas
 
 export function measureMap() {
   const view = find("viewport");
   const card = (geometry.card = find("map").clientWidth);
   const narrow = card < 560;
   geometry.gutter = narrow ? 118 : Math.min(250, Math.max(170, Math.round(card * 0.2)));
-  const most = Math.round(Math.max(220, innerHeight * (narrow ? 0.55 : 0.62)));
-  const fitting = Math.floor(most / Math.max(shown.rows.length, 1));
+  const onScreen = Math.round(Math.max(220, innerHeight * (narrow ? 0.55 : 0.62)));
+  const fitting = Math.floor(onScreen / Math.max(shown.rows.length, 1));
   const [least, largest] = narrow ? [22, 22] : [14, 18];
   geometry.row = Math.min(largest, Math.max(state.rows === "fit" ? LEAST_ROW : least, fitting));
+  if (geometry.isPrinted) geometry.row = Math.max(1, Math.min(geometry.row, Math.floor(MOST_PRINTED / devicePixelRatio / Math.max(shown.rows.length, 1))));
+  const most = geometry.isPrinted ? Infinity : onScreen;
   geometry.height = Math.max(geometry.row * Math.min(shown.rows.length, Math.floor(most / geometry.row)), 60);
   view.style.height = `${geometry.height}px`;
   find("spacer").style.height = `${Math.max(shown.rows.length * geometry.row, geometry.height)}px`;

@@ -3,11 +3,12 @@
  * shows their extreme, so no spike is lost.
  */
 
+import { pinnedCell } from "./actions.js";
 import { parseColor } from "./colors.js";
 import { find, sizeCanvas, themeColor } from "./dom.js";
 import { columnToX, geometry } from "./geometry.js";
 import { drawLabels } from "./labels.js";
-import { chooseBetter, hasZero, isRatio, isWithout, numbersOf, shown } from "./rows.js";
+import { chooseBetter, hasZero, isMerged, isRatio, isWithout, numbersOf, shown } from "./rows.js";
 import { state } from "./state.js";
 import { shownColumns } from "./steps.js";
 
@@ -47,7 +48,10 @@ export function drawRows(context, nodes, width, height) {
   context.imageSmoothingEnabled = false;
   nodes.forEach((node, i) => {
     const without = isWithout(node);
-    if (!without && numbersOf(node).bad === null && numbersOf(node).line === null) return;
+    if (!without && numbersOf(node).bad === null && numbersOf(node).line === null) {
+      context.fillStyle = themeColor("line"); // a heading, which has no cells
+      return context.fillRect(0, (i + 0.5) * height, width, 1);
+    }
     context.fillStyle = without ? strong : hatch;
     context.fillRect(0, i * height, width, height - gap);
     context.drawImage(image, 0, i, image.width, 1, 0, i * height, width, height - gap);
@@ -73,6 +77,7 @@ export function drawCross() {
       line(x + width, 0, 1, geometry.height);
     } else line(x + width / 2, 0, 1, geometry.height);
   }
+  drawPin(context);
   if (state.brush) {
     const [a, b] = state.brush;
     context.globalAlpha = 0.22;
@@ -83,6 +88,18 @@ export function drawCross() {
       geometry.height,
     );
   }
+}
+
+/** A frame around the pinned cell. */
+function drawPin(context) {
+  const pin = pinnedCell();
+  const row = pin ? shown.rows.findIndex((node) => node.place === pin.place && !isMerged(node)) : -1;
+  if (row < 0) return;
+  const x = columnToX(pin.column);
+  const width = Math.max(columnToX(pin.column + 1) - x, 5);
+  context.strokeStyle = themeColor("accent");
+  context.lineWidth = 2;
+  context.strokeRect(x - 1, row * geometry.row - find("viewport").scrollTop, width + 2, geometry.row);
 }
 
 /** A canvas with one row of pixels for each node and one column of pixels for each drawn column, or fewer. */

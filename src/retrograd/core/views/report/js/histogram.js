@@ -12,7 +12,7 @@ const HEIGHT = 120;
 
 /** {elements, draw, follow}; null where the site has none. `gutter`: the room for labels at the left. */
 export function makeHistogram(series, gutter) {
-  if (!histogramOf(series)) return null;
+  if (Array.isArray(series) || !histogramOf(series)) return null; // those of several sites cannot be drawn over each other
   const canvas = make("canvas", {
     class: "exponents",
     role: "img",

@@ -1,7 +1,8 @@
-/** Keys: arrows move the cursor, Enter opens or folds, Escape goes back, / searches. */
+/** Keys: arrows move the cursor, Enter opens or folds, Escape goes back, / searches, ? tells all of them. */
 
-import { openRow, closePlace, scrollToRow, toggleFold } from "./actions.js";
+import { openRow, closePlace, pinCell, scrollToRow, toggleFold } from "./actions.js";
 import { find, focusOnSlash } from "./dom.js";
+import { facts } from "./payload.js";
 import { isMerged, shown } from "./rows.js";
 import { change, state } from "./state.js";
 import { shownColumns } from "./steps.js";
@@ -9,8 +10,13 @@ import { shownColumns } from "./steps.js";
 export function followKeys() {
   focusOnSlash("filter");
   find("viewport").addEventListener("keydown", pressOnMap);
+  const help = find("help");
+  find("ask").addEventListener("click", () => help.showModal());
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") goBack(event.target.closest("input, select, textarea"));
+    if (help.open) return; // it closes itself
+    const typing = event.target.closest("input, select, textarea");
+    if (event.key === "Escape") goBack(typing);
+    if (event.key === "?" && !typing) help.showModal();
   });
 }
 
@@ -26,8 +32,10 @@ function pressOnMap(event) {
     End: () => moveRow(shown.rows.length),
     Enter: () => row && (row.place === null || isMerged(row) ? toggleFold(row) : openRow(row, event.ctrlKey)),
     " ": () => row && toggleFold(row),
+    p: () => row && pinCell(row, state.cursor ?? shownColumns()[1]),
+    s: () => change({ order: "value", flipped: [], at: state.cursor === null ? "" : String(facts.columns.first[state.cursor]) }),
   };
-  if (!(event.key in keys) || event.altKey || event.metaKey) return;
+  if (!(event.key in keys) || event.altKey || event.metaKey || (event.ctrlKey && event.key !== "Enter")) return;
   event.preventDefault();
   keys[event.key]();
 }
@@ -49,6 +57,7 @@ function moveColumn(by) {
 function goBack(typing) {
   if (typing) return typing.blur();
   if (state.open.length) closePlace(state.open.at(-1));
+  else if (state.pin) change({ pin: "" });
   else if (state.zoom) change({ zoom: null });
   else change({ cursor: null, current: null });
 }

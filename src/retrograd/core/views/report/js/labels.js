@@ -50,7 +50,7 @@ function makeLabel(node, position, top) {
       title: reason ? `${fullName(node)}: ${reason}` : fullName(node),
     },
     make("span", { class: "caret" }, folder ? (folded ? "▸" : "▾") : ""),
-    make("span", { class: "name" }, node.name, make("span", { class: "slot" }, slotText(node))),
+    make("span", { class: `name${state.order === "model" ? "" : " tail"}` }, make("bdi", {}, node.name, make("span", { class: "slot" }, slotText(node)))),
     reason ? make("span", { class: "unseen" }, `, ${reason}`) : null,
     reason ? make("span", { class: "without", "aria-hidden": "true" }, make("i"), isMerged(node) ? `${without.length} of` : "") : null,
     bad ? make("span", { class: "bad", title: "contains NaN or infinite elements" }, "●") : null,

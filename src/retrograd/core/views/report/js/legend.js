@@ -6,9 +6,10 @@ import { fill, find, make } from "./dom.js";
 import { printerOf } from "./format.js";
 import { bandOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
-import { hasZero, isMerged, isRatio, placesWithout, mergeRule, shown } from "./rows.js";
+import { hasZero, isMerged, isRatio, placesWithout, mergeRule, shown, sortColumn } from "./rows.js";
 import { valueAt } from "./scale.js";
 import { quantityOf, state } from "./state.js";
+import { nameColumn } from "./steps.js";
 
 const BAND_WORDS = { low: "smallest", mean: "mean", high: "largest" };
 
@@ -42,5 +43,6 @@ function noticeText(statistic) {
     width > 1
       ? `${plural(total, "step")} drawn in ${plural(first.length, "column")} of ${width}; extremes kept (a cell shows ${kept} of its steps). `
       : "";
-  return `${decimated}${shown.rows.some(isMerged) ? `A folded module shows the ${mergeRule()} of its sites. ` : ""}${facts.digits ? `Numbers have ${facts.digits} significant digits.` : ""}`;
+  const sorted = state.order === "value" ? `Rows are sorted by their value at ${nameColumn(sortColumn())}. ` : "";
+  return `${decimated}${sorted}${shown.rows.some(isMerged) ? `A folded module shows the ${mergeRule()} of its sites. ` : ""}${facts.digits ? `Numbers have ${facts.digits} significant digits.` : ""}`;
 }

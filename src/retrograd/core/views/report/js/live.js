@@ -5,10 +5,12 @@ import { writeDid } from "./did.js";
 import { find } from "./dom.js";
 import { forgetExponents } from "./exponents.js";
 import { writeFindings } from "./findings.js";
-import { findStatistics, forgetColumns } from "./measures.js";
+import { findStatistics, forgetColumns, forgetScalars } from "./measures.js";
 import { fetchLive, facts } from "./payload.js";
 import { forgetNumbers } from "./rows.js";
 import { QUANTITIES, change, findQuantities } from "./state.js";
+import { columnCount } from "./steps.js";
+import { tellWaiting } from "./waiting.js";
 
 const STRUCTURE = ["sites", "places", "measures"];
 
@@ -24,7 +26,9 @@ async function lookForNews() {
   try {
     const query = { have, column: first.length - 1, step: first.at(-1) ?? -1, until: last.at(-1) ?? -1, width };
     const answer = await fetchLive("news", query);
-    adopt(await answer.json());
+    const news = await answer.json();
+    adopt(news);
+    tellWaiting(news.idle);
     find("failure").hidden = true;
   } catch (error) {
     find("failure").hidden = false;
@@ -37,6 +41,7 @@ function adopt({ news, digests, columns }) {
   performance.mark("news");
   Object.assign(facts, news);
   Object.assign(facts.live.digests, digests);
+  if ("scalars" in news) forgetScalars();
   const isOther = STRUCTURE.some((key) => key in news);
   if (columns) addColumns(columns);
   if (isOther) {
@@ -45,6 +50,7 @@ function adopt({ news, digests, columns }) {
     findStatistics();
     if (before === 0 && QUANTITIES.length > 0) return location.reload(); // nothing was drawn yet
   }
+  if (find("map").hidden && facts.scalars && columnCount()) return location.reload();
   if (isOther || columns?.from === 0) {
     forgetColumns();
     forgetNumbers(isOther);

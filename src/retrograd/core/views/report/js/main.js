@@ -11,14 +11,18 @@ import { STATISTICS, loadStatistics } from "./measures.js";
 import { openPage } from "./opening.js";
 import { facts } from "./payload.js";
 import { QUANTITIES } from "./state.js";
+import { tellFirst } from "./waiting.js";
+import { showWayBack } from "./way_back.js";
 
 async function start() {
+  showWayBack(facts.live?.home);
   writeAbout();
   writeDid();
   writeFindings();
   readView();
   find("nothing").hidden = QUANTITIES.length > 0;
-  if (facts.loss) find("nothing").textContent = facts.hint;
+  if (facts.scalars) find("nothing").textContent = facts.hint;
+  tellFirst();
   await showInventory();
   await showMap();
 }

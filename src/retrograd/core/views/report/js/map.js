@@ -12,13 +12,17 @@ import { drawLoss, followLoss, loadLoss, resizeLoss } from "./loss.js";
 import { loadStatistics, statisticOf } from "./measures.js";
 import { drawPanels, followPanels, resizePanels, showPins } from "./panels.js";
 import { facts } from "./payload.js";
+import { showPinned } from "./pinned.js";
 import { followPointer } from "./pointer.js";
+import { followPrinting } from "./print.js";
 import { fitColors, listShownRows } from "./rows.js";
 import { QUANTITIES, change, onChange, seriesOf, state } from "./state.js";
 import { followTheme, showTheme } from "./theme.js";
-import { buildToolbar, showCounts, showToolbar } from "./toolbar.js";
+import { buildToolbar, followReset, showCounts, showToolbar, showZoom } from "./toolbar.js";
 import { drawTooltip } from "./tooltip.js";
 import { openWorst } from "./worst.js";
+
+const STRIP = ["scalars", "scales", "smooth", "x", "range"]; // what the strip alone depends on
 
 /** Take the view from the address, and the theme with it. */
 export function readView() {
@@ -29,8 +33,8 @@ export function readView() {
 
 /** Draw all of it, once the view is known; nothing where nothing was recorded, or the loss alone. */
 export async function showMap() {
-  find("map").hidden = QUANTITIES.length === 0 && !facts.loss;
-  if (QUANTITIES.length === 0) return facts.loss ? showLoss() : undefined;
+  find("map").hidden = QUANTITIES.length === 0 && !facts.scalars;
+  if (QUANTITIES.length === 0) return facts.scalars ? showLoss() : undefined;
   buildToolbar();
   await Promise.all([loadLoss(), loadShown()]);
   listShownRows();
@@ -48,15 +52,23 @@ export async function showMap() {
 
 async function showLoss() {
   find("map").classList.add("loss-alone");
-  await loadLoss();
-  measureMap();
-  drawAxis();
-  drawLoss();
-  onChange(["theme"], () => {
-    drawAxis();
+  const draw = async () => {
+    await loadLoss();
+    measureMap();
     drawLoss();
+    showZoom();
+  };
+  await draw();
+  onChange(["theme", "data", ...STRIP], draw);
+  onChange(["zoom", "cursor", "range"], followLoss);
+  onChange(["zoom"], showZoom);
+  followReset();
+  followHash();
+  followKeys();
+  followResize(() => {
+    measureMap();
+    resizeLoss();
   });
-  onChange(["zoom", "cursor"], followLoss);
 }
 
 function loadShown() {
@@ -96,7 +108,7 @@ function resize() {
 }
 
 function listen() {
-  onChange(["quantity", "statistic", "band", "scale", "filter", "depth", "flipped", "rows", "zoom", "theme"], redrawAll);
+  onChange(["quantity", "statistic", "band", "scale", "filter", "depth", "flipped", "rows", "order", "at", "zoom", "theme"], redrawAll);
   onChange(["curves", "range"], showToolbar);
   onChange(["cursor", "current", "brush"], drawCursor);
   onChange(["data"], async () => {
@@ -105,16 +117,26 @@ function listen() {
     await drawPanels(true);
     performance.measure("update", "news");
   });
-  onChange(["open"], () => drawPanels().then(resize));
+  onChange(["open", "overlay"], () => drawPanels().then(resize));
+  onChange(["open", "overlay"], showToolbar);
+  onChange(["pin"], drawCross);
+  onChange(["pin", "cursor", "current", "quantity", "band", "zoom", "data"], showPinned);
   onChange(["curves", "theme", "hidden"], () => {
     drawLoss();
     drawPanels(true);
   });
+  onChange(STRIP, drawLoss);
   onChange(["zoom", "cursor", "range"], followLoss);
   onChange(["zoom", "cursor", "range"], followPanels);
   onChange(["pinned"], showPins);
   onChange(["open"], drawCursor);
   find("viewport").addEventListener("scroll", () => requestAnimationFrame(drawMap), { passive: true });
+  followResize(resize);
+  followPrinting(resize);
+  if (state.pin) change({ pin: state.pin });
+}
+
+function followResize(resize) {
   const isOther = () => find("map").clientWidth !== geometry.card; // its height is our own doing
   new ResizeObserver(() => isOther() && requestAnimationFrame(resize)).observe(find("map"));
 }

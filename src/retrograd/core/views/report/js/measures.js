@@ -6,6 +6,7 @@ const lines = new Map(); // block → its series → {values, first, apart, colu
 let generation = 0; // answers to requests from before all columns, or all series, changed are dropped
 let coming = null; // the answer that is on its way
 const SPARE = 128; // columns that a followed run may gain before its numbers are copied
+const SCALARS = "scalars"; // name of the block that has all of them
 const MOST_SERIES = 4000; // of one question, which is an address
 const largest = new Map(); // series → {line, known, loaded}: largest magnitudes
 let loaded = 0; // answers that have come so far
@@ -55,18 +56,27 @@ export async function loadStatistics(names, wanted) {
   }
 }
 
-export async function loadLossLine() {
-  if (!facts.loss) return;
-  if (!facts.live) return unpack("loss", facts.loss);
-  while (listLacking(["loss"], [0])) {
-    coming ??= loadLacking(listLacking(["loss"], [0])).finally(() => (coming = null));
+/** Make all scalars ready. */
+export async function loadScalars() {
+  if (!facts.scalars) return;
+  if (!facts.live) return unpack(SCALARS, facts.scalars);
+  for (let lacking = listScalars(); lacking; lacking = listScalars()) {
+    coming ??= loadLacking(lacking).finally(() => (coming = null));
     if ((await coming) === null) return;
   }
 }
 
-const describe = (name) => (name === "loss" ? facts.loss : STATISTICS.find((each) => each.name === name));
+const listScalars = () => listLacking([SCALARS], facts.scalars.series);
 
-const blockOf = (name) => (name === "loss" ? "loss" : `statistic-${name}`);
+/** There are other scalars than before. */
+export function forgetScalars() {
+  lines.delete(SCALARS);
+  generation += 1;
+}
+
+const describe = (name) => (name === SCALARS ? facts.scalars : STATISTICS.find((each) => each.name === name));
+
+const blockOf = (name) => (name === SCALARS ? SCALARS : `statistic-${name}`);
 
 const linesOf = (name) => lines.get(name) ?? lines.set(name, new Map()).get(name);
 
@@ -87,7 +97,7 @@ function listLacking(names, wanted) {
   let found = null;
   for (const name of names) {
     const [known, described] = [linesOf(name), describe(name)];
-    const has = (series) => (name === "loss" ? series === 0 : described.rank.has(series));
+    const has = (series) => (name === SCALARS || described.rank.has(series));
     const lacking = described ? wanted.filter((series) => has(series) && known.get(series)?.version !== facts.live.version) : [];
     if (!lacking.length) continue;
     const fromOf = (series) => Math.max((known.get(series)?.columns ?? 0) - 1, 0);
@@ -145,8 +155,8 @@ export function lineOf(name, band, series) {
   return lineIn(name, band, series);
 }
 
-/** The loss; null where none was seen. */
-export const lossLine = (band) => facts.loss && lineIn("loss", band, 0);
+/** Numbers of a scalar, by its place in the list, or of the clock behind all of them; null where they have not come. */
+export const scalarLine = (number, band = "mean") => facts.scalars && lineIn(SCALARS, band, number);
 
 function lineIn(name, band, series) {
   const found = lines.get(name)?.get(series);

@@ -7,6 +7,7 @@ import { freshenExponents, loadExponents } from "./exponents.js";
 import { STATISTICS, badOf, loadStatistics } from "./measures.js";
 import { facts } from "./payload.js";
 import { makeSide } from "./side.js";
+import { makeSigned } from "./signed.js";
 import { state } from "./state.js";
 
 const panels = new Map(); // name of the place → {element, sides, renew}
@@ -18,19 +19,48 @@ export async function drawPanels(renew = false) {
   if (state.open.length) await Promise.all([loadStatistics(statistics, series), freshenExponents(series)]);
   const histograms = loadExponents(series);
   if (!facts.live) await histograms; // of a long run that is followed, they come later
-  const wanted = state.open.filter((name) => facts.places.some((place) => place.name === name));
+  const open = state.open.filter((name) => facts.places.some((place) => place.name === name));
+  const wanted = isOverlaid(open) ? [JSON.stringify(open)] : open;
   for (const [name, panel] of panels) {
     if (!wanted.includes(name) || (renew && !panel.renew())) removePanel(name, panel);
   }
   document.body.classList.toggle("with-panels", wanted.length > 0);
   find("panels").hidden = wanted.length === 0;
   const fresh = wanted.filter((name) => !panels.has(name));
-  for (const name of fresh) panels.set(name, makePanel(name));
+  for (const name of fresh) panels.set(name, isOverlaid(open) ? makeOverlay(open) : makePanel(name));
   showInOrder(wanted.map((name) => panels.get(name).element));
   for (const name of fresh) panels.get(name).sides.forEach((side) => side.mount());
   showPins();
   if (await histograms) await drawPanels(true);
 }
+
+/** Whether the open rows are drawn over each other; runs that are compared are so already. */
+const isOverlaid = (open) => state.overlay === "on" && open.length > 1 && !facts.runs;
+
+/** One panel with the curves of several places. */
+function makeOverlay(names) {
+  const places = names.map((name) => facts.places.find((place) => place.name === name));
+  const lines = places.map((place, i) => ({ place, letter: nameLetter(i), ...styleOf(i) }));
+  const seriesOf = (part) => lines.filter(({ place }) => part in place.series).map(({ place, ...style }) => ({ ...style, series: place.series[part] }));
+  const sides = PARTS.filter((part) => seriesOf(part).length).map((part) => makeSide(part, seriesOf(part)));
+  const key = lines.map(({ place: { name }, letter, color, dash }) =>
+    make(
+      "li",
+      { title: name },
+      make("i", { class: `line c-${color}${dash ? " dashed" : ""}` }),
+      make("b", {}, letter),
+      ` ${name}`,
+      make("button", { class: "icon", type: "button", "aria-label": `close ${name}`, onclick: () => closePlace(name) }, "✕"),
+    ),
+  );
+  const element = make("article", { class: "panel", "aria-label": `${names.length} sites over each other` }, make("ul", { class: "overlaid" }, ...key), make("div", { class: "sides" }, ...sides.map((side) => side.element)));
+  return { element, sides, renew: () => sides.every((side) => side.renew()) };
+}
+
+const PARTS = ["value", "grad", "update"];
+const DASHES = [undefined, [7, 4], [2, 3]];
+const styleOf = (i) => ({ color: `run-${i % 8}`, dash: DASHES[(i % 8) % 3] });
+const nameLetter = (i) => (i < 26 ? String.fromCharCode(65 + i) : `${i + 1}`);
 
 /** Panels one below the other; those that stand where they shall stay untouched, with what is focused in them. */
 function showInOrder(elements) {
@@ -49,7 +79,7 @@ function removePanel(name, panel) {
 function makePanel(name) {
   const number = facts.places.findIndex((place) => place.name === name);
   const place = facts.places[number];
-  const parts = ["value", "grad", "update"].filter((part) => part in place.series);
+  const parts = PARTS.filter((part) => part in place.series);
   const sides = parts.map((part) => makeSide(part, place.series[part]));
   const notes = make("div", {}, ...notesOf(place));
   const element = make(
@@ -84,6 +114,7 @@ function makePanel(name) {
     ),
     notes,
     make("div", { class: "sides" }, ...sides.map((side) => side.element)),
+    makeSigned(place.series.value),
   );
   return {
     element,
@@ -114,7 +145,7 @@ function alarms(place) {
 
 export function showPins() {
   for (const [name, { element }] of panels) {
-    element.querySelector(".pin").setAttribute("aria-pressed", String(state.pinned.includes(name)));
+    element.querySelector(".pin")?.setAttribute("aria-pressed", String(state.pinned.includes(name)));
   }
 }
 

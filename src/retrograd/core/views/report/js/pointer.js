@@ -3,7 +3,7 @@
 import { find } from "./dom.js";
 import { geometry, xToColumn } from "./geometry.js";
 import { isMerged, shown } from "./rows.js";
-import { openRow, toggleFold } from "./actions.js";
+import { openRow, pinCell, toggleFold } from "./actions.js";
 import { change, state } from "./state.js";
 
 const DRAG = 6;
@@ -62,7 +62,8 @@ function release(event) {
     if (to > from) change({ zoom: [from, to] });
   } else if (row && event.button === 0) {
     change({ current: row.id, cursor: x >= 0 ? column : null, held: event.pointerType === "touch" });
-    if (event.pointerType !== "touch" || x < 0 || again) click(row, event); // a first tap on a cell only reads it
+    if (event.altKey && x >= 0) pinCell(row, column);
+    else if (event.pointerType !== "touch" || x < 0 || again) click(row, event); // a first tap on a cell only reads it
   }
 }
 

@@ -6,9 +6,9 @@ import { badOf, bandOf, extendLine, knownColumns, lineOf, statisticOf } from "./
 import { facts } from "./payload.js";
 import { fitScale, shadeWith, sortNumbers } from "./scale.js";
 import { quantityOf, state } from "./state.js";
-import { shownColumns } from "./steps.js";
+import { columnOf, shownColumns } from "./steps.js";
 import { isDark } from "./theme.js";
-import { buildTree, chooseDepth, listRows } from "./tree.js";
+import { buildList, buildTree, buildTypes, chooseDepth, listRows } from "./tree.js";
 
 const ROWS_AT_FIRST = 64;
 
@@ -21,12 +21,15 @@ let shownNow = ""; // quantity, statistic and band
 
 /** Tree of a quantity and the depth to which it starts unfolded. */
 export function treeOf(key) {
-  if (!trees.has(key)) {
-    const top = buildTree(quantityOf(key));
-    trees.set(key, { top, depth: chooseDepth(top, ROWS_AT_FIRST), total: countPlaces(top) });
+  const cached = `${state.order} ${key}`;
+  if (!trees.has(cached)) {
+    const top = (BUILDERS[state.order] ?? buildTree)(quantityOf(key));
+    trees.set(cached, { top, depth: chooseDepth(top, ROWS_AT_FIRST), total: countPlaces(top) });
   }
-  return trees.get(key);
+  return trees.get(cached);
 }
+
+const BUILDERS = { type: buildTypes, value: buildList };
 
 const countPlaces = (top) => new Set(top.children.flatMap((node) => node.places)).size;
 
@@ -54,7 +57,23 @@ export function listShownRows() {
     shown.problem = `not a regular expression: ${error.message}`;
   }
   shown.rows = listRows(top, isFolded, matches && ((number) => siteNames(number).some(matches)));
+  if (state.order === "value") sortRows();
   shown.total = total;
+}
+
+/** The column at which rows are sorted by value. */
+export const sortColumn = () => (state.at === "" ? shownColumns()[1] : columnOf(Number(state.at)));
+
+/** The largest first: what is not finite above all, what was not recorded below. */
+function sortRows() {
+  const column = sortColumn();
+  const valueOf = (node) => {
+    const { line, bad } = numbersOf(node);
+    return bad?.[column] > 0 ? Infinity : (line?.[column] ?? NaN);
+  };
+  const values = new Map(shown.rows.map((node) => [node, valueOf(node)]));
+  const rank = (node) => (Number.isNaN(values.get(node)) ? -Infinity : values.get(node));
+  shown.rows = shown.rows.toSorted((a, b) => (rank(a) === rank(b) ? Number.isNaN(values.get(a)) - Number.isNaN(values.get(b)) : rank(b) - rank(a)));
 }
 
 const siteNames = (number) => [facts.places[number].name, siteName(number)];

@@ -40,7 +40,7 @@ export function makeSide(part, series) {
     },
     renew() {
       const [newer, bad] = [chartsOf(part, series), badIn(series)];
-      const isSame = newer.length === charts.length && (histogram || !histogramOf(series));
+      const isSame = newer.length === charts.length && (histogram || Array.isArray(series) || !histogramOf(series));
       const takes = (chart, i) => newer[i].title === chart.title && renewChart(chart.plot, { ...newer[i], bad });
       if (!isSame || !charts.every(takes)) return false;
       charts.forEach((chart, i) => (chart.lines = newer[i].lines));

@@ -6,6 +6,7 @@ const KNOWN = [
   { key: "grad", label: "Gradients", of: "activation", site: "grad", title: "gradients of activations" },
   { key: "value", label: "Activations", of: "activation", site: "value", title: "activations" },
   { key: "wgrad", label: "Weight gradients", of: "parameter", site: "grad", title: "gradients of weights" },
+  { key: "accumulated", label: "Accumulated", of: "parameter", site: "accumulated", title: "accumulated gradients of weights" },
   { key: "update", label: "Updates", of: "parameter", site: "update", title: "updates of weights" },
   { key: "weight", label: "Weights", of: "parameter", site: "value", title: "weights" },
 ];
@@ -43,6 +44,14 @@ export const DEFAULTS = {
   open: [], // names of places whose panels are open; pinned ones stay when another row is clicked
   pinned: [],
   rows: "normal",
+  order: "model", // of the rows; "type": under types of modules, "value": the largest first
+  at: "", // the step at which values are sorted; empty: the last in view
+  pin: "", // the step and the name of the place that are pinned
+  overlay: "off",
+  scalars: [], // charts above the map; none named: the first one
+  scales: [], // those of them whose scale is not their own
+  smooth: "0",
+  x: "step", // the axis of the charts above the map
   curves: "log",
   range: "view",
   theme: "auto",

@@ -13,6 +13,7 @@ import { QUANTITIES, change, quantityOf, seriesOf, state } from "./state.js";
 import { nameColumns, shownColumns } from "./steps.js";
 
 const BANDS = { high: "largest", mean: "mean", low: "smallest" };
+const ORDERS = [["model", "as in the model"], ["type", "by type of layer"], ["value", "largest first"]];
 const offered = new Map(); // list → its choices, as text
 const FACTOR_CHOICES = [["auto", "automatic range"], ...FACTORS.map((factor) => [String(factor), `up to ×${formatCount(factor)}`])];
 
@@ -26,11 +27,13 @@ export function buildToolbar() {
   find("statistic").addEventListener("change", ({ target }) => change({ statistic: target.value }));
   find("band").addEventListener("change", ({ target }) => change({ band: target.value }));
   find("scale").addEventListener("change", ({ target }) => change({ scale: target.value }));
+  find("order").addEventListener("change", ({ target }) => change({ order: target.value, flipped: [], at: state.pin.split(" ")[0] }));
+  find("overlay").addEventListener("click", () => change({ overlay: state.overlay === "on" ? "off" : "on" }));
   find("filter").addEventListener("input", ({ target }) => change({ filter: target.value }));
   find("fold").addEventListener("click", () => foldAll(true));
   find("unfold").addEventListener("click", () => foldAll(false));
   find("fit").addEventListener("click", () => change({ rows: state.rows === "fit" ? "normal" : "fit" }));
-  find("reset").addEventListener("click", () => change({ zoom: null }));
+  followReset();
   find("csv").addEventListener("click", exportCsv);
   find("png").addEventListener("click", exportPng);
   for (const choice of ["curves", "range"]) {
@@ -76,6 +79,9 @@ export function showToolbar() {
     isRatio() ? FACTOR_CHOICES : [["log", statistic.signed ? "log on both sides of 0" : "log scale"], ["linear", "linear scale"]],
     state.scale === "auto" && !isRatio() ? statistic.scale : state.scale,
   );
+  offer("order", ORDERS.filter(([order]) => order !== "type" || facts.model?.length), state.order);
+  find("overlay").setAttribute("aria-pressed", String(state.overlay === "on"));
+  find("overlay").hidden = state.open.length < 2 || Boolean(facts.runs);
   find("band-field").hidden = facts.columns.width === 1 || statistic.bands.length === 1;
   find("fit").setAttribute("aria-pressed", String(state.rows === "fit"));
   if (find("filter").value !== state.filter) find("filter").value = state.filter;
@@ -108,6 +114,13 @@ export function showCounts() {
       ? `${plural(shown.rows.filter((node) => !node.children).length, "site")} of ${formatCount(shown.total)}`
       : plural(kept.size, "site"));
   find("empty").hidden = shown.rows.length > 0;
+  showZoom();
+}
+
+export const followReset = () => find("reset").addEventListener("click", () => change({ zoom: null }));
+
+/** Which steps are in view, where these are not all. */
+export function showZoom() {
   find("reset").hidden = state.zoom === null;
   const [from, to] = shownColumns();
   find("zoom").textContent = nameColumns(from, to);

@@ -6,7 +6,7 @@ import { printerOf } from "./format.js";
 import { columnToX, geometry } from "./geometry.js";
 import { bandOf, lineOf, statisticOf } from "./measures.js";
 import { facts } from "./payload.js";
-import { chooseBetter, isMerged, isRatio, isWithout, mergeRule, numbersOf, numbersOfPlace, placesWithout, shown, siteName, whyWithout } from "./rows.js";
+import { chooseBetter, isFolded, isMerged, isRatio, isWithout, mergeRule, numbersOf, numbersOfPlace, placesWithout, shown, siteName, whyWithout } from "./rows.js";
 import { quantityOf, state } from "./state.js";
 import { nameColumn } from "./steps.js";
 import { fullName, describeWithout } from "./labels.js";
@@ -28,11 +28,11 @@ export function describeCell(node, column) {
   const { line, bad } = numbersOf(node);
   const without = placesWithout(node).length > 0;
   const lines = [
-    ["where", nameOf(node)],
+    ["where", `${nameOf(node)}${!isMerged(node) && facts.places[node.place]?.shape ? `, ${facts.places[node.place].shape}` : ""}`],
     ["when", nameColumn(column)],
   ];
   if (isWithout(node)) return [lines[0], ["value", describeWithout(node)]];
-  if (!line && !bad) return [...lines, ["value", "unfold to see its sites"]];
+  if (!line && !bad) return [...lines, ["value", node.children && !isFolded(node) ? "its sites are below" : "unfold to see its sites"]];
   if (bad?.[column] > 0) lines.push(["alarm", `${plural(bad[column], "element")} NaN or infinite`]);
   const missing = !line || Number.isNaN(line[column]);
   if (missing && !(bad?.[column] > 0)) return [...lines, ["value", (!isMerged(node) && whyWithout(node.place)) || "not recorded"]];

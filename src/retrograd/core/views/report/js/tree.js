@@ -23,6 +23,37 @@ export function buildTree(quantity) {
   return top;
 }
 
+/** Places without modules, as one list. */
+export function buildList(quantity) {
+  const top = { id: "", children: [], parent: null, depth: -1 };
+  facts.places.forEach((place, number) => hasRow(place, quantity) && addLeaf(top, nameOf(place), number));
+  return top;
+}
+
+/** Places under the types of their modules. */
+export function buildTypes(quantity) {
+  const types = new Map((facts.model ?? []).map(([, path, type]) => [path, type]));
+  const numbers = new Map();
+  facts.places.forEach((place, number) => {
+    if (!hasRow(place, quantity)) return;
+    const type = place.path.startsWith("watch/") ? "watched" : (types.get(place.path) ?? "other");
+    numbers.set(type, [...(numbers.get(type) ?? []), number]);
+  });
+  const top = { id: "", children: [], parent: null, depth: -1 };
+  for (const [type, some] of numbers) {
+    if (some.length === 1) {
+      addLeaf(top, `${type} ${nameOf(facts.places[some[0]])}`, some[0]);
+      continue;
+    }
+    const folder = add(top, { id: `${type}/`, name: type, slot: "", place: null });
+    folder.children = [];
+    for (const number of some) addLeaf(folder, nameOf(facts.places[number]), number);
+  }
+  return top;
+}
+
+const nameOf = ({ path }) => (path.startsWith("watch/") ? path.slice(6) : path);
+
 const branch = (path) => ({ path, branches: new Map(), own: [] });
 
 const splitPath = (path) => (path.startsWith("watch/") ? ["watch", path.slice(6)] : path.split("."));

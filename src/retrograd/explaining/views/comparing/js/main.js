@@ -6,13 +6,17 @@ import { STATISTICS, loadStatistics } from "./measures.js";
 import { openPage } from "./opening.js";
 import { facts } from "./payload.js";
 import { writeRuns } from "./runs.js";
+import { writeStart } from "./start.js";
 import { onChange } from "./state.js";
 import { writeVerdicts } from "./verdicts.js";
+import { showWayBack } from "./way_back.js";
 
 async function start() {
+  showWayBack(facts.home);
   writeVerdicts();
   readView();
   writeRuns();
+  writeStart();
   onChange(["hidden"], writeRuns);
   await showMap();
 }

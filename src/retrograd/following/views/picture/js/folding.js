@@ -24,6 +24,12 @@ export function draw() {
   for (const listener of listeners) listener();
 }
 
+/** The drawing with what is open, wherever the window looks: its size, and elements of its own. */
+export function drawAll() {
+  const placed = place(0, opened);
+  return { width: placed.width, height: placed.height, elements: drawSheet(placed) };
+}
+
 /** Open or close a fold; its upper edge stays where it is. */
 export function toggle(fold, name) {
   const outline = () => elementOf(name).parentNode.querySelector(":scope > .frame") ?? elementOf(name);

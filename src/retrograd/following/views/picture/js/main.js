@@ -2,6 +2,7 @@
 
 import { loadDetails, point, markKept } from "./details.js";
 import { find } from "./dom.js";
+import { savePng, saveSvg } from "./export.js";
 import { draw, fold, onDrawn, unfold } from "./folding.js";
 import { act, followKeys, setCurrent } from "./keyboard.js";
 import { openPage } from "./opening.js";
@@ -35,6 +36,8 @@ function listen() {
   find("unfold").addEventListener("click", () => {
     notice(unfold() ? facts.notice : "Opening all of these would draw too many boxes; open single modules instead.");
   });
+  find("save-svg").addEventListener("click", saveSvg);
+  find("save-png").addEventListener("click", async () => notice((await savePng()) || facts.notice));
   find("out").addEventListener("click", () => zoomBy(0.8));
   find("in").addEventListener("click", () => zoomBy(1.25));
   find("whole").addEventListener("click", () => fit());

@@ -27,7 +27,7 @@ export function showTensors() {
 /** All that can be filtered by, made once for each piece of memory. */
 function textFor(storage) {
   if (!texts.has(storage.number)) {
-    const words = storage.savers.slice(0, 8).flatMap((row) => ["place", "slot", "info", "kind", "name", "remake", "source"].map((name) => textOf(row, name)));
+    const words = storage.savers.slice(0, 8).flatMap((row) => ["place", "slot", "plain", "info", "kind", "name", "remake", "source"].map((name) => textOf(row, name)));
     texts.set(storage.number, words.join(" ").toLowerCase());
   }
   return texts.get(storage.number);
@@ -63,7 +63,7 @@ function drawRow(storage) {
   return make(
     "tr",
     { "data-storage": String(storage.number) },
-    make("td", { class: "name" }, make("button", { type: "button", "aria-pressed": "false", onclick: keep }, ...breakable(titleOf(storage)))),
+    make("td", { class: "name", title: textOf(row, "plain") }, make("button", { type: "button", "aria-pressed": "false", onclick: keep }, ...breakable(titleOf(storage)))),
     ...columns.slice(1).map((name) => make("td", { class: classOf(name) }, cells[name])),
   );
 }

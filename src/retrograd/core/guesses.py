@@ -1,0 +1,177 @@
+"""Names that people try first, and the call that does what they meant: one table, for everything that has attributes.
+
+What a name can only mean, it does: ``rg.load`` is :func:`retrograd.open_run` (see ``__init__.pyi``). Everything else
+is an error that says what to write.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from retrograd.core.errors import CallError, NoSuchNameError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CALLBACK = "from retrograd.integrations.lightning import RetrogradCallback (or .transformers, for its Trainer)"
+_TABLE = "history.to_pandas(), .to_polars(), or .table() for Arrow"
+_MATRIX = 'history.matrix("l2").values, an array of sites × steps'
+
+CALLS: dict[str, dict[str, str]] = {
+    "retrograd": {
+        "RetrogradCallback": _CALLBACK,
+        "Recorder": "rg.record(model)",
+        "Session": "rg.record(model)",
+        "start": "recording = rg.record(model), and recording.close() at the end",
+        "init": "rg.record(model), or rg.record(model, path) for a run folder",
+        "assert_finite": "rg.find_nan(model, loss), or rg.explain(recording) for a whole run",
+        "detect_anomaly": "rg.find_nan(model, loss)",
+        "check_nan": "rg.find_nan(model, loss)",
+        "summary": "print(rg.plan_recording(model)) for the sites of a model, rg.describe(run) for what a run did",
+        "hook": 'rg.record(model, tensors="*:output.grad") to see, rg.rewrite(model) to change',
+        "visualize": 'rg.draw_graph(loss, "graph.html"), or rg.write_report(run)',
+        "make_dot": 'rg.draw_graph(loss, "graph.svg")',
+        "plot": "rg.open_run(path).history.plot(), or rg.write_report(run)",
+        "show": "rg.write_report(run)",
+        "save": "history.save(path), or rg.record(model, path) from the start",
+        "serve": "`retrograd serve PATH` on the command line",
+        "run": "`retrograd run train.py` on the command line",
+    },
+    "History": {
+        "to_df": _TABLE,
+        "df": _TABLE,
+        "dataframe": _TABLE,
+        "to_dict": _TABLE,
+        "losses": "history.loss, which has .steps and .values",
+        "learning_rate": "history.lr",
+        "learning_rates": "history.lr",
+        "nonfinite": 'history.matrix("nonfinite"), history["*"].nonfinite, or rg.explain(history) for the cause',
+        "nan": 'history.matrix("nan"), or rg.explain(history) for the cause',
+        "max": f"{_MATRIX}, has .max()",
+        "min": f"{_MATRIX}, has .min()",
+        "mean": f"{_MATRIX}, has .mean()",
+        "l2": 'history.matrix("l2"), or history["*"].l2',
+        "norm": 'history.matrix("l2"), or history["*"].l2',
+        "rms": 'history.matrix("rms"), or history["*"].rms',
+        "gradients": 'history["*.grad"], or history["*:parameters.grad"] for those of parameters',
+        "grads": 'history["*.grad"], or history["*:parameters.grad"] for those of parameters',
+        "activations": 'history["*:output"]',
+        "layers": "history.sites",
+        "names": "history.sites",
+        "steps": "history.made_steps, or the .steps of one site",
+        "columns": "history.table().column_names",
+        "report": "rg.write_report(history)",
+        "explain": "rg.explain(history)",
+        "to_csv": 'rg.export(run, "csv", path), or history.to_pandas().to_csv(path)',
+    },
+    "Series": {
+        "values": ".rms, .l2, .mean or another statistic: one number a step",
+        "norms": ".norm, which is .l2",
+        "max_abs": ".abs_max",
+        "var": ".std ** 2",
+        "first": "[0]",
+        "data": ".to_pandas()",
+        "to_df": ".to_pandas()",
+        "numpy": '.to_numpy("rms")',
+        "histogram": ".exponents",
+        "hist": ".exponents",
+        "tensor": ".tensors[-1].tensor, where the recording keeps them: rg.record(model, tensors=…)",
+        "grad": "the site of the gradient: history['fc:weight.grad']",
+    },
+    "Recording": {
+        "save": "recording.history.save(path), or rg.record(model, path) from the start",
+        "finish": "recording.close()",
+        "end": "recording.close()",
+        "pause": "rg.record(model, schedule=…), a function from step to bool",
+        "step_end": "recording.begin_step(number), for loops that count by themselves",
+        "plot": "recording.history.plot()",
+        "loss": "recording.history.loss",
+        "sites": "recording.history.sites",
+        "report": "rg.write_report(recording)",
+        "explain": "rg.explain(recording)",
+        "load_state_dict": "rg.record(model, path, resume=state)",
+    },
+    "Run": {
+        "loss": "run.history.loss",
+        "sites": "run.history.sites",
+        "to_pandas": "run.history.to_pandas()",
+        "matrix": 'run.history.matrix("rms")',
+        "plot": "run.history.plot()",
+        "config": "run.manifest",
+        "explain": "rg.explain(run)",
+        "report": "rg.write_report(run)",
+    },
+}
+"""Kind of thing → name that is tried → what to write."""
+
+ARGUMENTS: dict[str, dict[str, str]] = {
+    "record": {
+        **dict.fromkeys(
+            ("log_dir", "logdir", "dir", "folder", "run_dir", "out", "output", "output_dir", "save_dir", "save_to"),
+            "path=",
+        ),
+        **dict.fromkeys(("name", "run_name", "project"), 'path="runs/NAME"'),
+        **dict.fromkeys(("keep", "keep_tensors", "save_tensors"), "tensors=, as in tensors='*:output.grad'"),
+        **dict.fromkeys(("layers", "modules", "names", "patterns", "include", "filter"), "sites="),
+        **dict.fromkeys(("interval", "every_n_steps", "log_every", "log_freq", "freq"), "every="),
+        **dict.fromkeys(("stats", "metrics"), "statistics="),
+        **dict.fromkeys(("histograms", "hist", "bins"), "histogram="),
+        **dict.fromkeys(("budget", "max_bytes"), "tensor_budget="),
+        **dict.fromkeys(("optimizer", "opt", "loss", "criterion"), "nothing: what trains the model is found by itself"),
+    }
+}
+"""Function → argument that is tried → the one to give."""
+
+
+def guide(kind: str, name: str, known: Iterable[str], *, what: str = "") -> NoSuchNameError:
+    """Make the error for an attribute that is not there; it names the right call, or what is nearest.
+
+    Args:
+        kind: of which thing, a key of :data:`CALLS`.
+        name: what was asked for.
+        known: names that there are.
+        what: the thing in words.
+    """
+    repair = CALLS.get(kind, {}).get(name, "")
+    if not repair and not name.startswith("_"):
+        near = difflib.get_close_matches(name, [each for each in known if not each.startswith("_")], n=3)
+        repair = f"the nearest are {', '.join(near)}." if near else ""
+    return NoSuchNameError(f"{what or repr(kind)} has no attribute {name!r}.", repair=repair)
+
+
+class Guided:
+    """Something whose missing attributes name the right call."""
+
+    if not TYPE_CHECKING:  # a checker shall know a slip from a name
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # the property itself has raised: say what
+                return object.__getattribute__(self, name)
+            raise guide(type(self).__name__, name, dir(self), what=f"{type(self).__name__!r} object")
+
+
+def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a call with unknown arguments name the right ones.
+
+    Raises:
+        CallError: by the function that is made.
+    """
+    known = inspect.signature(function).parameters
+    guesses = ARGUMENTS[function.__name__]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        for name in options.keys() - known.keys():
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            meant = guesses.get(name) or (f"{near[0]}=" if near else "")
+            raise CallError(
+                f"rg.{function.__name__}() takes no argument {name!r}.",
+                repair=f"give {meant}." if meant else f"give one of {', '.join(known)}.",
+            )
+        return function(*args, **options)
+
+    return call

@@ -1,0 +1,1 @@
+"""What each sample of a batch does to the parameters."""

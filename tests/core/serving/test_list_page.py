@@ -1,0 +1,110 @@
+"""The list of runs in a browser: what is searched, sorted and ticked is in the address, and Back leads back to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from retrograd.core.history.sink import Event, Moment
+from tests.core.runs.written import open_writer
+from tests.core.serving.served import serving
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+RATES = {"run2": 0.1, "run10": 0.01, "run1": 0.001, "run20": 1.0, HOSTILE: 0.5}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Five runs of as many rates, whose losses end at ten times the rate; that of run20 becomes NaN."""
+    for number, (name, rate) in enumerate(RATES.items()):
+        writer = open_writer(tmp_path / name)
+        writer.describe(
+            command=["python", "train.py", "--lr", str(rate), "--name", HOSTILE if rate == 0.5 else "plain"],
+            started=f"2026-01-0{number + 1}T00:00:00+00:00",
+        )
+        for step in range(20):
+            value = math.nan if rate == 1.0 and step > 10 else 10 * rate
+            writer.add_event(Event(Moment(step, 0, 0), "loss", value=value, time=1.0))
+        writer.close("failed" if rate == 0.01 else "finished")
+    return tmp_path
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: said.append(dialog.message))
+    yield page
+    context.close()
+    assert said == []
+
+
+def names(page: Page) -> list[str]:
+    return page.locator("#runs td.name a").all_inner_texts()
+
+
+@pytest.mark.browser
+def test_the_address_holds_what_is_listed_and_the_way_back_leads_to_it(page: Page, sweep: Path) -> None:
+    with serving(sweep) as server:
+        page.goto(server.address)
+        expect(page.locator("#overlay .curve")).to_have_count(5)
+        assert names(page) == [HOSTILE, "run20", "run1", "run10", "run2"]
+        page.get_by_role("button", name="run", exact=True).click()
+        assert names(page)[1:] == ["run1", "run2", "run10", "run20"]
+        page.get_by_role("button", name="final loss").click()
+        assert names(page) == ["run1", "run10", "run2", HOSTILE, "run20"]
+        page.get_by_role("button", name="final loss").click()
+        assert names(page) == [HOSTILE, "run2", "run10", "run1", "run20"]
+        page.locator("#search").fill("lr<=0.1")
+        assert names(page) == ["run2", "run10", "run1"]
+        page.locator("#status").select_option("finished")
+        expect(page.locator("#count")).to_have_text("2 of 5 runs")
+        page.get_by_label("compare run2").check()
+        page.get_by_label("compare run1").check()
+        expect(page.locator("#overlay .curve")).to_have_count(2)
+        address = page.url
+
+        other = page.context.new_page()
+        other.goto(address)
+        assert names(other) == ["run2", "run1"]
+        expect(other.locator("#picked")).to_have_text("run2, run1")
+        other.close()
+
+        page.get_by_role("link", name="run2").click()
+        page.wait_for_selector("html[data-ready=yes]")
+        page.get_by_role("link", name="← All runs").click()
+        expect(page.locator("#count")).to_have_text("2 of 5 runs")
+        assert page.url == address
+        page.locator("#compare").click()
+        expect(page.locator("#settings tr")).to_have_text(["final loss10.01", "--lr0.10.001"])
+        expect(page.locator("#start-overlay .curve")).to_have_count(2)
+        page.get_by_role("link", name="← All runs").click()
+        assert page.url == address
+        page.locator("#clear").click()
+        expect(page.locator("#count")).to_have_text("5 runs")
+        page.goto("about:blank")
+
+
+@pytest.mark.browser
+def test_a_wrong_column_is_answered_and_a_narrow_page_fits(page: Page, sweep: Path) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    with serving(sweep) as server:
+        page.goto(f"{server.address}#q=rate%3D3")
+        expect(page.locator("#wrong")).to_contain_text("No run has a column “rate”")
+        page.locator("#search").fill('name="run20"')
+        assert names(page) == ["run20"]
+        page.locator("#search").fill("onerror")
+        assert names(page) == [HOSTILE]
+        page.locator("#search").fill("")
+        page.locator("#sort").select_option("--lr")
+        assert names(page) == ["run1", "run10", "run2", HOSTILE, "run20"]
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        expect(page.locator("#parallel .curve")).to_have_count(4)
+        page.goto("about:blank")
