@@ -28,6 +28,9 @@ OWN = "recorded"
 SHARDS = "shards"
 """Text of a norm of this process's part of all parameters: squares add up over processes."""
 
+REFERENCE = "shards before"
+"""Text of the same of the parameters themselves, beside that of what an update has added to them."""
+
 LOSS, EVAL_LOSS, LR, BATCH = "loss", "eval_loss", "lr", "batch"
 GRAD_NORM, GRAD_NORM_CLIPPED, UPDATE_RATIO = "grad_norm", "grad_norm_clipped", "update_ratio"
 STEP_TIME, THROUGHPUT, MEMORY, SCALE = "step_time", "throughput", "memory", "scale"
@@ -170,7 +173,7 @@ class Scalars(Mapping[str, Curve]):
         recorded = self._recorded
         found = {LOSS: self._events.loss, **recorded.own}
         updates = _read_updates(self._events)
-        found |= _expand_rates(recorded.rates, updates)
+        found |= _expand_rates(recorded.rates, updates, _find_first_optimizer(self._manifest))
         made = updates or _read_updates(self._events, LOSS)
         if made:
             ending = _join([each for each in made.values() if each.ends] or made.values())
@@ -211,6 +214,7 @@ def _read(events: Events) -> _Recorded:
     logged: dict[str, Curve] = {}
     rates: dict[str, Curve] = {}
     batch, counted = _NO_CURVE, SAMPLES
+    before: Curve | None = None
     if not names:
         return _Recorded(own, logged, rates, batch, counted)
     step, name_of, text_of, value = (np.concatenate(column) for column in zip(*pieces, strict=True))
@@ -227,12 +231,21 @@ def _read(events: Events) -> _Recorded:
                 rates[word] = curve
             elif name == BATCH:
                 batch, counted = curve, word
+            elif word == REFERENCE:
+                before = curve
             else:
-                own[name] = curve
+                own[name] = _join_curves(own.get(name, _NO_CURVE), curve)
+    if before is not None and UPDATE_RATIO in own and np.array_equal(before.steps, own[UPDATE_RATIO].steps):
+        own[UPDATE_RATIO] = Curve(before.steps, own[UPDATE_RATIO].values / before.values)
     return _Recorded(own, logged, rates, batch, counted)
 
 
 _NO_CURVE = Curve(np.empty(0, np.int64), np.empty(0))
+
+
+def _join_curves(first: Curve, second: Curve) -> Curve:
+    steps, values = np.concatenate((first.steps, second.steps)), np.concatenate((first.values, second.values))
+    return _combine("", "", steps, values)
 
 
 def _combine(name: str, text: str, steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> Curve:
@@ -241,7 +254,7 @@ def _combine(name: str, text: str, steps: npt.NDArray[np.int64], values: npt.NDA
     if len(unique) == len(steps):
         order = np.argsort(steps, kind="stable")
         return Curve(steps[order], values[order])
-    if text == SHARDS:
+    if text in (SHARDS, REFERENCE):
         return Curve(unique, np.sqrt(np.bincount(group, values**2, len(unique))))
     if text == OWN and name == EVAL_LOSS:
         return Curve(unique, np.bincount(group, values, len(unique)) / np.bincount(group, minlength=len(unique)))
@@ -302,16 +315,27 @@ def _fill_forward(changes: Curve, steps: npt.NDArray[np.int64]) -> Curve:
     return Curve(steps[known], changes.values[place[known]])
 
 
-def _expand_rates(rates: Mapping[str, Curve], updates: Mapping[str, _Updates]) -> dict[str, Curve]:
-    """Learning rates at each update: ``lr``; ``lr[0]`` of several groups, ``lr[SGD]`` of several optimizers."""
+def _expand_rates(rates: Mapping[str, Curve], updates: Mapping[str, _Updates], first: str) -> dict[str, Curve]:
+    """Learning rates at each update: ``lr``; ``lr[0]`` of several groups, ``lr[SGD_2]`` of a later optimizer.
+
+    A name stays what it is when another optimizer comes.
+    """
     found = {}
-    optimizers = {key.rpartition("[")[0] for key in rates}
+    optimizers = [key.rpartition("[")[0] for key in rates]
+    first = first if first in optimizers else (optimizers or [""])[0]
     for key, changes in rates.items():
         optimizer, _, group = key.rpartition("[")
         groups = sum(each.startswith(f"{optimizer}[") for each in rates)
-        name = LR + (f"[{optimizer}]" if len(optimizers) > 1 else "") + (f"[{group}" if groups > 1 else "")
+        name = LR + (f"[{optimizer}]" if optimizer != first else "") + (f"[{group}" if groups > 1 else "")
         found[name] = _fill_forward(changes, updates[optimizer].steps) if optimizer in updates else changes
     return found
+
+
+def _find_first_optimizer(manifest: Mapping[str, Any]) -> str:
+    """The name of the optimizer that has updated first; empty where the manifest tells none."""
+    listed = manifest.get("optimizers")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return str(first.get("name", "")) if isinstance(first, Mapping) else ""
 
 
 def _measure_steps(updates: _Updates, starts: list[float]) -> Curve:

@@ -26,6 +26,7 @@ from retrograd.core.history.scalars import (
     LR,
     MEMORY,
     OWN,
+    REFERENCE,
     SAMPLES,
     SHARDS,
     TOKENS,
@@ -40,7 +41,7 @@ from retrograd.core.hooks.parts import gradient_of, join_elements
 from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
 from retrograd.core.norms import join_norms, norm
-from retrograd.core.ranks.placements import is_flattened, is_sharded, local_part
+from retrograd.core.ranks.placements import is_flattened, is_sharded, is_summand, local_part
 from retrograd.core.recording.clock import Clock, is_loss
 from retrograd.core.recording.memory_use import measure_memory
 from retrograd.core.recording.sink_log import EventLog
@@ -73,16 +74,18 @@ class _Clip:
     """Gradients that were clipped together.
 
     Attributes:
-        ids: identities of the gradients.
+        ids: identities of the parameters, or of their gradients.
         norm: their norm before; None where that is not known.
         limit: the norm that they were clipped to, if that tells the norm after; None where it is to be read.
         scale: what they were multiplied by then.
+        is_whole: the norm is over all processes, though each has a part of the gradients.
     """
 
     ids: frozenset[int]
     norm: Number | None
     limit: float | None
     scale: Number = 1.0
+    is_whole: bool = False
 
 
 @dataclass(slots=True)
@@ -101,10 +104,12 @@ class GradientNorms:
 
     Attributes:
         passes: how many backward passes have ended.
+        has_parts: each process has a part of the parameters.
     """
 
     def __init__(self) -> None:
         self.passes = 0
+        self.has_parts = False
         self.scale: Number = 1.0
         """What gradients that lie there are multiplied by."""
         self._clips: list[_Clip] = []
@@ -121,18 +126,21 @@ class GradientNorms:
         """Record a call of ``clip_grad_norm_``, which has found this norm."""
         known = hold(found) if norm_type == 2.0 else None
         is_told = norm_type == 2.0 and isinstance(self.scale, float)
-        self._add_clip(_list_gradients(parameters), known, limit if is_told else None)
+        is_whole = is_sharded(found) and not is_summand(found)
+        self._add_clip(parameters, known, limit if is_told else None, is_whole=is_whole)
 
     def clip_value(self, gradients: Sequence[torch.Tensor]) -> None:
         """Record a call of ``clip_grad_value_``, which has not changed anything yet."""
         norms = _measure(gradients)
         self._add_clip(gradients, norms[0] if len(norms) == 1 else None, None)
 
-    def _add_clip(self, gradients: Sequence[torch.Tensor], norm: Number | None, limit: float | None) -> None:
-        ids = frozenset(map(id, gradients))
+    def _add_clip(
+        self, tensors: Sequence[torch.Tensor], norm: Number | None, limit: float | None, *, is_whole: bool = False
+    ) -> None:
+        ids = frozenset(map(id, tensors))
         before = next((clip for clip in self._clips if clip.ids & ids), None)
         if before is None:
-            self._clips.append(_Clip(ids, norm, limit, self.scale))
+            self._clips.append(_Clip(ids, norm, limit, self.scale, is_whole))
             return
         before.limit = None  # clipped twice: what was first is the norm before, and the norm after is read
         if before.ids != ids:
@@ -149,22 +157,26 @@ class GradientNorms:
             self._take(optimizer, step)
 
     def _take(self, optimizer: Optimizer, step: int) -> None:
-        held = _list_gradients(held_by(optimizer))
+        pairs = [(each, gradient) for each in held_by(optimizer) if (gradient := gradient_of(each)) is not None]
+        held = [gradient for _, gradient in pairs]
         norms = self._steps.setdefault(step, _StepNorms())
-        ids = set(map(id, held))
-        clips = [clip for clip in self._clips if not clip.ids.isdisjoint(ids)]
+        clips = [clip for clip in self._clips if any(_is_among(pair, clip.ids) for pair in pairs)]
         norms.is_clipped |= bool(clips)
-        norms.is_sharded |= any(is_sharded(each) or is_flattened(each) for each in held_by(optimizer)[:1])
+        has_parts = any(is_sharded(each) or is_flattened(each) for each in held_by(optimizer)[:1])
+        self.has_parts |= has_parts
         covered = clips[0].ids if len(clips) == 1 else frozenset().union(*(clip.ids for clip in clips))
         for clip in clips:
             norms.is_known &= clip.norm is not None
             norms.before[clip] = 1.0 if clip.norm is None else clip.norm, clip.scale
-        if clips and all(clip.limit is not None for clip in clips) and ids <= covered:
+        rest = [pair[1] for pair in pairs if not _is_among(pair, covered)] if clips else held
+        if clips and all(clip.limit is not None for clip in clips) and not rest:
             norms.after.update((clip, (clip.norm, clip.scale, clip.limit)) for clip in clips)  # type: ignore[misc]
+            norms.is_sharded |= has_parts and not all(clip.is_whole for clip in clips)
             return
+        norms.is_sharded |= has_parts
+        norms.is_known &= not any(clip.is_whole for clip in clips)  # the rest is known of this process alone
         scaler = getattr(optimizer, "grad_scale", None)  # set where an optimizer divides by it while it steps
         scale: Number = hold(scaler) if isinstance(scaler, torch.Tensor) else 1.0
-        rest = [each for each in held if id(each) not in covered] if clips else held
         for number, found in enumerate(_measure(rest)):
             norms.before[(id(optimizer), number)] = found, scale
             if not clips:
@@ -183,8 +195,8 @@ class GradientNorms:
                 yield step, GRAD_NORM_CLIPPED, list(norms.after.values()), text
 
 
-def _list_gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [gradient for each in parameters if (gradient := gradient_of(each)) is not None]
+def _is_among(pair: tuple[torch.Tensor, torch.Tensor], ids: frozenset[int]) -> bool:
+    return id(pair[0]) in ids or id(pair[1]) in ids
 
 
 def _measure(gradients: Sequence[torch.Tensor]) -> list[Number]:
@@ -270,7 +282,7 @@ class ScalarWatch:
         self._root: int | None = None
         self._first_batch: int | None = None
         self._optimizers: IdentityDict[Optimizer, int] = IdentityDict()
-        self._described: list[dict[str, Any]] = []
+        self._described: dict[str, dict[str, Any]] = {}
         self._measured_memory = 0.0
         self._of_updates: dict[bytes, Any] = {}
 
@@ -360,7 +372,10 @@ class ScalarWatch:
         end = clock.step + (is_last or clock.is_over)
         for step in [step for step in self._updates if step < end]:
             squares, reference = self._updates.pop(step)
-            if reference > 0:
+            if reference > 0 and self.norms.has_parts:
+                self._note(step, UPDATE_RATIO, squares**0.5, SHARDS)
+                self._note(step, UPDATE_RATIO, reference**0.5, REFERENCE)
+            elif reference > 0:
                 self._note(step, UPDATE_RATIO, (squares / reference) ** 0.5)
         for step, name, parts, text in self.norms.take_finished(end):
             self._note_norm(step, name, parts, text)
@@ -411,9 +426,8 @@ class ScalarWatch:
             for group in optimizer.param_groups
         ]
         told = [{key: value for key, value in group.items() if value is not _NOT_PLAIN} for group in groups]
-        self._described = [each for each in self._described if each["name"] != name]
-        self._described.append({"name": name, "type": type(optimizer).__name__, "groups": told})
-        self._describe(optimizers=self._described[: LIMITS.described_optimizers])
+        self._described[name] = {"name": name, "type": type(optimizer).__name__, "groups": told}
+        self._describe(optimizers=list(self._described.values())[: LIMITS.described_optimizers])
 
 
 _NOT_PLAIN = object()
