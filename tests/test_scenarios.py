@@ -80,7 +80,8 @@ def test_rows_are_those_of_hooks_by_hand(name: str) -> None:
         train(plain, STEPS)
     run = build(name)
     with collect(run.models) as seen, listen_to_optimizers(run) as gotten:  # a checkpoint adds in another order
-        assert not differing(train(run, STEPS), bare(name))
+        found = train(run, STEPS)
+    assert not differing(found, bare(name))
     rows = {Key(row.site, row.phase, row.step, row.micro, row.backward): row for row in seen.rows}
     assert len(rows) == len(seen.rows)
     accumulated = [key for key in rows if key.site.endswith(".accumulated")]
