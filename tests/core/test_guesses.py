@@ -202,7 +202,7 @@ WORDS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "nonfinite": (lambda c: c.h.nonfinite, 'history.matrix("nonfinite")'),
     "max": (lambda c: c.h.max("l2"), 'history.matrix("l2").values'),
     "rec.save": (lambda c: c.rec.save("x.pt"), "recording.history.save(path)"),  # type: ignore[attr-defined]
-    "sites='grads'": (lambda c: rg.record(make(), sites="grads"), "'*.grad'"),
+    "sites='grads'": (lambda c: rg.record(make(), sites="grads"), "'*:*.grad'"),
     "log_dir": (lambda c: rg.record(make(), log_dir="x"), "path="),  # type: ignore[call-arg]
     "keep": (lambda c: rg.record(make(), keep="x"), "tensors="),  # type: ignore[call-arg]
     "both": (lambda c: rg.record(make(), every=2, schedule=2), "give one of them"),

@@ -104,6 +104,10 @@ def test_every_module_is_in_the_page_once_and_after_those_it_imports(kind: str, 
 
 def test_every_shared_script_and_sheet_is_in_some_page(tmp_path: Path) -> None:
     pages = [Page(write(tmp_path / f"{kind}.html")) for kind, write in WRITE.items()]
+    (listed := tmp_path / "listed.html").write_text(
+        frame_page("retrograd.core.serving", "Runs", {}, {}, is_served=True), encoding="utf-8"
+    )
+    pages.append(Page(listed))
     for path in SHARED:
         assert any(f"const module_{path.stem} = " in page.scripts[""] for page in pages)
     for path in VIEWS.glob("page/css/*.css"):

@@ -407,7 +407,10 @@ def test_folders_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         script.run(tmp_path / name)
     a, b, lr = (str(tmp_path / name) for name in ("a", "b", "lr"))
     assert main(["compare", a, b]) == 0
-    assert capsys.readouterr().out.startswith("identical\n")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split() == ["A", "B"]  # first the losses, and the settings that differ
+    assert said[1].split()[0] == "loss"
+    assert said[3] == "identical"
     assert main(["compare", a, lr, "--noise", b]) == 1
     assert "lr is 0.1 in A and 0.2 in B" in capsys.readouterr().out
     assert main(["compare", a, lr, "--json"]) == 1

@@ -30,6 +30,7 @@ from retrograd.core.limits import LIMITS
 from retrograd.core.notices import print_text, waiting
 from retrograd.core.plugins import list_provided
 from retrograd.core.runs.layout import PARENT
+from retrograd.core.runs.listing import find_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +247,9 @@ are counted where they were computed, as `retrograd run` does at the end.
         "--search", "", "only runs with this in their name, status, findings or settings", metavar="TEXT"
     )
     json: bool = option("--json", False, "print one JSON object per run")
+
+    def check(self) -> None:
+        find_runs(path_to_read(self.folder))
 
     def carry_out(self) -> None:
         from retrograd.core.runs.listed import choose_listed, read_listed

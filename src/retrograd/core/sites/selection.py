@@ -248,11 +248,11 @@ def _may_be_called(pattern: Pattern, candidates: Iterable[Candidate]) -> bool:
 
 
 _MEANT = {
-    **dict.fromkeys(("grads", "grad", "gradients", "gradient"), "'*.grad', or '*:parameters.grad' for parameters"),
+    **dict.fromkeys(("grads", "grad", "gradients", "gradient"), "'*:*.grad', or '*:parameters.grad' for parameters"),
     **dict.fromkeys(("activations", "outputs", "output"), "'*:output'"),
     **dict.fromkeys(("inputs", "input"), "'*:inputs'"),
     **dict.fromkeys(("weights", "params", "parameters"), "'*:parameters'"),
-    **dict.fromkeys(("updates", "update"), "'*.update'"),
+    **dict.fromkeys(("updates", "update"), "'*:parameters.update'"),
     "all": "'*'",
 }
 """Word for all sites of a kind → the pattern that says it."""

@@ -14,9 +14,7 @@ from retrograd.core.foreign.text import show_plainly
 from retrograd.core.launch.chosen_run import check_is_no_script, check_run, reading, tell_page
 from retrograd.core.launch.options import Command, option
 from retrograd.core.notices import print_text
-from retrograd.core.runs.loss_curve import reduce_curve
 from retrograd.core.runs.settings import read_settings
-from retrograd.core.views.runs_table import print_differences
 from retrograd.explaining.launch.options import ExplainOptions
 
 
@@ -65,6 +63,9 @@ The exit code is 0 if they are the same, but for noise, 1 if they are not, and 2
             check_run(each, can_be_parent=False)
 
     def carry_out(self) -> int:
+        from retrograd.core.runs.loss_curve import reduce_curve
+        from retrograd.core.views.runs_table import print_differences
+
         with contextlib.ExitStack() as stack:
             runs = [stack.enter_context(reading(each)) for each in (self.a, *self.others)]
             noise = [stack.enter_context(reading(each)) for each in self.noise]

