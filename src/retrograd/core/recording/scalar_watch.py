@@ -6,9 +6,12 @@ does not change from step to step (learning rates, the size of a batch) is noted
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -43,7 +46,6 @@ from retrograd.core.limits import LIMITS
 from retrograd.core.norms import join_norms, norm
 from retrograd.core.ranks.placements import is_flattened, is_sharded, is_summand, local_part
 from retrograd.core.recording.clock import Clock, is_loss
-from retrograd.core.recording.memory_use import measure_memory
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.sites.site import Site
 from retrograd.core.statistics.row import ROW
@@ -249,6 +251,22 @@ def _find_loss(output: Any) -> torch.Tensor | None:
         [each for _, each in flatten(output, ()) if each.dim() == 0 and is_loss(each)] if output is not None else []
     )
     return scalars[0] if len(scalars) == 1 else None
+
+
+# ---- memory ----
+
+_OF_PROCESS = Path("/proc/self/statm")
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+def measure_memory(tensors: Sequence[torch.Tensor]) -> float:
+    """Bytes of the devices on which some tensors are, or of the process where that is the CPU; NaN if not known."""
+    devices = {each.device for each in tensors if each.device.type == "cuda"}
+    if devices:
+        return float(sum(torch.cuda.memory_allocated(device) for device in devices))
+    with suppress(OSError, ValueError, IndexError):
+        return float(int(_OF_PROCESS.read_text(encoding="ascii").split()[1]) * _PAGE)
+    return float("nan")
 
 
 # ---- all of them ----
