@@ -234,6 +234,11 @@ def unwatch_forward(module: nn.Module, watcher: ForwardWatcher) -> None:
             del _taps[module]
 
 
+def is_watched(module: nn.Module) -> bool:
+    """Return whether anybody is notified of what a module returns."""
+    return module in _taps
+
+
 def has_output_in_code(module: nn.Module) -> bool:
     """Return whether the tap on what a module returns is part of compiled code."""
     tap = _taps.get(module)

@@ -17,7 +17,7 @@ from retrograd.core.history.data_facts import SIGNED_BINS, SIGNED_WIDTH, SignedH
 from retrograd.core.history.fact import NOW, tell_number
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.core.hooks.engine import grad_enabled, is_in_backward, is_tracing, without_functions
-from retrograd.core.hooks.module import unwatch_forward, watch_forward
+from retrograd.core.hooks.module import is_watched, unwatch_forward, watch_forward
 from retrograd.core.hooks.names import walk_modules
 from retrograd.core.hooks.nested import Keys, flatten
 from retrograd.core.identities import IdentityDict
@@ -74,8 +74,9 @@ class SignedLooks(FactSource):
         self._seen = -1
 
     def model_added(self, name: str, model: nn.Module) -> None:
-        """Watch its modules."""
-        for entry in sorted(walk_modules(name, model), key=lambda each: bool(each.module._modules)):
+        """Watch those of its modules whose outputs are recorded: others get no tap, in compiled code above all."""
+        entries = [each for each in walk_modules(name, model) if is_watched(each.tapped)]
+        for entry in sorted(entries, key=lambda each: bool(each.module._modules)):
             if entry.is_called and len(self._taps) < _MOST_WATCHED and entry.tapped not in self._taps:
                 self._taps[entry.tapped] = tap = _SignedTap(self._switch, entry.path, self._see)
                 watch_forward(entry.tapped, tap)
