@@ -131,7 +131,10 @@ def print_optimizer(manifest: Mapping[str, Any]) -> str:
     """Class and arguments of the optimizers; empty where they are not known."""
     settings = read_settings({"optimizers": manifest.get("optimizers")})
     name = settings.pop("optimizer", "")
-    told = (f"{name} {value}" for name, value in settings.items() if value is not False and name != "initial_lr")
+    settings = {name: value for name, value in settings.items() if value is not False and name != "initial_lr"}
+    told = (
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in settings.items()
+    )
     return ", ".join([str(name), *told])
 
 

@@ -105,9 +105,11 @@ def _describe_learning_rate_too_high(
     end = f"ended at {late:.3g}" if np.isfinite(late) else "is no longer finite"
     is_large = before >= LARGE_LOSS
     meant = f" for a loss of {before:.3g}" if is_large else ""
+    changed = f"at step {step} an update changed the weights by {ratio:.2g} times their norm"
+    if not training.updates.finite_ratio[training.updates.steps == step].max(initial=0.0) >= ratio:
+        changed = f"from step {step} on updates changed the weights by up to {ratio:.2g} times their norm"
     return entry.finding(
-        f"{named} is too high{meant}: at step {step} an update changed the weights by {ratio:.2g} times their "
-        f"norm, {rise} and {end}.",
+        f"{named} is too high{meant}: {changed}, {rise} and {end}.",
         step=step,
         last_step=record.last_step,
         line=record.optimizer_line,

@@ -22,15 +22,14 @@ export function makeSigned(series) {
 
 function draw(rows) {
   if (!rows) return [make("p", { class: "note" }, "Values around zero: not recorded. Outputs of modules have them in training, at sampled steps.")];
-  const most = Math.max(...rows.map(([, bound]) => bound));
   const canvas = make("canvas", { role: "img", "aria-label": `histograms of values around zero at steps ${rows.map(([step]) => step).join(", ")}` });
   const said = make("b");
   const stack = make("div", { class: "stack" }, canvas);
   const height = rows.length * ROW + AXIS;
-  const paint = () => stack.clientWidth && paintRidges(canvas, rows, most, stack.clientWidth, height);
+  const paint = () => stack.clientWidth && paintRidges(canvas, rows, stack.clientWidth, height);
   canvas.addEventListener("pointermove", ({ offsetX, offsetY }) => {
     const row = rows[Math.floor(offsetY / ROW)];
-    said.textContent = row ? read(row, most, (2 * (offsetX - GUTTER)) / (stack.clientWidth - GUTTER - 8) - 1) : "";
+    said.textContent = row ? read(row, (2 * (offsetX - GUTTER)) / (stack.clientWidth - GUTTER - 8) - 1) : "";
   });
   canvas.addEventListener("pointerleave", () => (said.textContent = ""));
   redrawWith(stack, paint);
@@ -40,9 +39,9 @@ function draw(rows) {
 }
 
 /** What lies at a place from −1 to 1 of a row. */
-function read([step, bound, , counts], most, x) {
+function read([step, bound, , counts], x) {
   const total = counts.reduce((sum, n) => sum + n);
-  const bin = Math.floor(16 * ((x * most) / (bound || 1) + 1));
+  const bin = Math.floor(16 * (x + 1));
   const beyond = counts[0] + counts[33];
   const rest = `${beyond ? `; ${formatShare(beyond / total)} beyond ±${formatNumber(bound)}` : ""}${counts[34] ? `; ${formatCount(counts[34])} not finite` : ""}`;
   if (bound === 0 || bin < 0 || bin > 31) return `step ${formatCount(step)}: ${bound === 0 ? "all zero" : `edges ±${formatNumber(bound)}`}${rest}`;
@@ -50,10 +49,10 @@ function read([step, bound, , counts], most, x) {
   return `step ${formatCount(step)}, ${edge(bin)} to ${edge(bin + 1)}: ${formatShare(counts[bin + 1] / total)}${rest}`;
 }
 
-function paintRidges(canvas, rows, most, width, height) {
+function paintRidges(canvas, rows, width, height) {
   const context = sizeCanvas(canvas, width, height);
   const plot = width - GUTTER - 8;
-  const x = (value) => GUTTER + (plot * (value / (most || 1) + 1)) / 2;
+  const x = (share) => GUTTER + (plot * (share + 1)) / 2; // each row has a scale of its own
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "alphabetic";
   rows.forEach(([step, bound, , counts], i) => {
@@ -62,7 +61,7 @@ function paintRidges(canvas, rows, most, width, height) {
     context.fillStyle = themeColor("value");
     for (let bin = 0; bin < 32; bin++) {
       if (!counts[bin + 1]) continue;
-      const [left, right] = bound ? [x((bound * (bin - 16)) / 16), x((bound * (bin - 15)) / 16)] : [x(0) - 1, x(0) + 1];
+      const [left, right] = bound ? [x((bin - 16) / 16), x((bin - 15) / 16)] : [x(0) - 1, x(0) + 1];
       const tall = Math.max((counts[bin + 1] / fullest) * (ROW - 4), 1);
       context.fillRect(left, bottom - tall, Math.max(right - left - 0.5, 1), tall);
     }
@@ -75,8 +74,8 @@ function paintRidges(canvas, rows, most, width, height) {
   context.fillStyle = themeColor("strong-line");
   context.fillRect(Math.round(x(0)), 0, 1, height - AXIS);
   context.fillStyle = themeColor("muted");
-  for (const [value, align] of [[-most, "left"], [0, "center"], [most, "right"]]) {
+  for (const [share, text, align] of [[-1, "−4 rms", "left"], [0, "0", "center"], [1, "4 rms", "right"]]) {
     context.textAlign = align;
-    context.fillText(formatNumber(value), x(value) , height - 6);
+    context.fillText(text, x(share), height - 6);
   }
 }
