@@ -24,7 +24,7 @@ from retrograd.core.notices import say
 from retrograd.core.randomness import random_kept
 from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
-from retrograd.core.recording.record import Recording, record
+from retrograd.core.recording.record import Recording, choose_schedule, record
 from retrograd.core.recording.schedule import Schedule
 from retrograd.core.recording.settings import Settings, UserStatistic
 from retrograd.core.runs.chosen_ranks import Ranks, read_ranks
@@ -88,20 +88,23 @@ class TrainedRun:
         *,
         sites: Pattern | Iterable[Pattern] | None = None,
         schedule: int | Schedule | None = None,
+        every: int | None = None,
         tensors: Keep | Pattern | Iterable[Keep | Pattern] | None = None,
         statistics: bool | Iterable[UserStatistic] = True,
         histogram: bool = True,
         tensor_budget: int | str = DEFAULT_BUDGET,
+        per_forward: bool = False,
         ranks: Ranks = "all",
         quiet: bool = False,
     ) -> None:
         options: dict[str, Any] = {
             "sites": _keep(sites),
-            "schedule": schedule,
+            "schedule": choose_schedule(schedule, every),
             "tensors": _keep(tensors),
             "statistics": _keep(statistics),
             "histogram": histogram,
             "tensor_budget": tensor_budget,
+            "per_forward": per_forward,
         }
         Settings(**options)  # what is wrong with them is said here, not when training begins
         read_ranks(ranks := _keep(ranks))

@@ -15,27 +15,27 @@ import pyarrow as pa
 from retrograd.core.history.arrays import read_codes, read_numbers, to_numbers
 from retrograd.core.history.events import Events
 from retrograd.core.history.matrix import Curve
+from retrograd.core.history.scalar_names import (
+    BATCH,
+    EVAL_LOSS,
+    GRAD_NORM,
+    GRAD_NORM_CLIPPED,
+    LOSS,
+    LR,
+    MEMORY,
+    OWN,
+    REFERENCE,
+    SAMPLES,
+    SCALAR,
+    SCALE,
+    SHARDS,
+    STEP_TIME,
+    THROUGHPUT,
+    UPDATE_RATIO,
+)
 from retrograd.core.history.sink import ENDS_NONE
 from retrograd.core.history.steps import number_steps
 from retrograd.core.libraries import load_library
-
-SCALAR = "scalar"
-"""Kind of the events that hold a number of their step; ``name`` says of what, ``text`` how it was taken."""
-
-OWN = "recorded"
-"""Text of what the recorder took; what the program has logged has none."""
-
-SHARDS = "shards"
-"""Text of a norm of this process's part of all parameters: squares add up over processes."""
-
-REFERENCE = "shards before"
-"""Text of the same of the parameters themselves, beside that of what an update has added to them."""
-
-LOSS, EVAL_LOSS, LR, BATCH = "loss", "eval_loss", "lr", "batch"
-GRAD_NORM, GRAD_NORM_CLIPPED, UPDATE_RATIO = "grad_norm", "grad_norm_clipped", "update_ratio"
-STEP_TIME, THROUGHPUT, MEMORY, SCALE = "step_time", "throughput", "memory", "scale"
-SAMPLES, TOKENS = "samples", "tokens"
-"""What a batch is counted in: text of its events."""
 
 
 @dataclass(frozen=True, slots=True)

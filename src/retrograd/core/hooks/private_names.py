@@ -46,6 +46,11 @@ NEEDED: tuple[PrivateNames, ...] = (
         "torch._utils._flatten_dense_tensors",
     ),
     _names(
+        "gradients by sample: what a convolution computes, and which modules normalise",
+        _RAISES,
+        "._conv_forward ._BatchNorm ._InstanceNorm",
+    ),
+    _names(
         "a call at the end of a pass",
         _RAISES,
         "torch.autograd.Variable._execution_engine.queue_callback",

@@ -395,13 +395,9 @@ def record(
         RunError: for a folder that holds another run, or cannot be written.
     """
     _check_path(path)
-    if every is not None and schedule is not None:
-        raise CallError("schedule= and every= are two words for one thing.", repair="give one of them.")
-    if every is not None:
-        schedule = every
     settings = Settings(
         sites=sites,
-        schedule=schedule,
+        schedule=choose_schedule(schedule, every),
         tensors=tensors,
         statistics=statistics,
         histogram=histogram,
@@ -412,6 +408,17 @@ def record(
     find_models = _hold_weakly(model)
     recording.again = lambda: _record(find_models(), path, settings, resume, ranks)
     return recording
+
+
+def choose_schedule(schedule: int | Schedule | None, every: int | None) -> int | Schedule | None:
+    """The schedule, by whichever word it was given.
+
+    Raises:
+        CallError: by both.
+    """
+    if every is not None and schedule is not None:
+        raise CallError("schedule= and every= are two words for one thing.", repair="give one of them.")
+    return schedule if every is None else every
 
 
 def _hold_weakly(

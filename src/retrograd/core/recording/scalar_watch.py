@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.utils import get_total_norm
 from torch.optim.optimizer import Optimizer
 
-from retrograd.core.history.scalars import (
+from retrograd.core.history.scalar_names import (
     BATCH,
     EVAL_LOSS,
     GRAD_NORM,
@@ -34,7 +34,7 @@ from retrograd.core.history.scalars import (
     SHARDS,
     TOKENS,
     UPDATE_RATIO,
-)  # fmt: skip
+)
 from retrograd.core.history.sink import Moment, RowBatch
 from retrograd.core.hooks.dispatch import carry_out_unseen
 from retrograd.core.hooks.engine import without_functions

@@ -12,7 +12,10 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from retrograd.core.history.history import History
-from retrograd.core.history.scalars import LOSS, STEP_TIME
+from retrograd.core.history.scalar_names import (
+    LOSS,
+    STEP_TIME,
+)
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.findings import explain_run, read_findings
 from retrograd.core.runs.reader import Run
