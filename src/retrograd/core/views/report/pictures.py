@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.core.errors import RunError
 from retrograd.core.history.kept import Kept
 from retrograd.core.views.page.frame import pack_json
 from retrograd.core.views.report.scope import Scope
@@ -14,8 +15,8 @@ from retrograd.core.views.report.scope import Scope
 if TYPE_CHECKING:
     import torch
 
-_LAST, _MOST = 4, 120
-"""Tensors of a series, and of a page."""
+_LAST, _MOST_BYTES = 4, 256 << 20
+"""Tensors of a series, and bytes that are read for a page, beyond which later series have none."""
 
 _ROWS, _COLUMNS = 32, 96
 """Cells of a picture, at most; a cell that holds several elements has the largest of them by magnitude."""
@@ -29,24 +30,28 @@ _BROKEN = 128
 def pack_pictures(scope: Scope) -> str | None:
     """What is drawn of the tensors of each series that has any; None where none was kept."""
     series: dict[int, list[dict[str, Any]]] = {}
-    room = _MOST
+    room = _MOST_BYTES
     for number, site in enumerate(scope.sites):
-        kept = list(scope.history[site].tensors)[-min(_LAST, room) :] if room else []
-        if kept:
-            series[number] = [describe_picture(each) for each in kept]
-            room -= len(kept)
+        for each in list(scope.history[site].tensors)[-_LAST:]:
+            if room > 0:
+                told, size = describe_picture(each)
+                series.setdefault(number, []).append(told)
+                room -= size
     return pack_json(series) if series else None
 
 
-def describe_picture(kept: Kept) -> dict[str, Any]:
-    """A kept tensor: when, and its cells, row by row; without cells where it is lost."""
+def describe_picture(kept: Kept) -> tuple[dict[str, Any], int]:
+    """A kept tensor: when, and its cells, row by row, without cells where it is lost; and how many bytes it has."""
     told: dict[str, Any] = {"step": kept.step, "micro": kept.micro, "call": kept.call, "phase": kept.phase}
-    tensor = kept.tensor
+    try:
+        tensor = kept.tensor
+    except RunError:
+        return told | {"why": "its file cannot be read"}, 0
     if tensor is None:
-        return told | {"why": "changed in place after it was kept"}
+        return told | {"why": "changed in place after it was kept"}, 0
     told["shape"] = list(tensor.shape)
     if tensor.numel() == 0:
-        return told | {"why": "it has no elements"}
+        return told | {"why": "it has no elements"}, 0
     plane = _lay_flat(tensor)
     cells = _reduce(plane)
     is_finite = np.isfinite(cells)
@@ -58,7 +63,7 @@ def describe_picture(kept: Kept) -> dict[str, Any]:
         "bound": bound,
         "columns": cells.shape[1],
         "cells": shades.astype(int).ravel().tolist(),
-    }
+    }, tensor.numel() * tensor.element_size()
 
 
 def _lay_flat(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
