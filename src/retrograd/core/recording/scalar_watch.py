@@ -227,18 +227,20 @@ class EvaluationLosses:
     """Losses that models return where no training follows, by step."""
 
     def __init__(self) -> None:
-        self._losses: dict[int, list[Number]] = {}
+        self._losses: dict[int, tuple[Number, int]] = {}
+        """The sum of those of a step, and how many: an evaluation may be long."""
 
     def see(self, output: Any, step: int) -> None:
         """Take the loss out of what a model has returned: ``output.loss``, ``output["loss"]``, or its one scalar."""
         loss = _find_loss(output)
         if loss is not None:
-            self._losses.setdefault(step, []).append(hold(loss))
+            total, count = self._losses.get(step, (0.0, 0))
+            self._losses[step] = total + hold(loss.float()), count + 1
 
-    def take_finished(self, end: int) -> Iterator[tuple[int, list[Number]]]:
+    def take_finished(self, end: int) -> Iterator[tuple[int, Number, int]]:
         """Take those of steps before ``end``."""
         for step in [step for step in self._losses if step < end]:
-            yield step, self._losses.pop(step)
+            yield step, *self._losses.pop(step)
 
 
 def _find_loss(output: Any) -> torch.Tensor | None:
@@ -402,8 +404,8 @@ class ScalarWatch:
             if self._batch[1:] != (kind, count) or step - self._batch[0] >= _AGAIN:
                 self._batch = step, kind, count
                 self._note(step, BATCH, float(count), kind)
-        for step, losses in self.evaluations.take_finished(end):
-            self._note(step, EVAL_LOSS, sum(map(float, losses)) / len(losses))
+        for step, total, count in self.evaluations.take_finished(end):
+            self._note(step, EVAL_LOSS, float(total) / count)
         self._write()
 
     # ---- keeping ----
