@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -45,13 +46,11 @@ from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
 from retrograd.core.norms import join_norms, norm
 from retrograd.core.ranks.placements import is_flattened, is_sharded, is_summand, local_part
-from retrograd.core.recording.clock import Clock, is_loss
+from retrograd.core.recording.clock import Clock
+from retrograd.core.recording.evaluation_losses import EvaluationLosses, Number, hold
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.sites.site import Site
 from retrograd.core.statistics.row import ROW
-
-Number = float | torch.Tensor
-"""A number, or a tensor of one element that has it, on any device."""
 
 _AGAIN = 32
 """Steps after which what has not changed is noted again, for those who read the newest steps alone."""
@@ -61,14 +60,6 @@ _SMALL = 8192
 
 _EPSILON = 1e-6
 """What torch adds to a norm before it divides by it."""
-
-
-def hold(number: Any) -> Number:
-    """A number as it is now, not waited for where it is on a device."""
-    if not isinstance(number, torch.Tensor):
-        return float(number)
-    number = local_part(number.detach())
-    return float(number) if number.device.type == "cpu" else number.clone()
 
 
 @dataclass(slots=True, eq=False)
@@ -220,41 +211,6 @@ def _norm_of(tensors: list[torch.Tensor]) -> torch.Tensor:
     return join_norms([norm(each).float() for each in tensors])
 
 
-# ---- evaluations ----
-
-
-class EvaluationLosses:
-    """Losses that models return where no training follows, by step."""
-
-    def __init__(self) -> None:
-        self._losses: dict[int, tuple[Number, int]] = {}
-        """The sum of those of a step, and how many: an evaluation may be long."""
-
-    def see(self, output: Any, step: int) -> None:
-        """Take the loss out of what a model has returned: ``output.loss``, ``output["loss"]``, or its one scalar."""
-        loss = _find_loss(output)
-        if loss is not None:
-            total, count = self._losses.get(step, (0.0, 0))
-            self._losses[step] = total + hold(loss.float()), count + 1
-
-    def take_finished(self, end: int) -> Iterator[tuple[int, Number, int]]:
-        """Take those of steps before ``end``."""
-        for step in [step for step in self._losses if step < end]:
-            yield step, *self._losses.pop(step)
-
-
-def _find_loss(output: Any) -> torch.Tensor | None:
-    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(named, torch.Tensor):
-        return named if is_loss(named) else None
-    if isinstance(output, torch.Tensor):
-        return output if output.dim() == 0 and is_loss(output) else None
-    scalars = (
-        [each for _, each in flatten(output, ()) if each.dim() == 0 and is_loss(each)] if output is not None else []
-    )
-    return scalars[0] if len(scalars) == 1 else None
-
-
 # ---- memory ----
 
 _OF_PROCESS = Path("/proc/self/statm")
@@ -293,13 +249,13 @@ class ScalarWatch:
     ) -> None:
         self._clock, self._events, self._name, self._describe = clock, events, name, describe
         self.norms = GradientNorms()
-        self.evaluations = EvaluationLosses()
+        self.evaluations = EvaluationLosses(clock, events.fault)
         self._waiting: list[tuple[Moment, str, str, Number]] = []
         self._updates: dict[int, tuple[float, float]] = {}
         self._rates: dict[str, tuple[int, Any]] = {}
         self._batch: tuple[int, str, int] = (-_AGAIN, "", -1)
         self._samples: dict[int, tuple[int, str]] = {}
-        self._root: int | None = None
+        self._root: weakref.ref[nn.Module] | None = None
         self._first_batch: int | None = None
         self._optimizers: IdentityDict[Optimizer, int] = IdentityDict()
         self._described: dict[str, dict[str, Any]] = {}
@@ -309,11 +265,14 @@ class ScalarWatch:
     # ---- what happens ----
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
-        """A model is called by the program itself, to be trained as far as is known."""
+        """A model is called by the program itself."""
+        self.evaluations.forward_begins()
         if not self._clock.on or not torch.is_grad_enabled() or not model.training:
             return
-        self._root = id(model) if self._root is None else self._root
-        if id(model) == self._root:
+        root = self._root() if self._root is not None else None
+        if root is None:
+            self._root = weakref.ref(model)
+        if root is None or root is model:
             first = next((each for _, each in flatten(arguments, ()) if each.dim()), None)
             if first is not None:
                 kind = TOKENS if first.dim() == 2 and not first.is_floating_point() else SAMPLES
@@ -326,7 +285,7 @@ class ScalarWatch:
     def forward_ends(self, model: nn.Module, output: Any) -> None:
         """Such a call has ended."""
         if not (model.training and torch.is_grad_enabled()):
-            self.evaluations.see(output, self._clock.step)
+            self.evaluations.forward_ends(model, output)
 
     def called(self, name: str, about: object, frame: FrameType, **details: Any) -> None:
         """The program clips gradients, or divides them by the scale of the loss."""
@@ -404,8 +363,8 @@ class ScalarWatch:
             if self._batch[1:] != (kind, count) or step - self._batch[0] >= _AGAIN:
                 self._batch = step, kind, count
                 self._note(step, BATCH, float(count), kind)
-        for step, total, count in self.evaluations.take_finished(end):
-            self._note(step, EVAL_LOSS, float(total) / count)
+        for step, loss in self.evaluations.take_finished(end):
+            self._note(step, EVAL_LOSS, loss)
         self._write()
 
     # ---- keeping ----
