@@ -217,14 +217,14 @@ _OF_PROCESS = Path("/proc/self/statm")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
-def measure_memory(tensors: Sequence[torch.Tensor]) -> float:
-    """Bytes of the devices on which some tensors are, or of the process where that is the CPU; NaN if not known."""
+def measure_memory(tensors: Sequence[torch.Tensor]) -> float | None:
+    """Bytes of the devices on which some tensors are, or of the process where that is the CPU; None if not known."""
     devices = {each.device for each in tensors if each.device.type == "cuda"}
     if devices:
         return float(sum(torch.cuda.memory_allocated(device) for device in devices))
     with suppress(OSError, ValueError, IndexError):
         return float(int(_OF_PROCESS.read_text(encoding="ascii").split()[1]) * _PAGE)
-    return float("nan")
+    return None
 
 
 # ---- all of them ----
@@ -319,7 +319,9 @@ class ScalarWatch:
         now = time.monotonic()
         if now - self._measured_memory > LIMITS.memory_seconds:
             self._measured_memory = now
-            self._note(self._clock.step, MEMORY, float(measure_memory(held_by(optimizer))))
+            memory = measure_memory(held_by(optimizer))
+            if memory is not None:
+                self._note(self._clock.step, MEMORY, memory)
 
     def see_rows(self, batch: RowBatch, numbers: bytes, sites: Sequence[Site]) -> None:
         """Add up the updates among rows that are handed over; ``numbers`` are those of the rows."""
