@@ -180,6 +180,8 @@ WORKS: dict[str, Callable[[Case], Any]] = {
     "rg.testing": lambda c: rg.testing.__name__ == "retrograd.testing",
     "matrix max": lambda c: c.h.matrix("l2").values.max() >= max(c.norms) * 0.999,
     "matrix norm": lambda c: np.array_equal(c.h.matrix("norm").values, c.h.matrix("l2").values),
+    "matrix of a pattern": lambda c: c.h.matrix("rms", "*:weight.grad").sites == c.h.select("*:weight.grad"),
+    "h.matrix()": lambda c: c.h.matrix().sites == c.h.sites,
     "select": lambda c: c.h.select("*:weight.grad") == ["0:weight.grad", "2:weight.grad"],
     "h.save": saved,
     "torch.save": checkpoint,
@@ -208,6 +210,24 @@ WORDS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "h.loss[10]": (lambda c: c.h.loss[10], "steps 0 to 9"),
     "h.loss.at(10)": (lambda c: c.h.loss.at(10), "steps 0 to 9"),
     "h.loss.min()": (lambda c: c.h.loss.min(), ".values.min()"),
+    "h['*weight.grad']": (lambda c: c.h["*weight.grad"], "'*:weight.grad'"),
+    "h['*.grad']": (lambda c: c.h["*.grad"], "*:*.grad"),
+    "h['loss']": (lambda c: c.h["loss"], "history.scalars['loss']"),
+    "s['l2']": (lambda c: c.s["l2"], ".l2"),
+    "s.select(step=3)": (lambda c: c.s.select(step=3), "series.at(3)"),
+    "s.select(phase='test')": (lambda c: c.s.select(phase="test"), "eval"),
+    "h.select(phase=…)": (lambda c: c.h.select(phase="train"), "history[name].select(phase="),
+    "per_sample_gradients(model, x)": (
+        lambda c: rg.per_sample_gradients(c.model, c.x),  # type: ignore[call-arg, arg-type]
+        "rg.per_sample_gradients(recording)",
+    ),
+    "per_sample_gradients(h)": (lambda c: rg.per_sample_gradients(c.h), "(recording)"),
+    "log('loss', 0.3)": (lambda c: rg.log("loss", 0.3), "rg.log(loss=0.3)"),  # type: ignore[arg-type]
+    "compare(a, b, c)": (lambda c: rg.compare(c.h, c.h, c.h), "rg.compare(a, b)"),  # type: ignore[call-arg]
+    "explain(severity)": (lambda c: rg.explain(c.h, severity="note"), ".severity"),  # type: ignore[call-arg]
+    "extract(model, x)": (lambda c: rg.extract(c.model, c.x), "rg.extract(model, batch"),  # type: ignore[call-arg]
+    "trace(model, x)": (lambda c: rg.trace(c.model, c.x), "with rg.trace(model)"),  # type: ignore[call-arg]
+    "add_scalar": (lambda c: rg.add_scalar, "rg.log(loss=0.3)"),  # type: ignore[attr-defined]
     "epoch": (lambda c: c.h.epoch, "loss"),
     "h - h": (lambda c: c.h - c.h, "rg.compare(a, b)"),
     "watch(model)": (lambda c: rg.watch(c.model), "rg.record(model)"),

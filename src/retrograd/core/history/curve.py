@@ -50,6 +50,8 @@ class OverSteps(Guided, Generic[T]):
         Raises:
             NoSuchStepError: there is no such place (an IndexError).
         """
+        if isinstance(index, str):
+            raise CallError(f"[] takes a place or a slice, not {index!r}.", repair=f".{index}, one number a step.")
         if not isinstance(index, slice) and np.ndim(index) == 0:
             try:
                 return self._read(int(self.steps[operator.index(index)]))

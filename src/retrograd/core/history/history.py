@@ -6,7 +6,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -17,7 +16,7 @@ import pyarrow as pa
 from retrograd.core.amounts import count_of, show_bytes
 from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import CallError, NoSuchSiteError, SiteError, TableSizeError
-from retrograd.core.guesses import Guided
+from retrograd.core.guesses import Guided, names_arguments
 from retrograd.core.history.chosen_sites import ChosenSites
 from retrograd.core.history.copies import Copies, Disagreement
 from retrograd.core.history.curve import Curve
@@ -54,7 +53,7 @@ from retrograd.core.history.table import (
 from retrograd.core.history.windows import LongRows, choose_rows, compare_copies, find_outline
 from retrograd.core.libraries import load_library
 from retrograd.core.limits import LIMITS
-from retrograd.core.sites.pattern import Pattern
+from retrograd.core.sites.pattern import MAGIC, Pattern
 from retrograd.core.statistics.row import STATISTICS
 
 if TYPE_CHECKING:
@@ -232,8 +231,13 @@ class History(Guided):
         if name in self._names:
             relatives = Relatives(self._names, self.__getitem__, self.list_tensors, self._explain, self._find_signed)
             return Series(self.rows, name, self._find(name), relatives)
-        with suppress(SiteError):
+        try:
             return cast("Series", ChosenSites(self, self.select(name)))  # a text cannot tell a checker which it is
+        except SiteError as error:
+            if name in self.scalars:
+                raise NoSuchSiteError(f"{name!r} is no site.", repair=f"history.scalars[{name!r}].") from None
+            if MAGIC.search(name) and not self._explain(name):
+                raise error from None
         self._find(name)
         raise AssertionError("unreachable")
 
@@ -290,6 +294,7 @@ class History(Guided):
 
     _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_history")
 
+    @names_arguments
     def select(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
         """Names of the recorded sites that match a pattern, or one of several.
 
@@ -301,20 +306,22 @@ class History(Guided):
         """
         return self._names.match(patterns, self._recorded)
 
-    def matrix(self, statistic: str, sites: Sequence[str] | None = None, phase: str | None = "train") -> Matrix:
+    def matrix(
+        self, statistic: str = "rms", sites: str | Sequence[str] | None = None, phase: str | None = "train"
+    ) -> Matrix:
         """One statistic of many sites over all steps, with micro-batches, ranks, and calls of a module merged.
 
         Args:
             statistic: one of :data:`retrograd.core.statistics.row.STATISTICS`, or a user's own;
                 ``"norm"`` is ``"l2"``.
-            sites: names; all sites when left out.
+            sites: names, or a pattern; all sites when left out.
             phase: kind of forward; None for all.
 
         Raises:
             StatisticError: for a statistic that was not recorded.
             NoSuchSiteError: for a site that was not recorded.
         """
-        listed = self.sites if sites is None else list(sites)
+        listed = self.sites if sites is None else self.select(sites) if isinstance(sites, str) else list(sites)
         statistic = "l2" if statistic == "norm" else statistic
         return join_matrices([only for [only] in self.matrices([statistic], listed, phase)])
 

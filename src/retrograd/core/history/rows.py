@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.core.errors import PatternError
 from retrograd.core.history.copies import Copies
 from retrograd.core.history.sink import PHASES, RowBatch
 from retrograd.core.statistics.row import BINS, ROW, scale_rows
@@ -102,10 +103,10 @@ def encode_phase(phase: str) -> int:
     """The code of a phase.
 
     Raises:
-        ValueError: for an unknown phase.
+        PatternError: for an unknown phase (a ValueError).
     """
     if phase not in _PHASE_CODES:
-        raise ValueError(f"phase is one of {', '.join(PHASES)} or None, not {phase!r}")
+        raise PatternError(f"{phase!r} is no phase.", repair=f"give one of {', '.join(PHASES)}, or None for all.")
     return _PHASE_CODES[phase]
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from retrograd.core.amounts import count_of
 from retrograd.core.drawings import ask_view, drawn_by
-from retrograd.core.errors import NoSuchSiteError, NothingKeptError
+from retrograd.core.errors import CallError, NoSuchSiteError, NothingKeptError
 from retrograd.core.history.cells import merge_picked
 from retrograd.core.history.curve import OverSteps
 from retrograd.core.history.data_facts import SignedHistogram
@@ -371,8 +371,13 @@ class Series(OverSteps[StepStatistics]):
                 ``backward`` is that of a pass within its micro-batch, ``"first"`` the first one that reached the site.
 
         Raises:
-            ValueError: for an unknown phase.
+            PatternError: for an unknown phase (a ValueError).
+            CallError: for anything else.
         """
+        if strange := [name for name in wanted if name not in SelectOptions.__annotations__]:
+            known = ", ".join(f"{name}=" for name in SelectOptions.__annotations__)
+            repair = f"give one of {known}; a step is series.at(3), a stretch of them series[-100:]."
+            raise CallError(f"select() takes no {strange[0]!r}.", repair=repair)
         choice = replace(self._choice, **wanted)
         if choice.phase is not None:
             encode_phase(choice.phase)  # raises at once for an unknown phase

@@ -14,6 +14,7 @@ import numpy as np
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.errors import CompareError
 from retrograd.core.foreign.text import show_plainly
+from retrograd.core.guesses import names_arguments
 from retrograd.core.history.history import History
 from retrograd.core.history.steps import number_steps
 from retrograd.core.runs.findings import Finding
@@ -109,6 +110,7 @@ class Comparison:
 Recorded = Run | History | str | os.PathLike[str]
 
 
+@names_arguments
 def compare(a: Recorded, b: Recorded, *, noise: Sequence[Recorded] = (), letter: str = "B") -> Comparison:
     """Find where two runs first diverge, in the order in which training ran, and why.
 
