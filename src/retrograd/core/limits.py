@@ -180,6 +180,9 @@ class Limits:
     described_optimizers: int = 50
     """Optimizers whose arguments the manifest holds."""
 
+    deliveries_behind: int = 8
+    """Times that something is handed over, after which numbers that a device has not sent yet are waited for."""
+
     early_scalars: int = 1000
     """Scalars that are logged before a recording begins and kept for it, where one is to come."""
 

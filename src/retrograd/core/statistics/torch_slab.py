@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import repeat
 from threading import Lock
 from typing import Any
@@ -131,10 +132,43 @@ def make_turns() -> array[int]:
     return array("q", [0])
 
 
+@dataclass(frozen=True, slots=True)
+class TakenRows:
+    """What a slab held, of which the numbers may still be on a device.
+
+    Attributes:
+        table: an array of :data:`~retrograd.core.statistics.row.ROW`, of which ``row``, ``calls`` and
+            ``order`` are set.
+        numbers: int64, the bits of all parts and then the bins of each row.
+        places: of each part its row in the table.
+        repeats: how often the elements of each part count.
+        real: the dtype of parts.
+    """
+
+    table: npt.NDArray[np.void]
+    numbers: Tensor
+    places: npt.NDArray[np.int64]
+    repeats: npt.NDArray[np.float64]
+    real: torch.dtype
+
+    def finish(self, numbers: npt.NDArray[np.int64]) -> tuple[bytes, bytes]:
+        """Make of the numbers, which are on the host now, what a slab returns when it is drained."""
+        size, rows = len(self.places) * len(PART), self.table
+        integer, floating = (np.int32, np.float32) if self.real is torch.float32 else (np.int64, np.float64)
+        parts = numbers[:size].astype(integer).view(floating).astype(np.float64).reshape(-1, len(PART))
+        parts[:, :LOW] *= self.repeats[:, None]
+        calls, order = rows["calls"].copy(), rows["order"].copy()
+        for name, column in merge_rows(_columns(parts), self.places, len(rows)).items():
+            rows[name] = column
+        rows["calls"], rows["order"] = calls, order
+        bins = numbers[size:].reshape(len(rows), -1) if len(rows) else np.zeros((0, 0), np.int64)
+        return _pack(rows, bins[:, :BINS])
+
+
 class TorchSlab:
     """Parts of rows on the device of what they tell about, merged into rows when they are drained.
 
-    Nothing waits for the device except :meth:`drain`, which transfers once. Arithmetic is in float64, or in
+    Nothing waits for the device except :meth:`drain`. Arithmetic is in float64, or in
     float32 on devices that have no float64.
 
     Args:
@@ -188,18 +222,20 @@ class TorchSlab:
             self._read(new, old, row)
 
     def drain(self) -> tuple[bytes, bytes]:
+        taken = self.take()
+        return taken.finish(taken.numbers.cpu().numpy())
+
+    def take(self) -> TakenRows:
+        """Empty all rows, without waiting for the device."""
         with self._lock, torch.no_grad():
             used = np.flatnonzero(self._calls)
-            parts, bins = self._transfer(used)
             rows = np.zeros(len(used), dtype=ROW)
-            rows["row"] = used
-            merged = merge_rows(_columns(parts), np.searchsorted(used, self._part_rows), len(used))
-            merged["calls"] = np.take(self._calls, used)
-            merged["order"] = np.take(self._orders, used)
-            for name, column in merged.items():
-                rows[name] = column
+            rows["row"], rows["calls"], rows["order"] = used, np.take(self._calls, used), np.take(self._orders, used)
+            places = np.searchsorted(used, self._part_rows)
+            repeats = np.array(self._part_repeats, dtype=np.float64)
+            taken = TakenRows(rows, self._join(used), places, repeats, self._real)
             self._clear()
-        return _pack(rows, bins[:, :BINS])
+        return taken
 
     def forget(self) -> None:
         with self._lock, torch.no_grad():
@@ -240,16 +276,12 @@ class TorchSlab:
         if bins is not None:
             self._bins[row].add_(bins, alpha=repeats)
 
-    def _transfer(self, used: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """All parts, repeated, and the bins of these rows, on the host."""
+    def _join(self, used: npt.NDArray[np.int64]) -> Tensor:
+        """All parts, and the bins of these rows, as one tensor."""
         integer = EXPONENT[self._real][0]
         parts = torch.stack(self._parts) if self._parts else self._bins.new_empty((0, len(PART)), dtype=self._real)
         chosen = self._bins if len(used) == len(self) else self._bins[self._to_device(torch.from_numpy(used))]
-        host = torch.cat([parts.view(integer).to(torch.int64).flatten(), chosen.flatten()]).cpu()
-        bits, bins = host[: parts.numel()], host[parts.numel() :]
-        numbers = bits.to(integer).view(self._real).double().reshape(parts.shape).numpy()
-        numbers[:, :LOW] *= np.array(self._part_repeats, dtype=np.float64)[:, None]
-        return numbers, bins.reshape(chosen.shape).numpy()
+        return torch.cat([parts.view(integer).to(torch.int64).flatten(), chosen.flatten()])
 
     def _to_device(self, numbers: Tensor) -> Tensor:
         """Copy host memory to the device without waiting for it."""
