@@ -60,7 +60,7 @@ class Deliveries:
 
         def hand_on(arrays: Arrays) -> None:
             came = iter(arrays)
-            then([float(next(came).reshape(-1)[0]) if isinstance(each, Tensor) else each for each in numbers])
+            then([float(next(came).reshape(-1)[0]) if isinstance(each, Tensor) else float(each) for each in numbers])
 
         self.add([each for each in numbers if isinstance(each, Tensor)], hand_on)
 

@@ -11,7 +11,7 @@ step and micro-batch of its own forward, where its activation is. Its recorder t
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -34,7 +34,7 @@ from retrograd.core.recording.site_recorder import RecorderFactory, TensorRecord
 from retrograd.core.recording.taps import Taps
 from retrograd.core.sites.site import ROOT, Site
 from retrograd.core.statistics.row import ROW, scale_rows
-from retrograd.core.statistics.slab import Slab, TorchSlab
+from retrograd.core.statistics.slab import Taken, take
 
 
 class Emitter:
@@ -86,7 +86,7 @@ class Emitter:
             is_closing: its forward and all passes over it are done with.
         """
         kept, buffer.kept = buffer.kept, []
-        taken = [each for each in map(_take, buffer.slabs.values()) if len(each.table)]
+        taken = [each for each in map(take, buffer.slabs.values()) if len(each.table)]
         division = divide(buffer, self._slots, [each.table["row"] for each in taken], is_closing=is_closing)
         if buffer.failed:
             self.failed_at = self._find_last(taken)
@@ -210,30 +210,6 @@ class Emitter:
 
 
 Rows = npt.NDArray[np.int32]
-
-
-@dataclass(slots=True)
-class Taken:
-    """What a slab held.
-
-    Attributes:
-        table: an array of :data:`~retrograd.core.statistics.row.ROW`, of which ``row`` and ``order`` are known.
-        finish: makes the rows, and their stretches of the histogram, of the numbers that come from a device.
-        numbers: what is sent for; None where everything is known.
-    """
-
-    table: npt.NDArray[np.void]
-    finish: Callable[..., tuple[bytes, bytes]]
-    numbers: torch.Tensor | None = None
-
-
-def _take(slab: Slab) -> Taken:
-    """Take what a slab holds, without waiting for its device."""
-    if isinstance(slab, TorchSlab):
-        taken = slab.take()
-        return Taken(taken.table, taken.finish, taken.numbers)
-    drained = slab.drain()
-    return Taken(np.frombuffer(drained[0], ROW), lambda: drained)
 
 
 @dataclass(slots=True)

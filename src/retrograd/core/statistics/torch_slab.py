@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from threading import Lock
 from typing import Any
@@ -133,36 +134,19 @@ def make_turns() -> array[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenRows:
-    """What a slab held, of which the numbers may still be on a device.
+class Taken:
+    """What a slab held.
 
     Attributes:
-        table: an array of :data:`~retrograd.core.statistics.row.ROW`, of which ``row``, ``calls`` and
-            ``order`` are set.
-        numbers: int64, the bits of all parts and then the bins of each row.
-        places: of each part its row in the table.
-        repeats: how often the elements of each part count.
-        real: the dtype of parts.
+        table: an array of :data:`~retrograd.core.statistics.row.ROW`, of which ``row``, ``calls`` and ``order`` are
+            known.
+        finish: makes what a slab returns when it is drained of ``numbers``, once these are on the host.
+        numbers: int64, on a device; None where everything is known, and ``finish`` takes nothing.
     """
 
     table: npt.NDArray[np.void]
-    numbers: Tensor
-    places: npt.NDArray[np.int64]
-    repeats: npt.NDArray[np.float64]
-    real: torch.dtype
-
-    def finish(self, numbers: npt.NDArray[np.int64]) -> tuple[bytes, bytes]:
-        """Make of the numbers, which are on the host now, what a slab returns when it is drained."""
-        size, rows = len(self.places) * len(PART), self.table
-        integer, floating = (np.int32, np.float32) if self.real is torch.float32 else (np.int64, np.float64)
-        parts = numbers[:size].astype(integer).view(floating).astype(np.float64).reshape(-1, len(PART))
-        parts[:, :LOW] *= self.repeats[:, None]
-        calls, order = rows["calls"].copy(), rows["order"].copy()
-        for name, column in merge_rows(_columns(parts), self.places, len(rows)).items():
-            rows[name] = column
-        rows["calls"], rows["order"] = calls, order
-        bins = numbers[size:].reshape(len(rows), -1) if len(rows) else np.zeros((0, 0), np.int64)
-        return _pack(rows, bins[:, :BINS])
+    finish: Callable[..., tuple[bytes, bytes]]
+    numbers: Tensor | None = None
 
 
 class TorchSlab:
@@ -223,9 +207,10 @@ class TorchSlab:
 
     def drain(self) -> tuple[bytes, bytes]:
         taken = self.take()
+        assert taken.numbers is not None
         return taken.finish(taken.numbers.cpu().numpy())
 
-    def take(self) -> TakenRows:
+    def take(self) -> Taken:
         """Empty all rows, without waiting for the device."""
         with self._lock, torch.no_grad():
             used = np.flatnonzero(self._calls)
@@ -233,7 +218,7 @@ class TorchSlab:
             rows["row"], rows["calls"], rows["order"] = used, np.take(self._calls, used), np.take(self._orders, used)
             places = np.searchsorted(used, self._part_rows)
             repeats = np.array(self._part_repeats, dtype=np.float64)
-            taken = TakenRows(rows, self._join(used), places, repeats, self._real)
+            taken = Taken(rows, partial(_finish, rows, places, repeats, self._real), self._join(used))
             self._clear()
         return taken
 
@@ -292,6 +277,34 @@ class TorchSlab:
         self._turns[0] = 0
         self._parts, self._part_rows, self._part_repeats = [], [], []
         self._bins.zero_()
+
+
+def _finish(
+    rows: npt.NDArray[np.void],
+    places: npt.NDArray[np.int64],
+    repeats: npt.NDArray[np.float64],
+    real: torch.dtype,
+    numbers: npt.NDArray[np.int64],
+) -> tuple[bytes, bytes]:
+    """Complete rows.
+
+    Args:
+        rows: ``row``, ``calls`` and ``order`` are known.
+        places: of each part its row.
+        repeats: how often the elements of each part count.
+        real: the dtype of parts.
+        numbers: the bits of all parts, and then the bins of each row.
+    """
+    size = len(places) * len(PART)
+    integer, floating = (np.int32, np.float32) if real is torch.float32 else (np.int64, np.float64)
+    parts = numbers[:size].astype(integer).view(floating).astype(np.float64).reshape(-1, len(PART))
+    parts[:, :LOW] *= repeats[:, None]
+    calls, order = rows["calls"].copy(), rows["order"].copy()
+    for name, column in merge_rows(_columns(parts), places, len(rows)).items():
+        rows[name] = column
+    rows["calls"], rows["order"] = calls, order
+    bins = numbers[size:].reshape(len(rows), -1) if len(rows) else np.zeros((0, 0), np.int64)
+    return _pack(rows, bins[:, :BINS])
 
 
 def _columns(parts: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[Any]]:
