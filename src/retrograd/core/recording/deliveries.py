@@ -25,9 +25,13 @@ Then = Callable[[Arrays], None]
 """Takes the numbers of tensors, in their order."""
 
 
-def is_on_host(tensor: Tensor) -> bool:
-    """Return whether the numbers of a tensor can be read without waiting for a device."""
-    return tensor.device.type == "cpu"
+def is_far(tensor: Tensor) -> bool:
+    """Return whether a device would have to be waited for, to read the numbers of a tensor."""
+    return _is_device(tensor.device)
+
+
+def _is_device(device: torch.device) -> bool:
+    return device.type != "cpu"
 
 
 class Deliveries:
@@ -47,8 +51,7 @@ class Deliveries:
 
     def add(self, tensors: Sequence[Tensor], then: Then) -> None:
         """Send for numbers, as they are now; ``then`` takes them at once if there is nothing to wait for."""
-        far = not all(map(is_on_host, tensors))
-        if far or self._waiting:
+        if self._waiting or any(map(is_far, tensors)):
             sent = [carry_out_unseen(partial(_send, each)) for each in tensors]
             self._waiting.append(_Delivery(self._turn, sent, then))
             self._waiting[-1].mark(tensors)

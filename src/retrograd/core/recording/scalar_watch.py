@@ -47,7 +47,7 @@ from retrograd.core.limits import LIMITS
 from retrograd.core.norms import join_norms, norm
 from retrograd.core.ranks.placements import is_flattened, is_sharded, is_summand, local_part
 from retrograd.core.recording.clock import Clock, is_loss
-from retrograd.core.recording.deliveries import Deliveries, is_on_host
+from retrograd.core.recording.deliveries import Deliveries, is_far
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.sites.site import Site
 from retrograd.core.statistics.row import ROW
@@ -70,7 +70,7 @@ def hold(number: Any) -> Number:
     if not isinstance(number, torch.Tensor):
         return float(number)
     number = local_part(number.detach())
-    return float(number) if is_on_host(number) else number.clone()
+    return number.clone() if is_far(number) else float(number)
 
 
 @dataclass(slots=True, eq=False)

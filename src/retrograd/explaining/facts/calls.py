@@ -32,7 +32,7 @@ from retrograd.core.hooks.parts import gradient_of, parameters_of
 from retrograd.core.hooks.torch_calls import program_frame
 from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
-from retrograd.core.recording.deliveries import is_on_host
+from retrograd.core.recording.deliveries import is_far
 from retrograd.core.recording.fact_source import FactHost, FactSource
 
 Details = tuple[tuple[str, Any], ...]
@@ -172,7 +172,7 @@ class CallSource(FactSource):
                 held.append(gradient)
         if not held:
             return "none"
-        if any(gradient.device.type != "cpu" for gradient in held):
+        if any(map(is_far, held)):
             return "unknown"
         return "some" if any(bool(gradient.any()) for gradient in held) else "zero"
 
@@ -274,7 +274,7 @@ def _hold(number: Any) -> Any:
     if isinstance(number, list | tuple):
         return [_hold(each) for each in number]
     if isinstance(number, torch.Tensor):
-        return number.item() if is_on_host(number) else number.detach().clone()
+        return number.detach().clone() if is_far(number) else number.item()
     return number
 
 
