@@ -417,8 +417,21 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         """The same rows; where they lie in the order of their steps, some steps at a time, about ``most`` rows."""
         yield self
 
-    def pieces(self, names: Sequence[str]) -> Iterator[Part]:
-        """Some columns of all rows, not more at once than are held anyway."""
+    def pieces(
+        self,
+        names: Sequence[str],
+        first: int | None = None,
+        last: int | None = None,
+        codes: npt.NDArray[np.integer] | None = None,
+    ) -> Iterator[Part]:
+        """Some columns of all rows, not more at once than are held anyway.
+
+        Args:
+            names: of the columns.
+            first: the first step that is asked for.
+            last: the last one; what has no step between the two may be left out.
+            codes: the sites that are asked for, rising; what has none of them may be left out.
+        """
         yield {name: self[name] for name in names}
 
     def nonfinite_pieces(self, names: Sequence[str]) -> Iterator[Part]:

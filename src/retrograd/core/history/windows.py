@@ -142,14 +142,7 @@ class LongRows(Rows):
         last: int | None = None,
         codes: npt.NDArray[np.integer] | None = None,
     ) -> Iterator[Part]:
-        """Some columns of all rows, piece by piece; one piece has one rank, and ranks rise.
-
-        Args:
-            names: of the columns.
-            first: the first step that is asked for.
-            last: the last one; pieces that have no step between the two are left out.
-            codes: the sites that are asked for; pieces that are known to have none of them are left out.
-        """
+        """See Rows; one piece has one rank, and ranks rise."""
         low, high = (_ANY_STEP[0] if first is None else first), (_ANY_STEP[1] if last is None else last)
         parts = self._list_parts(low, high)
         return self._read(read for part in parts for read in _plan(part, names, first, last, codes))
