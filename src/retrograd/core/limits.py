@@ -213,10 +213,6 @@ class Limits:
     shard_seconds: float = 60.0
     """Or so many seconds after the last one."""
 
-    measured_passes: int = 32
-    """Passes in which it is tried what can be recomputed. A program of which no two passes are alike is not held up for
-    good."""
-
     plans: int = 16
     """Plans of a budget that are kept: one for each sequence of sizes, such as that of a last, smaller batch."""
 
