@@ -68,6 +68,24 @@ CALLS: dict[str, dict[str, str]] = {
         "explain": "rg.explain(history)",
         "to_csv": 'rg.export(run, "csv", path), or history.to_pandas().to_csv(path)',
     },
+    "Curve": {
+        **{
+            name: f".values.{name}(), with NaN left out np.nan{name}(.values)"
+            for name in ("min", "max", "mean", "std", "sum", "argmin", "argmax")
+        },
+        "tolist": ".values.tolist()",
+        "items": "zip(*curve), or .to_pandas().items()",
+        "data": ".values",
+        "value": ".values, or .last",
+        "step": ".steps",
+        "first": "[0]",
+        "to_df": ".to_pandas()",
+        "to_csv": ".to_pandas().to_csv(path)",
+        "shape": ".values.shape",
+        "smooth": ".to_pandas().ewm(alpha=0.1).mean()",
+        "rolling": ".to_pandas().rolling(20).mean()",
+        "diff": ".to_pandas().diff()",
+    },
     "Series": {
         "values": ".rms, .l2, .mean or another statistic: one number a step",
         "norms": ".norm, which is .l2",

@@ -16,15 +16,16 @@ import pyarrow as pa
 
 from retrograd.core.amounts import count_of, show_bytes
 from retrograd.core.drawings import ask_view, drawn_by
-from retrograd.core.errors import CallError, NoSuchNameError, NoSuchSiteError, SiteError, TableSizeError
+from retrograd.core.errors import CallError, NoSuchSiteError, SiteError, TableSizeError
 from retrograd.core.guesses import Guided
 from retrograd.core.history.chosen_sites import ChosenSites
 from retrograd.core.history.copies import Copies, Disagreement
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.data_facts import SIGNED_BINS, SignedHistogram
 from retrograd.core.history.events import Events
 from retrograd.core.history.facts import read_facts
 from retrograd.core.history.kept import Kept, TensorRing, pack_kept, read_kept, unpack_kept
-from retrograd.core.history.matrix import Curve, Matrix, build_matrices, find_columns, join_matrices
+from retrograd.core.history.matrix import Matrix, build_matrices, find_columns, join_matrices
 from retrograd.core.history.names import SiteNames
 from retrograd.core.history.outline import RecordOutline
 from retrograd.core.history.rows import (
@@ -256,15 +257,7 @@ class History(Guided):
             """A series of one number a step by its name, ``history.lr``; see :attr:`scalars`."""
             if name not in SCALAR_NAMES:
                 return super().__getattr__(name)
-            curves = self.scalars
-            if name not in curves:
-                several = [each for each in curves if each.startswith(f"{name}[")]
-                other = f"history.scalars[{several[0]!r}], as there are several." if several else ""
-                known = ", ".join(curves) or "none"
-                raise NoSuchNameError(
-                    f"No {name!r} was recorded.", repair=other or f"these scalars of each step are: {known}."
-                )
-            return curves[name]
+            return self.scalars[name]
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *({*self.scalars} & SCALAR_NAMES)})
