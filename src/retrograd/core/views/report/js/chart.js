@@ -187,7 +187,7 @@ function markBad(u, { bad, axis }) {
 }
 
 /** Arrows at the edge where a line leaves the range; the furthest of either side says its value. */
-function markOutside(u, { lines, axis, print }) {
+function markOutside(u, { lines, axis, print, logarithmic }) {
   const { ctx, bbox } = u;
   const { min, max } = u.scales.y;
   const [from, to] = shownColumns();
@@ -198,7 +198,7 @@ function markOutside(u, { lines, axis, print }) {
   for (const [edge, way, isOut] of [[bbox.top, 1, (value) => value > max], [bbox.top + bbox.height, -1, (value) => value < min]]) {
     let [furthest, at, before] = [null, 0, -Infinity];
     for (let column = from; column <= to; column++) {
-      const out = lines.map(({ line }) => line[column]).filter((value) => Number.isFinite(value) && isOut(value) && !(min > 0 && value <= 0));
+      const out = lines.map(({ line }) => line[column]).filter((value) => Number.isFinite(value) && isOut(value) && !(logarithmic && value <= 0));
       if (!out.length) continue;
       const value = out.reduce((a, b) => (way * b > way * a ? b : a));
       const x = u.valToPos(axis.placeOf(column), "x", true);
