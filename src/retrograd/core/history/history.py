@@ -29,6 +29,7 @@ from retrograd.core.history.names import SiteNames
 from retrograd.core.history.outline import RecordOutline
 from retrograd.core.history.rows import (
     FIXED_TYPES,
+    OF_HISTOGRAMS,
     Part,
     Rows,
     StoredPart,
@@ -148,7 +149,8 @@ class History(Guided):
         rows, some = self.rows, History(rank=self.rank)
         some.manifest = self.manifest
         codes = {code for site in sites for code in self._find(site)}
-        parts = [rows.hold(codes, histograms=histograms)] if isinstance(rows, LongRows) else rows.parts
+        names = [name for name in rows if histograms or name not in OF_HISTOGRAMS]
+        parts = [rows.hold(codes, names)] if isinstance(rows, LongRows) else rows.parts
         some.load(self._names, parts, self.all_events, self.list_tensors, self._copies)
         return some
 
