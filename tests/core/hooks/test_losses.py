@@ -151,23 +151,25 @@ LOSSES_SCRIPT = (_script_one, _script_two)
 
 def test_listeners_leave_in_any_order_and_hold_nothing() -> None:
     first, second = Listener(), Listener()
-    held = sys.getrefcount(odds)
+    rows = torch.rand(4, 3)
+    held = sys.getrefcount(rows)
     with torch.no_grad():
         loss_listeners.add(first)
         loss_listeners.add(second)
-        F.mse_loss(odds, odds)
+        F.mse_loss(rows, rows)
         loss_listeners.remove(first)
-        F.mse_loss(odds, odds)
-        thread = threading.Thread(target=torch.no_grad()(lambda: F.mse_loss(odds, odds)))
+        F.mse_loss(rows, rows)
+        thread = threading.Thread(target=torch.no_grad()(F.mse_loss), args=(rows, rows))
         thread.start()
         thread.join()
+        del thread
         loss_listeners.remove(second)
-        F.mse_loss(odds, odds)
+        F.mse_loss(rows, rows)
     assert len(first.seen) == 1
     assert len(second.seen) == 3
     first.seen.clear()
     second.seen.clear()
-    assert sys.getrefcount(odds) == held
+    assert sys.getrefcount(rows) == held
 
 
 def test_an_interruption_goes_through() -> None:

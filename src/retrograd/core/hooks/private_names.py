@@ -94,7 +94,7 @@ NEEDED: tuple[PrivateNames, ...] = (
         "torch._C._autograd torch._C._get_tracing_state torch._C._set_tracing_state "
         "._pop_saved_tensors_default_hooks ._push_saved_tensors_default_hooks ._top_saved_tensors_default_hooks "
         "._saved_tensors_hooks_is_enabled ._saved_tensors_hooks_disable "
-        "._saved_tensors_hooks_get_disabled_error_message ._checkpoint_internal ._current_level ._user_hooks",
+        "._saved_tensors_hooks_get_disabled_error_message ._checkpoint_internal ._user_hooks",
     ),
     _names(
         "which part of a forward a checkpoint computes again",
@@ -122,7 +122,7 @@ NEEDED: tuple[PrivateNames, ...] = (
         "torch._ops._len_torch_dispatch_stack_pre_dispatch torch.utils._python_dispatch "
         "torch.utils._python_dispatch.TorchDispatchMode "
         "torch.utils._python_dispatch._disable_current_modes ._disable_current_modes ._get_current_dispatch_mode_stack "
-        "._schema ._op",
+        "._schema",
     ),
     _names(
         "what kind of tensor this is: whether it has memory, a mode of its own, or stands for others",

@@ -16,6 +16,7 @@ from retrograd.core.hooks.losses import find_loss_function, loss_listeners
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.ranks.placements import local_part
 from retrograd.core.recording.clock import Clock, Fault, is_loss
+from retrograd.core.recording.deliveries import is_far
 
 Number = float | torch.Tensor
 """A number, or a tensor of one element that has it, on any device."""
@@ -29,7 +30,7 @@ def hold(number: Any) -> Number:
     if not isinstance(number, torch.Tensor):
         return float(number)
     number = local_part(number.detach())
-    return float(number) if number.device.type == "cpu" else number.clone()
+    return number.clone() if is_far(number) else float(number)
 
 
 class EvaluationLosses:
@@ -72,15 +73,14 @@ class EvaluationLosses:
         if self._trained is None and len(roots) == 1:
             self._trained = find_loss_function(roots[0])
 
-    def take_finished(self, end: int) -> Iterator[tuple[int, float]]:
-        """Take those of steps before ``end``: the mean, where it is known which of them are the losses."""
+    def take_finished(self, end: int) -> Iterator[tuple[int, Number, Number]]:
+        """Take sums and counts of steps before ``end``, where it is known which of them are the losses."""
         for step in [step for step in self._sums if step < end]:
             sums = self._sums.pop(step)
             likely = next((kind for kind in (_RETURNED, self._trained) if kind in sums), None)
             kind = next(iter(sums)) if len(sums) == 1 else likely
             if kind is not None:
-                total, count = map(float, sums[kind])
-                yield step, total / count if count else float("nan")
+                yield step, *sums[kind]
 
     def _add(self, kind: str, loss: torch.Tensor, count: Callable[[], int | torch.Tensor] | None = None) -> None:
         with without_functions():
