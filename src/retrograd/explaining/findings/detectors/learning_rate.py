@@ -14,7 +14,7 @@ from retrograd.explaining.findings.detectors.units import DEAD, list_dead
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import MOVED, ROSE, Training, is_adaptive
-from retrograd.explaining.findings.update_norms import Stillness, UpdateNorms
+from retrograd.explaining.findings.update_norms import UpdateNorms
 
 family = Family(__name__)
 
@@ -187,7 +187,7 @@ def not_updated(record: Record, entry: Entry) -> Iterator[Finding]:
     """Parameters that updates leave as they are, though they have a gradient."""
     if len(record.optimizers) > 1 or record.once(Training).is_contest:
         raise CannotTell("several optimizers update in turn, each with gradients that the others leave")
-    found = record.once(Stillness).find_still(FEWEST)
+    found = record.once(UpdateNorms).stillness.find_still(FEWEST)
     stuck = {name: often for name, often in found.items() if not _is_meant(record, name)}
     put_back = _find_put_back(record)
     if put_back:
