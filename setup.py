@@ -29,7 +29,7 @@ kernel = Extension(
 
 native = Extension(
     "retrograd.core.hooks._native",
-    sources=[f"src/retrograd/core/hooks/{name}.c" for name in ("_native", "_nodes", "_operations")],
+    sources=[f"src/retrograd/core/hooks/{name}.c" for name in ("_native", "_nodes", "_operations", "_builtins")],
     depends=["src/retrograd/core/hooks/_native.h"],
     **HOW,
 )

@@ -291,6 +291,18 @@ def test_throughput_is_the_batch_over_the_time_of_a_step(net: nn.Sequential) -> 
     assert scalars["memory"].values[0] > 1 << 20
 
 
+def test_memory_that_is_not_known_is_not_noted(
+    net: nn.Sequential, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrograd.core.recording.scalar_watch._OF_PROCESS", tmp_path / "statm")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with rg.record(net) as recording:
+        loss_of(net).backward()
+        optimizer.step()
+    assert "memory" not in recording.history.scalars
+    assert "lr" in recording.history.scalars
+
+
 # ---- rg.log ----
 
 

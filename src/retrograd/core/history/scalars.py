@@ -57,7 +57,10 @@ class ScalarInfo:
 
 _ABOUT = {
     LOSS: ("", "mean of all scalars from which the backward passes of a step started, without loss scaling"),
-    EVAL_LOSS: ("", "mean of the losses that the model itself returned without grad or in eval mode"),
+    EVAL_LOSS: (
+        "",
+        "mean over the calls of an evaluation of the loss: returned by the model, or by a loss function of torch",
+    ),
     LR: ("", "learning rate when the update begins"),
     GRAD_NORM: ("", "L2 norm of the gradients that optimizers get, over all their parameters, before clip_grad_norm_"),
     GRAD_NORM_CLIPPED: ("", "the same after clip_grad_norm_ or clip_grad_value_"),

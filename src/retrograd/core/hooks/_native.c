@@ -22,6 +22,9 @@ static PyMethodDef functions[] = {
     {"number_nodes", number_nodes, METH_VARARGS, "number_nodes(nodes): their sequence numbers, 8 bytes each."},
     {"order_upwards", order_upwards, METH_VARARGS,
      "order_upwards(nodes, links, leaf): the nodes of lower number than a leaf's, by number; None if they lead upwards."},
+    {"show_calls", show_calls, METH_VARARGS,
+     "show_calls(functions, listener): call listener(function, args, result) after each call of these built-in "
+     "functions, or no more where it is None; returns whether all of them can be watched."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -2,9 +2,10 @@
 
    _nodes.c       finds all nodes of a graph
    _operations.c  notes each operation of a forward
+   _builtins.c    shows calls of built-in functions
    _native.c      the Python module
 
-   Each thing here has a twin in Python, which is used where there was no compiler; tests hold the two to the same.
+   Nodes and operations have a twin in Python, which is used where there was no compiler; tests hold the two to the same.
    Nothing is known of torch but Python attributes and functions. All of it runs with the GIL held. */
 #ifndef RETROGRAD_NATIVE_H
 #define RETROGRAD_NATIVE_H
@@ -45,5 +46,7 @@ PyObject *order_upwards(PyObject *module, PyObject *args);
 
 int learn_operations(void);
 extern PyType_Spec operation_tap_spec;
+
+PyObject *show_calls(PyObject *module, PyObject *args);
 
 #endif

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from retrograd.core.hooks.engine import (
     uncompiled,
 )
 from retrograd.core.hooks.nodes import is_leaf
+
+T = TypeVar("T")
 
 CarryOut = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 """Takes an operation with its arguments, carries it out, and returns its result."""
@@ -136,7 +138,7 @@ def hide_taps() -> list[OperationTap]:
     return hidden
 
 
-def carry_out_unseen(work: Callable[[], Tensor]) -> Tensor:
+def carry_out_unseen(work: Callable[[], T]) -> T:
     """Do something that is not the program's: modes that are on are not told, unless they trace."""
     if not dispatch_modes() or is_tracing():
         return work()

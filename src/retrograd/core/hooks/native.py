@@ -12,7 +12,7 @@ def _load() -> ModuleType | None:
         module = importlib.import_module("retrograd.core.hooks._native")
     except ImportError:  # installed without a compiler
         return None
-    return module if hasattr(module, "number_nodes") else None  # not built anew since
+    return module if hasattr(module, "show_calls") else None  # not built anew since
 
 
 native = _load() if sys.byteorder == "little" else None  # it writes numbers as they lie in memory

@@ -79,6 +79,12 @@ NEEDED: tuple[PrivateNames, ...] = (
         "._global_optimizer_post_hooks ._optimizer_step_pre_hooks ._optimizer_step_post_hooks",
     ),
     _names("on the stack, which module is called", _STOPS, "._call_impl"),
+    _names(
+        "losses of evaluations that the program computes itself: the functions that `torch.nn.functional` calls",
+        _STOPS,
+        "torch._C._nn.binary_cross_entropy torch._C._nn.cross_entropy_loss torch._C._nn.huber_loss "
+        "torch._C._nn.l1_loss torch._C._nn.mse_loss torch._C._nn.nll_loss_nd torch._C._nn.smooth_l1_loss",
+    ),
     _names("models are scripted without our hooks", _RAISES, "torch.jit._recursive"),
     _names(
         "the stack of hooks on saved tensors, and whether one belongs to a checkpoint",

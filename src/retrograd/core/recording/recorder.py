@@ -324,6 +324,7 @@ class Recorder:
                 self._steps.pass_begins(find_leaves(roots))
             clock.begin_pass()
         backward.begin(roots, self._optimizers.scales.find(roots))
+        self._scalars.evaluations.pass_begins(roots)
         if clock.on:
             if self._taps.frozen:
                 self._taps.tap_thawed()
@@ -424,6 +425,7 @@ class Recorder:
         intervention_listeners.remove(self._interventions)
         optimizer_listeners.remove(self._optimizers)
         call_listeners.remove(self._scalars)
+        self._scalars.evaluations.forward_begins()
         remove_taker(self)
         unwatch_by_hand(self)
         _threads.pop(id(self), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,14 +47,12 @@ from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
 from retrograd.core.norms import join_norms, norm
 from retrograd.core.ranks.placements import is_flattened, is_sharded, is_summand, local_part
-from retrograd.core.recording.clock import Clock, is_loss
-from retrograd.core.recording.deliveries import Deliveries, is_far
+from retrograd.core.recording.clock import Clock
+from retrograd.core.recording.deliveries import Deliveries
+from retrograd.core.recording.evaluation_losses import EvaluationLosses, Number, hold
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.sites.site import Site
 from retrograd.core.statistics.row import ROW
-
-Number = float | torch.Tensor
-"""A number, or a tensor of one element that has it, on any device."""
 
 _AGAIN = 32
 """Steps after which what has not changed is noted again, for those who read the newest steps alone."""
@@ -63,14 +62,6 @@ _SMALL = 8192
 
 _EPSILON = 1e-6
 """What torch adds to a norm before it divides by it."""
-
-
-def hold(number: Any) -> Number:
-    """A number as it is now, not waited for where it is on a device."""
-    if not isinstance(number, torch.Tensor):
-        return float(number)
-    number = local_part(number.detach())
-    return number.clone() if is_far(number) else float(number)
 
 
 @dataclass(slots=True, eq=False)
@@ -222,55 +213,20 @@ def _norm_of(tensors: list[torch.Tensor]) -> torch.Tensor:
     return join_norms([norm(each).float() for each in tensors])
 
 
-# ---- evaluations ----
-
-
-class EvaluationLosses:
-    """Losses that models return where no training follows, by step."""
-
-    def __init__(self) -> None:
-        self._losses: dict[int, tuple[Number, int]] = {}
-        """The sum of those of a step, and how many: an evaluation may be long."""
-
-    def see(self, output: Any, step: int) -> None:
-        """Take the loss out of what a model has returned: ``output.loss``, ``output["loss"]``, or its one scalar."""
-        loss = _find_loss(output)
-        if loss is not None:
-            total, count = self._losses.get(step, (0.0, 0))
-            self._losses[step] = total + hold(loss.float()), count + 1
-
-    def take_finished(self, end: int) -> Iterator[tuple[int, Number, int]]:
-        """Take those of steps before ``end``."""
-        for step in [step for step in self._losses if step < end]:
-            yield step, *self._losses.pop(step)
-
-
-def _find_loss(output: Any) -> torch.Tensor | None:
-    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(named, torch.Tensor):
-        return named if is_loss(named) else None
-    if isinstance(output, torch.Tensor):
-        return output if output.dim() == 0 and is_loss(output) else None
-    scalars = (
-        [each for _, each in flatten(output, ()) if each.dim() == 0 and is_loss(each)] if output is not None else []
-    )
-    return scalars[0] if len(scalars) == 1 else None
-
-
 # ---- memory ----
 
 _OF_PROCESS = Path("/proc/self/statm")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
-def measure_memory(tensors: Sequence[torch.Tensor]) -> float:
-    """Bytes of the devices on which some tensors are, or of the process where that is the CPU; NaN if not known."""
+def measure_memory(tensors: Sequence[torch.Tensor]) -> float | None:
+    """Bytes of the devices on which some tensors are, or of the process where that is the CPU; None if not known."""
     devices = {each.device for each in tensors if each.device.type == "cuda"}
     if devices:
         return float(sum(torch.cuda.memory_allocated(device) for device in devices))
     with suppress(OSError, ValueError, IndexError):
         return float(int(_OF_PROCESS.read_text(encoding="ascii").split()[1]) * _PAGE)
-    return float("nan")
+    return None
 
 
 # ---- all of them ----
@@ -298,13 +254,13 @@ class ScalarWatch:
         self._clock, self._events, self._name, self._describe = clock, events, name, describe
         self._deliveries = deliveries
         self.norms = GradientNorms()
-        self.evaluations = EvaluationLosses()
+        self.evaluations = EvaluationLosses(clock, events.fault)
         self._waiting: list[tuple[Moment, str, str, Number]] = []
         self._updates: dict[int, tuple[float, float]] = {}
         self._rates: dict[str, tuple[int, Any]] = {}
         self._batch: tuple[int, str, int] = (-_AGAIN, "", -1)
         self._samples: dict[int, tuple[int, str]] = {}
-        self._root: int | None = None
+        self._root: weakref.ref[nn.Module] | None = None
         self._first_batch: int | None = None
         self._optimizers: IdentityDict[Optimizer, int] = IdentityDict()
         self._described: dict[str, dict[str, Any]] = {}
@@ -314,11 +270,14 @@ class ScalarWatch:
     # ---- what happens ----
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
-        """A model is called by the program itself, to be trained as far as is known."""
+        """A model is called by the program itself."""
+        self.evaluations.forward_begins()
         if not self._clock.on or not torch.is_grad_enabled() or not model.training:
             return
-        self._root = id(model) if self._root is None else self._root
-        if id(model) == self._root:
+        root = self._root() if self._root is not None else None
+        if root is None:
+            self._root = weakref.ref(model)
+        if root is None or root is model:
             first = next((each for _, each in flatten(arguments, ()) if each.dim()), None)
             if first is not None:
                 kind = TOKENS if first.dim() == 2 and not first.is_floating_point() else SAMPLES
@@ -331,7 +290,7 @@ class ScalarWatch:
     def forward_ends(self, model: nn.Module, output: Any) -> None:
         """Such a call has ended."""
         if not (model.training and torch.is_grad_enabled()):
-            self.evaluations.see(output, self._clock.step)
+            self.evaluations.forward_ends(model, output)
 
     def called(self, name: str, about: object, frame: FrameType, **details: Any) -> None:
         """The program clips gradients, or divides them by the scale of the loss."""
@@ -365,7 +324,9 @@ class ScalarWatch:
         now = time.monotonic()
         if now - self._measured_memory > LIMITS.memory_seconds:
             self._measured_memory = now
-            self._note(self._clock.step, MEMORY, float(measure_memory(held_by(optimizer))))
+            memory = measure_memory(held_by(optimizer))
+            if memory is not None:
+                self._note(self._clock.step, MEMORY, memory)
 
     def see_rows(self, batch: RowBatch, numbers: bytes, sites: Sequence[Site]) -> None:
         """Add up the updates among rows that are handed over; ``numbers`` are those of the rows."""
@@ -406,15 +367,16 @@ class ScalarWatch:
         numbers: list[Number] = [
             each for _, _, parts, _ in norms for found, scale, _ in parts for each in (found, scale)
         ]
-        numbers += [total for _, total, _ in evaluations]
+        numbers += [each for _, total, count in evaluations for each in (total, count)]
 
         def hand_on(values: list[float]) -> None:
             came = iter(values)
             self._note_updates(end)
             for step, name, parts, text in norms:
                 self._note_norm(step, name, [(next(came), next(came), limit) for _, _, limit in parts], text)
-            for step, _, count in evaluations:
-                self._note(step, EVAL_LOSS, next(came) / count)
+            for step, _, _ in evaluations:
+                total, count = next(came), next(came)
+                self._note(step, EVAL_LOSS, total / count if count else float("nan"))
             self._write()
 
         self._deliveries.add_numbers(numbers, hand_on)
