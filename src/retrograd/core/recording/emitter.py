@@ -84,7 +84,7 @@ class Emitter:
         if buffer.failed:
             self.failed_at = self._find_last(batches)
         late = self._late.find(buffer) if buffer.mode is Mode.GRAD else {}
-        self._emit_losses()
+        self.emit_losses()
         self._emit_changes(moment)
         self._placements.flush()
         if kept:
@@ -116,7 +116,8 @@ class Emitter:
         self._events.note("scale", value=float(scale), moment=moment)
         return float(scale)
 
-    def _emit_losses(self) -> None:
+    def emit_losses(self) -> None:
+        """Hand over losses."""
         losses, self._losses = self._losses, []
         for moment, loss, scale in losses:
             self._events.note("loss", value=float(loss) / (1.0 if scale is None else float(scale)), moment=moment)
