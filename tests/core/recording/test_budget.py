@@ -258,6 +258,8 @@ def test_numbers_of_which_a_step_has_one_are_recorded_at_every_step(ticks: list[
     assert told["updates"] == len(history["2:weight.update"].steps)
     assert told["measured"] <= 0.06
     assert len(history["0:weight.grad"].steps) == len(steps)
+    counts = f"{len(steps)} of 600 steps, {told['updates']} with updates"
+    assert counts in str(rg.describe(history))
 
 
 def test_norms_that_nobody_has_clipped_are_those_of_recorded_steps(ticks: list[float]) -> None:

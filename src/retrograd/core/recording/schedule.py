@@ -5,7 +5,8 @@ Loads without torch: the command line reads schedules too, and must answer withi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from retrograd.core.errors import ScheduleError
 
@@ -141,3 +142,17 @@ def as_schedule(given: int | Schedule | None) -> Schedule:
     if answer is None:
         raise ScheduleError(f"{given!r} returns None, which records nothing.", repair=_REPAIR)
     return given
+
+
+def describe_schedule(manifest: Mapping[str, Any]) -> str:
+    """The schedule of a run, and under a budget for overhead what has come of it, from its manifest alone."""
+    told, text = manifest.get("overhead"), manifest.get("schedule")
+    schedule = ", ".join(map(str, text)) if isinstance(text, list) else str(text or "")
+    if not isinstance(told, Mapping):
+        return schedule
+    steps, recorded, updates, measured = (told.get(name) for name in ("steps", "recorded", "updates", "measured"))
+    if not all(isinstance(each, int) for each in (steps, recorded, updates)):
+        return schedule
+    counts = f"{recorded:,} of {steps:,} steps, {updates:,} with updates"
+    spent = f"; {100 * measured:.2g} % measured beyond unrecorded steps" if isinstance(measured, float) else ""
+    return f"{schedule} ({counts}{spent})"
