@@ -274,6 +274,17 @@ def test_norms_that_nobody_has_clipped_are_those_of_recorded_steps(ticks: list[f
     assert recording.history.scalars["grad_norm"].steps.tolist() == recording.history["2:output"].steps.tolist()
 
 
+def test_losses_of_a_model_that_is_not_recorded_are_not_taken_for_those_of_one_that_is(ticks: list[float]) -> None:
+    model, other = make_net(), make_net()
+    with rg.record(model, schedule=rg.overhead(0.05)) as recording:
+        for _ in range(300):
+            train(model, 1, ticks, recording)
+            (other(torch.ones(2, 4)).mean() + 1000).backward()
+    losses = [event.value for event in recording.history.events if event.kind == "loss"]
+    assert len(losses) == 300
+    assert max(losses) < 100
+
+
 def test_an_evaluation_between_steps_is_no_step(ticks: list[float]) -> None:
     model = make_net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -150,7 +150,8 @@ class Clock:
     @property
     def may_have_passed(self) -> bool:
         """True if the pass that ends is taken for one of the models, in a step that is not recorded otherwise."""
-        return self.is_noted and not self.on and (self._saw_forward or self.is_free)
+        is_open = self._saw_forward and not self.is_over  # behind the update others train
+        return self.is_noted and not self.on and (is_open or self.is_free)
 
     @property
     def coming(self) -> int:
