@@ -15,13 +15,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = Path(sys.executable).with_name("retrograd")
 VIEW = "#open=blocks.4.conv1%3Aoutput"
 SETTLED = 800  # milliseconds until curves are drawn
-LONG_ENOUGH = re.compile(r"^1[2-9]\d \(0 to")  # steps of a run that is followed
+LONG_ENOUGH = re.compile(
+    r"^(1[2-9]|[2-9]\d)\d \(0 to"
+)  # steps of a run that is followed: 120 or more, for a page skips some
+RUNS = {"healthy": [], "fast": ["--learning-rate", "0.3"], "deeper": []}
+SEVENTH = ("            ResidualBlock(4 * width, 4 * width),\n", "        self.dropout = nn.Dropout(0.1)\n")
+ZEROS = "        nn.init.zeros_(self.blocks[4].conv2.weight)\n"
 
 
 def draw_picture(browser: Browser, address: str, target: Path) -> None:
@@ -30,6 +35,7 @@ def draw_picture(browser: Browser, address: str, target: Path) -> None:
     page.goto(address + VIEW)
     page.wait_for_selector(".panel .uplot")
     page.wait_for_timeout(SETTLED)
+    show_map(page)
     target.parent.mkdir(exist_ok=True)
     page.screenshot(path=target)
     page.close()
@@ -51,9 +57,41 @@ def draw_served(browser: Browser, target: Path) -> None:
             page.wait_for_selector(".panel .uplot")
             page.get_by_text(LONG_ENOUGH).wait_for(timeout=300_000)
             page.wait_for_timeout(5 * SETTLED)  # its curves come a little later
+            show_map(page)
             page.screenshot(path=target)
             page.close()
             training.terminate()
+
+
+def draw_compared(browser: Browser, target: Path) -> None:
+    """The page of three runs over each other, at its map."""
+    with tempfile.TemporaryDirectory() as home:
+        plain = (ROOT / "examples" / "train_digits.py").read_text()
+        block, after = SEVENTH
+        assert block in plain
+        assert after in plain
+        for name, words in RUNS.items():
+            script = Path(home, "train_digits.py")
+            is_deeper = name == "deeper"
+            script.write_text(plain.replace(block, 2 * block).replace(after, ZEROS + after) if is_deeper else plain)
+            command = [PROGRAM, "run", "-q", "-o", name, script, "--epochs", "8", *words]
+            subprocess.run(command, cwd=home, check=True, stdout=subprocess.DEVNULL)
+        words = [PROGRAM, "compare", *RUNS, "--report", "-o", "compared.html"]
+        found = subprocess.run(words, cwd=home, check=False, stdout=subprocess.DEVNULL)
+        assert found.returncode == 1  # they differ
+        page = browser.new_page(viewport={"width": 1440, "height": 880})
+        page.goto(Path(home, "compared.html").as_uri())
+        page.wait_for_selector("html[data-ready=yes] .label")
+        page.wait_for_timeout(SETTLED)
+        show_map(page)
+        page.screenshot(path=target)
+        page.close()
+
+
+def show_map(page: Page) -> None:
+    """Scroll to the scalars and the map, below what the page says of the run."""
+    page.locator("#map").evaluate("map => scrollTo(0, map.getBoundingClientRect().top + scrollY - 12)")
+    page.wait_for_timeout(SETTLED)
 
 
 if __name__ == "__main__":
@@ -62,5 +100,6 @@ if __name__ == "__main__":
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         images = ROOT / "docs" / "images"
         draw_picture(browser, (ROOT / "runs" / "demo" / "report.html").resolve().as_uri(), images / "report.png")
+        draw_compared(browser, images / "compared.png")
         draw_served(browser, images / "served.png")
         browser.close()

@@ -129,6 +129,12 @@ def checkpoint(case: Case) -> bool:
     return torch.load("x.pt") == {"step": STEPS}
 
 
+def plot(*numbers: Any) -> list[Any]:
+    from matplotlib import pyplot
+
+    return pyplot.plot(*numbers)
+
+
 WORKS: dict[str, Callable[[Case], Any]] = {
     "@rg.record(model)": decorate,
     "rec.start()": start,
@@ -142,6 +148,11 @@ WORKS: dict[str, Callable[[Case], Any]] = {
     "h['0']": lambda c: set(c.h["0"]) == {name for name in c.h if name.startswith("0:")},
     "h.loss": lambda c: len(c.h.loss.values) == STEPS,
     "h.loss.values[-1]": lambda c: c.h.loss.values[-1] > 0,
+    "h.loss[-1]": lambda c: c.h.loss[-1] == c.h.loss.last == c.h.loss.values[-1],
+    "h.loss.to_pandas()": lambda c: c.h.loss.to_pandas()[3] == c.h.loss.values[3],
+    "h.loss > 0": lambda c: (c.h.loss > c.h.loss.values.min()).sum() == STEPS - 1,
+    "plt.plot(h.loss)": lambda c: list(plot(c.h.loss)[0].get_ydata()) == list(c.h.loss.values),
+    "plt.plot(*h.loss)": lambda c: list(plot(*c.h.loss)[0].get_xdata()) == list(c.h.loss.steps),
     "list(h)": lambda c: list(c.h) == c.h.sites,
     "len(h)": lambda c: len(c.h) == len(c.h.sites),
     "keys": lambda c: list(c.h.keys()) == c.h.sites,
@@ -169,6 +180,8 @@ WORKS: dict[str, Callable[[Case], Any]] = {
     "rg.testing": lambda c: rg.testing.__name__ == "retrograd.testing",
     "matrix max": lambda c: c.h.matrix("l2").values.max() >= max(c.norms) * 0.999,
     "matrix norm": lambda c: np.array_equal(c.h.matrix("norm").values, c.h.matrix("l2").values),
+    "matrix of a pattern": lambda c: c.h.matrix("rms", "*:weight.grad").sites == c.h.select("*:weight.grad"),
+    "h.matrix()": lambda c: c.h.matrix().sites == c.h.sites,
     "select": lambda c: c.h.select("*:weight.grad") == ["0:weight.grad", "2:weight.grad"],
     "h.save": saved,
     "torch.save": checkpoint,
@@ -193,6 +206,28 @@ WORDS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "h['0:grad']": (lambda c: c.h["0:grad"], "'0:output.grad'"),
     "losses": (lambda c: c.h.losses, "history.loss"),
     "learning_rate": (lambda c: c.h.learning_rate, "history.lr"),
+    "lrr": (lambda c: c.h.scalars["losss"], "history.scalars['loss']"),
+    "h.loss[10]": (lambda c: c.h.loss[10], "steps 0 to 9"),
+    "h.loss.at(10)": (lambda c: c.h.loss.at(10), "steps 0 to 9"),
+    "h.loss.min()": (lambda c: c.h.loss.min(), ".values.min()"),
+    "h['*weight.grad']": (lambda c: c.h["*weight.grad"], "'*:weight.grad'"),
+    "h['*.grad']": (lambda c: c.h["*.grad"], "*:*.grad"),
+    "h['loss']": (lambda c: c.h["loss"], "history.scalars['loss']"),
+    "s['l2']": (lambda c: c.s["l2"], ".l2"),
+    "s.select(step=3)": (lambda c: c.s.select(step=3), "series.at(3)"),
+    "s.select(phase='test')": (lambda c: c.s.select(phase="test"), "eval"),
+    "h.select(phase=…)": (lambda c: c.h.select(phase="train"), "history[name].select(phase="),
+    "per_sample_gradients(model, x)": (
+        lambda c: rg.per_sample_gradients(c.model, c.x),  # type: ignore[call-arg, arg-type]
+        "rg.per_sample_gradients(recording)",
+    ),
+    "per_sample_gradients(h)": (lambda c: rg.per_sample_gradients(c.h), "(recording)"),
+    "log('loss', 0.3)": (lambda c: rg.log("loss", 0.3), "rg.log(loss=0.3)"),  # type: ignore[arg-type]
+    "compare(a, b, c)": (lambda c: rg.compare(c.h, c.h, c.h), "rg.compare(a, b)"),  # type: ignore[call-arg]
+    "explain(severity)": (lambda c: rg.explain(c.h, severity="note"), ".severity"),  # type: ignore[call-arg]
+    "extract(model, x)": (lambda c: rg.extract(c.model, c.x), "rg.extract(model, batch"),  # type: ignore[call-arg]
+    "trace(model, x)": (lambda c: rg.trace(c.model, c.x), "with rg.trace(model)"),  # type: ignore[call-arg]
+    "add_scalar": (lambda c: rg.add_scalar, "rg.log(loss=0.3)"),  # type: ignore[attr-defined]
     "epoch": (lambda c: c.h.epoch, "loss"),
     "h - h": (lambda c: c.h - c.h, "rg.compare(a, b)"),
     "watch(model)": (lambda c: rg.watch(c.model), "rg.record(model)"),
@@ -242,9 +277,9 @@ def test_scalars_are_attributes_of_a_history(case: Case) -> None:
 
 
 def test_no_guess_is_a_name_that_there_is(case: Case) -> None:
+    things = {"retrograd": rg, "Series": case.s, "Curve": case.h.loss}
     for kind, guesses in CALLS.items():
-        thing = rg if kind == "retrograd" else getattr(rg, kind, type(case.s))
-        assert not guesses.keys() & {*dir(thing)} or (kind == "Series" and not guesses.keys() & {*dir(case.s)})
+        assert not guesses.keys() & {*dir(things.get(kind) or getattr(rg, kind))}
 
 
 def test_a_choice_of_sites_is_a_mapping(case: Case) -> None:

@@ -4,6 +4,7 @@
     ├── SiteError
     │   ├── SiteSyntaxError        site-syntax
     │   ├── NoSuchSiteError        no-such-site
+    │   ├── NoSuchStepError        no-such-step
     │   ├── NothingKeptError       nothing-kept
     │   └── PatternError           bad-pattern
     ├── RecordingError
@@ -113,6 +114,12 @@ class NoSuchSiteError(SiteError, KeyError):
     """A name or pattern matches no site of this model or run."""
 
     slug = "no-such-site"
+
+
+class NoSuchStepError(SiteError, IndexError, KeyError):
+    """A step is asked for that has no entry; an ``IndexError`` and a ``KeyError``."""
+
+    slug = "no-such-step"
 
 
 class NothingKeptError(SiteError, IndexError):
@@ -391,8 +398,8 @@ class LaunchError(RetrogradError):
     slug = "cannot-launch"
 
 
-class NoSuchNameError(RetrogradError, AttributeError):
-    """Something has no attribute of this name; the call that does what was meant is named."""
+class NoSuchNameError(RetrogradError, AttributeError, KeyError):
+    """Something has no attribute, or no entry, of this name; the call that does what was meant is named."""
 
     slug = "no-such-name"
 

@@ -28,9 +28,22 @@ CALLS: dict[str, dict[str, str]] = {
         "Session": "rg.record(model)",
         "start": "recording = rg.record(model), and recording.close() at the end",
         "init": "rg.record(model), or rg.record(model, path) for a run folder",
-        "assert_finite": "rg.find_nan(model, loss), or rg.explain(recording) for a whole run",
-        "detect_anomaly": "rg.find_nan(model, loss)",
-        "check_nan": "rg.find_nan(model, loss)",
+        "assert_finite": "rg.find_nan(model, batch), or rg.explain(recording) for a whole run",
+        "detect_anomaly": "rg.find_nan(model, batch)",
+        "check_nan": "rg.find_nan(model, batch)",
+        **dict.fromkeys(("add_scalar", "log_metrics", "log_dict", "log_scalar"), "rg.log(loss=0.3)"),
+        **dict.fromkeys(("finish", "close"), "recording.close(), of recording = rg.record(model)"),
+        **dict.fromkeys(("runs", "list_runs", "Api"), "`retrograd ls DIR`, or rg.open_run(path) of each"),
+        **dict.fromkeys(
+            ("get_activations", "activations", "extract_features", "log_forward_pass"),
+            'rg.extract(model, batch, ["layer2"])',
+        ),
+        **dict.fromkeys(
+            ("IntegratedGradients", "integrated_gradients", "Saliency", "grad_cam", "GradCAM", "LayerGradCam"),
+            'rg.extract(model, batch, ["layer4"], differentiable=True) and torch.autograd.grad; see examples/',
+        ),
+        "SummaryWriter": 'rg.mirror(recording, "tensorboard"), or rg.export(run, "tensorboard")',
+        "config": "rg.open_run(path).manifest",
         "summary": "print(rg.plan_recording(model)) for the sites of a model, rg.describe(run) for what a run did",
         "hook": 'rg.record(model, tensors="*:output.grad") to see, rg.rewrite(model) to change',
         "visualize": 'rg.draw_graph(loss, "graph.html"), or rg.write_report(run)',
@@ -46,6 +59,9 @@ CALLS: dict[str, dict[str, str]] = {
         "df": _TABLE,
         "dataframe": _TABLE,
         "to_dict": _TABLE,
+        "config": "history.manifest",
+        "metrics": "history.scalars",
+        "summary": "rg.describe(history), or history.scalars.last",
         "losses": "history.loss, which has .steps and .values",
         "learning_rate": "history.lr",
         "learning_rates": "history.lr",
@@ -67,6 +83,24 @@ CALLS: dict[str, dict[str, str]] = {
         "report": "rg.write_report(history)",
         "explain": "rg.explain(history)",
         "to_csv": 'rg.export(run, "csv", path), or history.to_pandas().to_csv(path)',
+    },
+    "Curve": {
+        **{
+            name: f".values.{name}(), with NaN left out np.nan{name}(.values)"
+            for name in ("min", "max", "mean", "std", "sum", "argmin", "argmax")
+        },
+        "tolist": ".values.tolist()",
+        "items": "zip(*curve), or .to_pandas().items()",
+        "data": ".values",
+        "value": ".values, or .last",
+        "step": ".steps",
+        "first": "[0]",
+        "to_df": ".to_pandas()",
+        "to_csv": ".to_pandas().to_csv(path)",
+        "shape": ".values.shape",
+        "smooth": ".to_pandas().ewm(alpha=0.1).mean()",
+        "rolling": ".to_pandas().rolling(20).mean()",
+        "diff": ".to_pandas().diff()",
     },
     "Series": {
         "values": ".rms, .l2, .mean or another statistic: one number a step",
@@ -90,6 +124,9 @@ CALLS: dict[str, dict[str, str]] = {
         "step_end": "recording.begin_step(number), for loops that count by themselves",
         "plot": "recording.history.plot()",
         "loss": "recording.history.loss",
+        "scalars": "recording.history.scalars",
+        "to_pandas": "recording.history.to_pandas()",
+        "matrix": 'recording.history.matrix("rms")',
         "sites": "recording.history.sites",
         "report": "rg.write_report(recording)",
         "explain": "rg.explain(recording)",
@@ -97,6 +134,11 @@ CALLS: dict[str, dict[str, str]] = {
     },
     "Run": {
         "loss": "run.history.loss",
+        "scalars": "run.history.scalars",
+        "metrics": "run.history.scalars",
+        "summary": "rg.describe(run), or run.history.scalars.last",
+        "findings": "rg.explain(run)",
+        "name": "run.path.name",
         "sites": "run.history.sites",
         "to_pandas": "run.history.to_pandas()",
         "matrix": 'run.history.matrix("rms")',
@@ -127,6 +169,22 @@ ARGUMENTS: dict[str, dict[str, str]] = {
 """Function → argument that is tried → the one to give."""
 
 
+USES: dict[str, str] = {
+    "per_sample_gradients": 'record one step with rg.record(model, tensors=["*:inputs", "*:outputs.grad"]) as '
+    "recording, then rg.per_sample_gradients(recording)",
+    "log": 'rg.log(loss=0.3), or rg.log({"val/loss": 0.3}, step=7)',
+    "compare": "rg.compare(a, b), of two runs; more at once are compared by `retrograd compare`",
+    "explain": "rg.explain(run); findings are chosen by .of(slug), or by their .severity, .site and .step",
+    "trace": "with rg.trace(model) as trace: loss.backward()",
+    "extract": 'rg.extract(model, batch, ["layer2", "fc"])',
+    "find_nan": "rg.find_nan(model, batch), or with a function from output to loss as third argument",
+    "rewrite": 'rg.rewrite(model, {"*:output.grad": rg.rules.KeepSign()})',
+    "plan_recording": 'rg.plan_recording(model, sites="blocks.*")',
+    "History.select": 'history.select("*:output.grad") for names; of phases: history[name].select(phase="eval")',
+}
+"""Function → how it is called."""
+
+
 def guide(kind: str, name: str, known: Iterable[str], *, what: str = "") -> NoSuchNameError:
     """Make the error for an attribute that is not there; it names the right call, or what is nearest.
 
@@ -155,23 +213,30 @@ class Guided:
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a call with unknown arguments name the right ones.
+    """Have a call with wrong arguments name the right ones.
 
     Raises:
         CallError: by the function that is made.
     """
     known = inspect.signature(function).parameters
-    guesses = ARGUMENTS[function.__name__]
+    guesses = ARGUMENTS.get(function.__name__, {})
 
     @functools.wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
         for name in options.keys() - known.keys():
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             meant = guesses.get(name) or (f"{near[0]}=" if near else "")
-            raise CallError(
-                f"rg.{function.__name__}() takes no argument {name!r}.",
-                repair=f"give {meant}." if meant else f"give one of {', '.join(known)}.",
-            )
-        return function(*args, **options)
+            if guesses:
+                raise CallError(
+                    f"rg.{function.__name__}() takes no argument {name!r}.",
+                    repair=f"give {meant}." if meant else f"give one of {', '.join(known)}.",
+                )
+        try:
+            return function(*args, **options)
+        except TypeError as error:
+            inner = error.__traceback__ and error.__traceback__.tb_next
+            if inner or function.__qualname__ not in USES:  # raised in the function, not by its call
+                raise
+            raise CallError(f"{error}.", repair=f"{USES[function.__qualname__]}.") from None
 
     return call

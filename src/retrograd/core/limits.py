@@ -183,6 +183,9 @@ class Limits:
     described_optimizers: int = 50
     """Optimizers whose arguments the manifest holds."""
 
+    deliveries_behind: int = 8
+    """Times that something is handed over, after which numbers that a device has not sent yet are waited for."""
+
     early_scalars: int = 1000
     """Scalars that are logged before a recording begins and kept for it, where one is to come."""
 
@@ -212,10 +215,6 @@ class Limits:
 
     shard_seconds: float = 60.0
     """Or so many seconds after the last one."""
-
-    measured_passes: int = 32
-    """Passes in which it is tried what can be recomputed. A program of which no two passes are alike is not held up for
-    good."""
 
     plans: int = 16
     """Plans of a budget that are kept: one for each sequence of sizes, such as that of a last, smaller batch."""

@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.core.amounts import list_names
 from retrograd.core.errors import CannotRewriteError, RewriteError
+from retrograd.core.guesses import names_arguments
 from retrograd.core.hooks import in_graphs
 from retrograd.core.hooks.backward import backward_changers
 from retrograd.core.hooks.compiled import has_compiled_code, may_have_run_compiled
@@ -389,6 +390,7 @@ class Rewriting:
         return f"<Rewriting with {', '.join(rule.name for rule in self._rules)}, step {self.step}{state}>"
 
 
+@names_arguments
 def rewrite(
     target: nn.Module | Mapping[str, nn.Module] | Optimizer | None,
     rules: Mapping[Any, RuleLike | Iterable[RuleLike]] | RuleLike | Iterable[RuleLike],

@@ -42,7 +42,7 @@ def test_selecting() -> None:
     assert value.select(backward=1).mean.tolist() == [5, 105, 205]
     assert value.select(phase="eval").steps.tolist() == [1]
     assert value.select(phase=None).count.tolist() == [2, 3, 2]
-    with pytest.raises(ValueError, match="phase is one of"):
+    with pytest.raises(ValueError, match="give one of train"):
         value.select(phase="training")
 
 

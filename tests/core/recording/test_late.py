@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.core.history.sink import Moment, RowBatch
-from retrograd.core.recording.emitter import Closed, LateGradients, pick_custom, split_late
+from retrograd.core.recording.emitter import Closed, LateGradients, Share, split_late, take_rows
 from retrograd.core.recording.mode_buffer import Mode, ModeBuffer
 from retrograd.core.statistics.row import ROW
 
@@ -56,7 +56,11 @@ def test_each_row_comes_once_and_where_it_belongs(
     ]
     late = {TensorRecorder(row): each for each, own in zip(closed, (first, second), strict=True) for row in own}
     seen: dict[int, Any] = {}
-    for part in split_late(make_batch(rows), late):  # type: ignore[arg-type]
+    batch = make_batch(rows)
+    whole = Share(batch.moment, np.array(sorted(rows), np.int32))
+    for share in split_late(whole, late):  # type: ignore[arg-type]
+        part = take_rows(batch, share, picks=False)
+        assert np.array_equal(share.numbers, np.frombuffer(part.rows, ROW)["row"])
         for row, facts in take_apart(part).items():
             assert row not in seen
             seen[row] = facts
@@ -74,7 +78,8 @@ def test_each_row_comes_once_and_where_it_belongs(
 def test_a_row_that_is_late_again_and_again_counts_its_passes() -> None:
     closed = Closed(1, 1, Moment(5, 0, 0), b"")
     late = {TensorRecorder(3): closed}
-    passes = [[part.moment.backward for part in split_late(make_batch({3}), late)] for _ in range(3)]  # type: ignore[arg-type]
+    whole = Share(Moment(7), np.array([3], np.int32))
+    passes = [[part.moment.backward for part in split_late(whole, late)] for _ in range(3)]  # type: ignore[arg-type]
     assert passes == [[0], [1], [2]]
 
 
@@ -108,4 +113,5 @@ def test_who_was_not_called_since_is_late() -> None:
 def test_users_statistics_go_with_their_rows() -> None:
     batch = make_batch({1, 2})
     foreign = RowBatch(batch.moment, batch.rows, batch.bins, 1.0, {"median": ([1, 9], [0.5, 4.5])})
-    assert pick_custom(foreign).custom == {"median": ([1], [0.5])}
+    share = Share(batch.moment, np.array([1, 2], np.int32))
+    assert take_rows(foreign, share, picks=True).custom == {"median": ([1], [0.5])}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from scipy.stats import spearmanr
 
 from retrograd.core.history.sink import Event, Moment
 from tests.core.runs.written import open_writer
@@ -107,4 +110,44 @@ def test_a_wrong_column_is_answered_and_a_narrow_page_fits(page: Page, sweep: Pa
         assert names(page) == ["run1", "run10", "run2", HOSTILE, "run20"]
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         expect(page.locator("#parallel .curve")).to_have_count(4)
+        page.goto("about:blank")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1400])
+def test_axes_are_settings_with_the_values_that_runs_have(page: Page, tmp_path: Path, width: int) -> None:
+    """The oracle is scipy: of nine settings those seven are drawn that order the runs most like the final loss."""
+    settings, losses = {}, []
+    generator = np.random.default_rng(0)
+    for number in range(12):
+        values = generator.integers(1, 4, 9)
+        words = [word for k in range(9) for word in (f"--gradient-accumulation-steps-{k}", str(values[k]))]
+        settings[number], loss = values, float(values[4] - values[7] + generator.random() + 3)
+        writer = open_writer(tmp_path / f"run{number}")
+        writer.describe(command=["python", "train.py", *words])
+        writer.add_event(Event(Moment(0, 0, 0), "loss", value=loss, time=1.0))
+        writer.add_event(Event(Moment(0, 0, 0), "scalar", name="accuracy", value=-loss, time=1.0))
+        writer.close("finished")
+        losses.append(loss)
+    agreement = [abs(spearmanr([settings[n][k] for n in range(12)], losses).statistic) for k in range(9)]
+    kept = sorted(sorted(range(9), key=lambda k: agreement[k])[2:])
+    page.set_viewport_size({"width": width, "height": 900})
+    with serving(tmp_path) as server:
+        page.goto(server.address)
+        expect(page.locator("#parallel .curve")).to_have_count(12)
+        titles = page.locator("#parallel .axis-title")
+        assert titles.all_text_contents() == [f"--gradient-accumulation-steps-{k}" for k in kept] + ["final loss"]
+        ticks = page.locator("#parallel text:not(.axis-title)").all_text_contents()
+        assert ticks[:21] in (["1", "3", "2"] * 7, ["1", "2", "3"] * 7)
+        boxes = page.locator("#parallel text").evaluate_all(
+            "all => all.map(each => each.getBoundingClientRect().toJSON())"
+        )
+        assert not [
+            (a, b)
+            for a, b in itertools.combinations(boxes, 2)
+            if min(a["right"], b["right"]) > max(a["left"], b["left"]) + 1
+            and min(a["bottom"], b["bottom"]) > max(a["top"], b["top"]) + 1
+        ]
+        assert all(box["left"] >= 0 and box["right"] <= width for box in boxes)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
         page.goto("about:blank")

@@ -191,3 +191,36 @@ def test_a_phone_has_room_for_them(visit: Visit, three: Path, scheme: str) -> No
     expect(page.locator(".overlaid")).to_be_visible()
     page.evaluate("document.getElementById('help').showModal()")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_rows_are_sorted_by_what_was_not_finite_first(visit: Visit, report: Reporter) -> None:
+    """Of one step, outputs in the order of the forward and gradients in that of the backward."""
+    sites = [f"{name}:output{part}" for part in ("", ".grad") for name in ("a", "b", "c", "d")]
+    nan = np.zeros((8, 6), dtype=np.int64)
+    nan[[1, 2, 4, 5, 6], [4, 2, 5, 3, 3]] = 1
+    page = visit.open(report(make_history(Numbers(sites, np.ones((8, 6)), nan=nan, bins=0))), "#quantity=value")
+    page.get_by_role("button", name="Rows by their first").click()
+    expect(page.locator("#labels .label").first).to_have_attribute("title", "c:output")
+    assert rows(page) == ["c:output", "b:output", "a:output", "d:output"]
+    page.locator("#quantities button", has_text="Gradients").click()
+    expect(page.locator("#map-title")).to_contain_text("gradients")
+    assert rows(page) == ["c:output", "b:output", "a:output", "d:output"]
+
+
+def test_help_opens_at_its_beginning_on_a_phone(visit: Visit, three: Path) -> None:
+    page = visit.open(three)
+    page.set_viewport_size({"width": 390, "height": 600})
+    page.locator("#ask").click()
+    assert page.locator("#help").evaluate("help => [help.scrollTop, help.scrollHeight > help.clientHeight]") == [
+        0,
+        True,
+    ]
+
+
+def test_the_tooltip_is_hidden_where_a_chart_moves_the_cursor(visit: Visit, three: Path) -> None:
+    page = visit.open(three, "#open=a%3Aoutput")
+    page.locator("#viewport").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#tooltip")).to_be_visible()
+    page.locator(".panel .u-over").first.hover()
+    expect(page.locator("#tooltip")).to_be_hidden()

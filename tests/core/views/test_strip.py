@@ -199,3 +199,22 @@ def test_steps_between_recorded_ones_and_the_clock_are_in_the_file(tmp_path: Pat
     np.testing.assert_allclose(mean, wanted.mean(axis=1), rtol=1e-6)
     np.testing.assert_allclose(high, wanted.max(axis=1), rtol=1e-6)
     np.testing.assert_allclose(page.scalar("")[1], np.arange(STEPS).reshape(40, 3).mean(axis=1) / 2, rtol=1e-6)
+
+
+def test_what_ignored_outliers_leave_out_is_marked_with_its_value(visit: Visit, report: Reporter) -> None:
+    norms = np.linspace(1.0, 2.0, STEPS)
+    norms[40], norms[90] = 437.0, -613.0
+    page = visit.open(report(make_run({"norm": norms})), "#scalars=norm")
+    told = """() => { const drawn = []; const { fillText } = CanvasRenderingContext2D.prototype;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+            drawn.push(text);
+            return fillText.call(this, text, ...at);
+        };
+        return drawn; }"""
+    drawn = page.evaluate_handle(told)
+    page.locator("#outliers").click()  # the full range
+    page.wait_for_timeout(100)
+    assert not {"437", "−613"} & set(drawn.json_value())
+    page.locator("#outliers").click()
+    page.wait_for_timeout(300)
+    assert {"437", "−613"} <= set(drawn.json_value())

@@ -484,18 +484,31 @@ def test_what_a_second_model_is_given_follows_from_the_first() -> None:
     assert "inputs" in [each.detector for each in comparison.findings]
 
 
+@pytest.mark.parametrize("rows", [1, 70, 1 << 17], ids=["a step at a time", "some steps", "all"])
 @pytest.mark.parametrize(
-    "other", [Script(), Script(lr=0.2), Script(steps=7), Script(at_step={4: lambda net, _: net[3].reset_parameters()})]
+    ("other", "noise"),
+    [
+        (Script(), ()),
+        (Script(lr=0.2), ()),
+        (Script(steps=7), ()),
+        (Script(is_half=True), ()),
+        (Script(perturb=1e-6), (Script(perturb=1e-7), Script(perturb=2e-7, steps=9))),
+        (Script(lr=0.2), (Script(), Script(perturb=1e-7))),
+        (Script(at_step={4: lambda net, _: net[3].reset_parameters()}), ()),
+    ],
 )
 def test_records_longer_than_memory_are_compared_as_short_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Script
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Script, noise: tuple[Script, ...], rows: int
 ) -> None:
-    Script().run(tmp_path / "a")
-    other.run(tmp_path / "b")
-    expected = rg.compare(tmp_path / "a", tmp_path / "b")
+    folders = [tmp_path / str(number) for number in range(2 + len(noise))]
+    for script, folder in zip((Script(), other, *noise), folders, strict=True):
+        script.run(folder)
+    expected = rg.compare(folders[0], folders[1], noise=folders[2:])
     monkeypatch.setattr(LIMITS, "held_rows", 0)
-    a, b = rg.open_run(tmp_path / "a"), rg.open_run(tmp_path / "b")
-    found = rg.compare(a, b)
+    monkeypatch.setattr(LIMITS, "rows_at_once", rows)
+    a, b = rg.open_run(folders[0]), rg.open_run(folders[1])
+    found = rg.compare(a, b, noise=folders[2:])
     assert (str(found), found.as_json_lines()) == (str(expected), expected.as_json_lines())
+    assert (found.first, found.parting, found.largest) == (expected.first, expected.parting, expected.largest)
     assert not a.history.rows._loaded
     assert not b.history.rows._loaded

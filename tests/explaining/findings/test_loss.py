@@ -1,6 +1,6 @@
 import numpy as np
 
-from retrograd.core.history.matrix import Curve
+from retrograd.core.history.curve import Curve
 from retrograd.explaining.findings.detectors.loss import (
     find_spikes,
     longest_stretch,

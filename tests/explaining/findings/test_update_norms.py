@@ -8,7 +8,7 @@ import pytest
 from retrograd.core.history.rows import Rows
 from retrograd.core.history.windows import Cells, MergedRows
 from retrograd.explaining.findings.record import CannotTell, Record
-from retrograd.explaining.findings.update_norms import FIRST, TOLD, Stillness, UpdateNorms
+from retrograd.explaining.findings.update_norms import FIRST, TOLD, UpdateNorms
 from tests.explaining.findings.by_hand import make_record, spread
 
 PARAMETERS = ("0:weight", "0:bias", "2:weight")
@@ -94,14 +94,14 @@ def test_what_is_still_is_found_as_in_whole_tables(seed: int, is_cut: bool, monk
             stopped[name] = shared.index(moves[-1]) + 1
     if is_cut:
         cut_rows(monkeypatch)
-    found = Stillness(tables.record())
+    found = UpdateNorms(tables.record()).stillness
     assert found.steps.tolist() == shared
     assert found.find_still(3) == still
     assert found.find_stopped(3) == stopped
 
 
 def test_both_outcomes_are_among_the_cases() -> None:
-    found = [Stillness(Tables(seed).record()) for seed in range(60)]
+    found = [UpdateNorms(Tables(seed).record()).stillness for seed in range(60)]
     assert any(each.find_still(3) for each in found)
     assert any(each.find_stopped(3) for each in found)
 

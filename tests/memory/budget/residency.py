@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.memory.budget.recipe import Recipe
 from retrograd.memory.policies.disk import Spilled
 from retrograd.memory.saved.keeper import Keeper
 
@@ -30,7 +29,6 @@ class Counter(TorchDispatchMode):
     """Counts storages that are alive and for which a saved tensor still waits: each once, before every operation.
 
     Attributes:
-        read: storages that were recomputed before they were asked for.
         read_memory: memory that was read from the disk before it was asked for; storages are made of it then.
         peak: the most that was seen.
     """
@@ -39,14 +37,12 @@ class Counter(TorchDispatchMode):
         super().__init__()
         self.tokens: weakref.WeakSet[Token] = weakref.WeakSet()
         self.is_counted = is_counted
-        self.read: list[weakref.ref[torch.UntypedStorage]] = []
         self.read_memory: list[weakref.ref[memoryview]] = []
         self.peak = 0
 
     def count(self) -> None:
         alive = {}
-        references = [reference for token in self.tokens for reference in token.storages]
-        for reference in (*references, *self.read):
+        for reference in [reference for token in self.tokens for reference in token.storages]:
             storage = reference()
             if storage is not None:
                 alive[storage.data_ptr()] = storage.nbytes()
@@ -65,7 +61,7 @@ class Counter(TorchDispatchMode):
 def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bool]) -> Iterator[Counter]:
     """Count while a block runs. What is read ahead is there at once, as if the disk took no time."""
     counter = Counter(is_counted)
-    plain_pack, plain_unpack, plain_run = Keeper.pack, Keeper.unpack, Recipe.run
+    plain_pack, plain_unpack = Keeper.pack, Keeper.unpack
     plain_fetch = Spilled.fetch
 
     def pack(keeper: Keeper, tensor: Tensor) -> Any:
@@ -95,13 +91,7 @@ def count_residency(patch: pytest.MonkeyPatch, is_counted: Callable[[Tensor], bo
             assert memory is not None
             counter.read_memory.append(weakref.ref(memory))
 
-    def run(recipe: Recipe, **given: Any) -> tuple[torch.UntypedStorage, int]:
-        storage, beside = plain_run(recipe, **given)
-        counter.read.append(weakref.ref(storage))
-        return storage, beside
-
     with patch.context() as scope:
-        scope.setattr(Recipe, "run", run)
         scope.setattr(Spilled, "fetch", fetch)
         scope.setattr(Keeper, "pack", pack)
         scope.setattr(Keeper, "unpack", unpack)

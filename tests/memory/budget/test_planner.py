@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -19,15 +18,12 @@ from tests.memory.budget.test_simulation import LINK, chain
 
 FACTOR = 1.25
 """How much slower than the fastest of all plans one may be that was found."""
-OPTIONS: list[Choice] = ["keep", "offload", "recompute"]
+OPTIONS: list[Choice] = ["keep", "offload"]
 
 
 @st.composite
 def recordings(draw: st.DrawFn) -> MeasuredPass:
-    """Passes whose backward asks in any order, with ranges that the program holds for a while.
-
-    Some can be recomputed from others that are there still when they are asked for.
-    """
+    """Passes whose backward asks in any order, with ranges that the program holds for a while."""
     count = draw(st.integers(1, 5))
     order = draw(st.permutations(range(count)))
     events: list[Event] = [("pack", number) for number in range(count)]
@@ -39,15 +35,6 @@ def recordings(draw: st.DrawFn) -> MeasuredPass:
         nbytes = draw(st.integers(10, 100))
         left = draw(st.integers(number + 1, asked + 1))
         ranges.append(SavedRange(nbytes, "", "", number, left, asked, asked + 1))
-    for number, saved_range in enumerate(ranges):
-        there = [other for other in range(number) if order.index(other) > order.index(number)]
-        if draw(st.booleans()) and (there or not number):
-            sources = draw(st.lists(st.sampled_from(there), unique=True)) if there else []
-            price = draw(st.floats(0, 2))
-            beside = draw(st.integers(0, 30))
-            ranges[number] = replace(
-                saved_range, recompute="relu", sources=tuple(sources), recompute_seconds=price, recompute_bytes=beside
-            )
     seconds = draw(st.lists(st.floats(0.1, 3), min_size=len(events), max_size=len(events)))
     return MeasuredPass(tuple(ranges), tuple(events), tuple(seconds))
 
@@ -56,9 +43,6 @@ def search_all(recording: MeasuredPass, link: Link, budget: int) -> Solution | N
     """The fastest of all plans."""
     found = []
     for choices in product(OPTIONS, repeat=len(recording.ranges)):
-        pairs = zip(choices, recording.ranges, strict=True)
-        if any(choice == "recompute" and not saved_range.recompute for choice, saved_range in pairs):
-            continue
         solution = evaluate(recording, choices, link, budget)
         if solution is not None:
             found.append(solution)
@@ -73,31 +57,9 @@ def test_never_over_the_budget_and_nearly_as_fast_as_the_best(recording: Measure
     if best is None:
         assert found is None
         return
-    if found is None:  # a plan that mixes both ways where each alone fails
-        assert find_smallest(recording, LINK) <= FACTOR * budget
-        return
+    assert found is not None
     assert found.peak <= budget
     assert found.seconds <= FACTOR * best.seconds
-
-
-@settings(max_examples=120, deadline=None)
-@given(recordings(), st.floats(0.2, 1.0), st.floats(0.1, 20.0))
-def test_what_is_recomputed_is_worth_noting_operations_for(
-    recording: MeasuredPass, share: float, noting_seconds: float
-) -> None:
-    budget = max(1, int(share * keep_all(recording).peak))
-    noted = replace(recording, noting_seconds=noting_seconds)
-    found, unnoted = find_solution(noted, LINK, budget), find_solution(noted.without_recomputing(), LINK, budget)
-    free = find_solution(recording, LINK, budget)
-    assert (found is None) == (free is None)
-    if found is None or free is None:
-        return
-    assert found.peak <= budget
-    assert unnoted is None or found.seconds <= unnoted.seconds
-    by_hand = evaluate(recording, found.decisions.choices, LINK, budget)
-    assert by_hand is not None
-    is_noted = "recompute" in found.decisions.choices
-    assert found.seconds == pytest.approx(by_hand.seconds + (noting_seconds if is_noted else 0.0))
 
 
 @settings(max_examples=60, deadline=None)

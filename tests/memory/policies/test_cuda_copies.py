@@ -118,7 +118,7 @@ def test_a_whole_plan_never_meets_a_copy(share: float, is_scarce: bool, monkeypa
     expected = gradients(model, batch)
     device, copies = Device(monkeypatch), Copies(DEVICE)
     monkeypatch.setattr(offloader, "DiskBackend", lambda folder, window: HostBackend(copies))
-    policy = Planned(share, recompute=False, min_bytes=1024)
+    policy = Planned(share, min_bytes=1024)
     with device, keep_saved(None, policy):
         for number in range(5):
             copies.chance = random.Random(number) if is_scarce and number > 1 else None

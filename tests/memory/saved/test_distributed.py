@@ -30,8 +30,7 @@ POLICIES: dict[str, Callable[[Path], Policy | None]] = {
     "plain": lambda folder: None,
     "disk": lambda folder: Disk(folder, min_bytes=0),
     "recompute": lambda folder: Recompute(),
-    "budget": lambda folder: Planned(0.9, folder=folder, min_bytes=0, recompute=False),
-    "recomputing": lambda folder: Planned(0.6, folder=folder, min_bytes=0),
+    "budget": lambda folder: Planned(0.9, folder=folder, min_bytes=0),
 }
 
 

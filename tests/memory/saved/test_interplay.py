@@ -24,7 +24,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from retrograd.core.hooks import calls as call_stack
 from retrograd.core.hooks import dispatch
 from retrograd.core.hooks import saved as saved_hooks
-from retrograd.core.hooks.dispatch import CarryOut
 from retrograd.following.bundles.replay import replay
 from retrograd.following.bundles.writer import write_bundle
 from retrograd.following.engine.replayer import run_from
@@ -32,11 +31,11 @@ from retrograd.memory.budget.planned import Planned
 from retrograd.memory.inventory.recorder import take_inventory
 from retrograd.memory.policies.disk import Disk
 from retrograd.memory.policies.lossless import Lossless
-from retrograd.memory.policies.policy import AsIs, Policy, Stays
+from retrograd.memory.policies.policy import AsIs, Policy
 from retrograd.memory.policies.recompute import Recompute
 from retrograd.memory.saved import calls
 from retrograd.memory.saved.keeping import SavedHandle, keep_saved
-from tests.memory.budget.forced_recipes import force_recomputing
+from tests.memory.budget.forced_plans import force_offloading
 from tests.memory.saved.interrupter import Interrupter
 from tests.memory.saved.test_exactness import Elsewhere
 
@@ -51,18 +50,11 @@ class Net(nn.Module):
         return self.last(self.first(x))
 
 
-class Looking(Elsewhere):
-    """Sees the operations, and changes nothing."""
-
-    def watch_operations(self, stays: Stays) -> CarryOut:
-        return lambda function, args, kwargs: function(*args, **kwargs)
-
-
 POLICIES: dict[str, Callable[[pytest.MonkeyPatch], Policy]] = {
     "copies": lambda patch: Elsewhere(),
     "lossless": lambda patch: Lossless(min_bytes=0),
     "recompute": lambda patch: Recompute(),
-    "recipes": force_recomputing,
+    "budget": force_offloading,
 }
 
 
@@ -108,7 +100,7 @@ def test_a_selective_checkpoint_finds_its_own_modes_again(model: Net, monkeypatc
         return model.last(checkpoint(model.first, x, use_reentrant=False, context_fn=contexts))
 
     expected = gradients(model, call)
-    with keep_saved(None, force_recomputing(monkeypatch)):
+    with keep_saved(None, force_offloading(monkeypatch)):
         for _ in range(4):
             assert same(gradients(model, call), expected)
     assert is_bare()
@@ -137,7 +129,7 @@ def test_nothing_is_run_again_where_hooks_are_forbidden(model: Net) -> None:
 # ---- transforms and compilers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [Elsewhere, Recompute, Looking])
+@pytest.mark.parametrize("make", [Elsewhere, Recompute])
 @pytest.mark.parametrize("transform", ["vmap", "jvp"])
 def test_inside_of_a_transform(transform: str, make: Callable[[], Policy], model: Net) -> None:
     def call(x: Tensor) -> Tensor:
@@ -166,7 +158,7 @@ def test_tangents_are_rounded_as_ever(everywhere: bool, monkeypatch: pytest.Monk
             return [part.tangent.clone() if part.tangent is not None else None for part in parts]
 
     expected = tangents()
-    with keep_saved(None if everywhere else model, force_recomputing(monkeypatch)):
+    with keep_saved(None if everywhere else model, force_offloading(monkeypatch)):
         for _ in range(3):
             assert same(tangents(), expected)
 
@@ -188,7 +180,7 @@ def test_the_whole_process_under_a_budget_calls_compiled_modules(model: Net) -> 
     with keep_saved(None, Planned(2**40, min_bytes=0)) as handle:
         for _ in range(4):
             assert same(gradients(model), expected)
-        assert handle.plan is not None  # and nothing is recomputed by it, so that no operation need be seen
+        assert handle.plan is not None
         F.relu(batch())
     assert is_bare()
     torch.compiler.reset()
@@ -254,7 +246,7 @@ def thread() -> Iterator[Thread]:
     other.end()
 
 
-@pytest.mark.parametrize("make", [AsIs, Elsewhere, Looking])
+@pytest.mark.parametrize("make", [AsIs, Elsewhere])
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_ended_in_another_thread(everywhere: bool, make: Callable[[], Policy], model: Net, thread: Thread) -> None:
     expected = gradients(model)
@@ -265,7 +257,7 @@ def test_ended_in_another_thread(everywhere: bool, make: Callable[[], Policy], m
     assert thread(is_bare)
 
 
-@pytest.mark.parametrize("make", [AsIs, Elsewhere, Looking])
+@pytest.mark.parametrize("make", [AsIs, Elsewhere])
 def test_ended_by_another_thread_in_the_middle_of_a_call(
     make: Callable[[], Policy], model: Net, thread: Thread
 ) -> None:
@@ -317,7 +309,7 @@ ROOMS = [Path(str(calls.__file__)).parents[1] / room for room in ("saved", "poli
 KEEPS = frozenset(str(path) for room in ROOMS for path in room.glob("*.py") if path.name not in SEARCHES)
 
 
-@pytest.mark.parametrize("make", [Elsewhere, Looking, Recompute])
+@pytest.mark.parametrize("make", [Elsewhere, Recompute])
 def test_an_interrupt_at_any_instruction(make: Callable[[], Policy], model: Net, thorough: bool) -> None:
     expected = gradients(model)
     with keep_saved(model, make()):

@@ -132,7 +132,12 @@ class MergedTable:
             size = len(where)
         if int(np.bincount(groups).max()) == 1:
             is_dense = size == len(cells) and bool((np.diff(cells) > 0).all())
-            merge_into(self._columns, where if is_dense else cells, piece)
+            at = where if is_dense else cells
+            if self._is_filled[at].any():
+                merge_into(self._columns, at, piece)
+            else:  # of one rank and micro-batch there is nothing to merge
+                for name, column in self._columns.items():
+                    column[at] = piece[name]
         else:
             merged = merge_rows({name: piece[name] for name in self._columns}, groups, size)
             has_rows = np.bincount(groups, minlength=size) > 0

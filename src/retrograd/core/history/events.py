@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from retrograd.core.history.arrays import read_numbers
 from retrograd.core.history.cells import locate
-from retrograd.core.history.matrix import Curve
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.steps import number_steps
 from retrograd.core.history.table import NO_EVENTS, OF_LOSSES, filter_rows, find_kinds, pick_losses
 

@@ -6,7 +6,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -16,19 +15,21 @@ import pyarrow as pa
 
 from retrograd.core.amounts import count_of, show_bytes
 from retrograd.core.drawings import ask_view, drawn_by
-from retrograd.core.errors import CallError, NoSuchNameError, NoSuchSiteError, SiteError, TableSizeError
-from retrograd.core.guesses import Guided
+from retrograd.core.errors import CallError, NoSuchSiteError, SiteError, TableSizeError
+from retrograd.core.guesses import Guided, names_arguments
 from retrograd.core.history.chosen_sites import ChosenSites
 from retrograd.core.history.copies import Copies, Disagreement
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.data_facts import SIGNED_BINS, SignedHistogram
 from retrograd.core.history.events import Events
 from retrograd.core.history.facts import read_facts
 from retrograd.core.history.kept import Kept, TensorRing, pack_kept, read_kept, unpack_kept
-from retrograd.core.history.matrix import Curve, Matrix, build_matrices, find_columns, join_matrices
+from retrograd.core.history.matrix import Matrix, build_matrices, find_columns, join_matrices
 from retrograd.core.history.names import SiteNames
 from retrograd.core.history.outline import RecordOutline
 from retrograd.core.history.rows import (
     FIXED_TYPES,
+    OF_HISTOGRAMS,
     Part,
     Rows,
     StoredPart,
@@ -53,7 +54,7 @@ from retrograd.core.history.table import (
 from retrograd.core.history.windows import LongRows, choose_rows, compare_copies, find_outline
 from retrograd.core.libraries import load_library
 from retrograd.core.limits import LIMITS
-from retrograd.core.sites.pattern import Pattern
+from retrograd.core.sites.pattern import MAGIC, Pattern
 from retrograd.core.statistics.row import STATISTICS
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ class History(Guided):
         rows, some = self.rows, History(rank=self.rank)
         some.manifest = self.manifest
         codes = {code for site in sites for code in self._find(site)}
-        parts = [rows.hold(codes, histograms=histograms)] if isinstance(rows, LongRows) else rows.parts
+        names = [name for name in rows if histograms or name not in OF_HISTOGRAMS]
+        parts = [rows.hold(codes, names)] if isinstance(rows, LongRows) else rows.parts
         some.load(self._names, parts, self.all_events, self.list_tensors, self._copies)
         return some
 
@@ -231,8 +233,13 @@ class History(Guided):
         if name in self._names:
             relatives = Relatives(self._names, self.__getitem__, self.list_tensors, self._explain, self._find_signed)
             return Series(self.rows, name, self._find(name), relatives)
-        with suppress(SiteError):
+        try:
             return cast("Series", ChosenSites(self, self.select(name)))  # a text cannot tell a checker which it is
+        except SiteError as error:
+            if name in self.scalars:
+                raise NoSuchSiteError(f"{name!r} is no site.", repair=f"history.scalars[{name!r}].") from None
+            if MAGIC.search(name) and not self._explain(name):
+                raise error from None
         self._find(name)
         raise AssertionError("unreachable")
 
@@ -254,15 +261,7 @@ class History(Guided):
             """A series of one number a step by its name, ``history.lr``; see :attr:`scalars`."""
             if name not in SCALAR_NAMES:
                 return super().__getattr__(name)
-            curves = self.scalars
-            if name not in curves:
-                several = [each for each in curves if each.startswith(f"{name}[")]
-                other = f"history.scalars[{several[0]!r}], as there are several." if several else ""
-                known = ", ".join(curves) or "none"
-                raise NoSuchNameError(
-                    f"No {name!r} was recorded.", repair=other or f"these scalars of each step are: {known}."
-                )
-            return curves[name]
+            return self.scalars[name]
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *({*self.scalars} & SCALAR_NAMES)})
@@ -297,6 +296,7 @@ class History(Guided):
 
     _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_history")
 
+    @names_arguments
     def select(self, patterns: Pattern | Iterable[Pattern]) -> list[str]:
         """Names of the recorded sites that match a pattern, or one of several.
 
@@ -308,20 +308,22 @@ class History(Guided):
         """
         return self._names.match(patterns, self._recorded)
 
-    def matrix(self, statistic: str, sites: Sequence[str] | None = None, phase: str | None = "train") -> Matrix:
+    def matrix(
+        self, statistic: str = "rms", sites: str | Sequence[str] | None = None, phase: str | None = "train"
+    ) -> Matrix:
         """One statistic of many sites over all steps, with micro-batches, ranks, and calls of a module merged.
 
         Args:
             statistic: one of :data:`retrograd.core.statistics.row.STATISTICS`, or a user's own;
                 ``"norm"`` is ``"l2"``.
-            sites: names; all sites when left out.
+            sites: names, or a pattern; all sites when left out.
             phase: kind of forward; None for all.
 
         Raises:
             StatisticError: for a statistic that was not recorded.
             NoSuchSiteError: for a site that was not recorded.
         """
-        listed = self.sites if sites is None else list(sites)
+        listed = self.sites if sites is None else self.select(sites) if isinstance(sites, str) else list(sites)
         statistic = "l2" if statistic == "norm" else statistic
         return join_matrices([only for [only] in self.matrices([statistic], listed, phase)])
 

@@ -53,29 +53,6 @@ class Matrix(NamedTuple):
         return axes
 
 
-class Curve(NamedTuple):
-    """Numbers over steps: ``steps`` int64 and ``values`` float64, both of shape ``[n]``."""
-
-    steps: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float64]
-
-    def plot(self, *, ax: Axes | None = None, **line: Any) -> Axes:
-        """Draw them as a line with matplotlib.
-
-        Args:
-            ax: axes to draw on; those of a new figure when left out.
-            line: options of the line, as for ``Axes.plot``.
-
-        Returns:
-            The axes.
-
-        Raises:
-            LibraryError: matplotlib is not installed.
-        """
-        axes: Axes = ask_view("retrograd.core.views.notebook.plots", "plot_curve")(self, ax, **line)
-        return axes
-
-
 def build_matrix(
     rows: Rows, codes: Sequence[Collection[int]], sites: list[str], statistic: str, phase: str | None
 ) -> Matrix:

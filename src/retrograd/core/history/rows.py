@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.core.errors import PatternError
 from retrograd.core.history.copies import Copies
 from retrograd.core.history.sink import PHASES, RowBatch
 from retrograd.core.statistics.row import BINS, ROW, scale_rows
@@ -102,10 +103,10 @@ def encode_phase(phase: str) -> int:
     """The code of a phase.
 
     Raises:
-        ValueError: for an unknown phase.
+        PatternError: for an unknown phase (a ValueError).
     """
     if phase not in _PHASE_CODES:
-        raise ValueError(f"phase is one of {', '.join(PHASES)} or None, not {phase!r}")
+        raise PatternError(f"{phase!r} is no phase.", repair=f"give one of {', '.join(PHASES)}, or None for all.")
     return _PHASE_CODES[phase]
 
 
@@ -258,7 +259,7 @@ def pick_columns(columns: Part, mask: npt.NDArray[np.bool_]) -> Part:
     index = np.flatnonzero(mask)
     if len(index) == len(mask):
         return columns
-    picked = {name: _pick_column(column, index) for name, column in columns.items() if name != "bins"}
+    picked = {name: pick_column(column, index) for name, column in columns.items() if name != "bins"}
     if "bins" in columns:
         picked["bins"] = columns["bins"][np.repeat(mask, columns["bin_count"])]
     return picked
@@ -276,7 +277,7 @@ def leave_earlier_out(columns: Part, step: int) -> Part | None:
     return {name: column[first_bin if name == "bins" else start :] for name, column in columns.items()}
 
 
-def _pick_column(column: npt.NDArray[Any], index: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def pick_column(column: npt.NDArray[Any], index: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """Some rows of a column; one number for all of them stays one."""
     return np.broadcast_to(column[0], len(index)) if is_constant(column) else column[index]
 
@@ -380,6 +381,28 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         """Rows among which are those of some sites, in their order, and held."""
         return self
 
+    def hold(
+        self, codes: Iterable[int], names: Sequence[str], first: int | None = None, last: int | None = None
+    ) -> Part:
+        """Some columns of the rows of some sites, in their order.
+
+        Args:
+            codes: of the sites.
+            names: of the columns.
+            first: the first step that is asked for.
+            last: the last one.
+        """
+        mask = np.isin(self["site"], list(codes))
+        mask &= True if first is None else self["step"] >= first
+        mask &= True if last is None else self["step"] <= last
+        picked = Picked(self, np.flatnonzero(mask))
+        return {name: picked[name] for name in names}
+
+    def spans(self, most: int) -> Iterator[tuple[int, int]]:
+        """The first and the last of some steps after the others: of a record that is not held about ``most`` rows."""
+        if (limits := self.step_limits) is not None:
+            yield limits
+
     def merged(self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None) -> Iterator[Rows]:
         """Rows of which those of some sites, merged by site and step, say the same as all do; by rising step.
 
@@ -395,8 +418,21 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         """The same rows; where they lie in the order of their steps, some steps at a time, about ``most`` rows."""
         yield self
 
-    def pieces(self, names: Sequence[str]) -> Iterator[Part]:
-        """Some columns of all rows, not more at once than are held anyway."""
+    def pieces(
+        self,
+        names: Sequence[str],
+        first: int | None = None,
+        last: int | None = None,
+        codes: npt.NDArray[np.integer] | None = None,
+    ) -> Iterator[Part]:
+        """Some columns of all rows, not more at once than are held anyway.
+
+        Args:
+            names: of the columns.
+            first: the first step that is asked for.
+            last: the last one; what has no step between the two may be left out.
+            codes: the sites that are asked for, rising; what has none of them may be left out.
+        """
         yield {name: self[name] for name in names}
 
     def nonfinite_pieces(self, names: Sequence[str]) -> Iterator[Part]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from retrograd.core.errors import NoSuchNameError
 from retrograd.core.history.arrays import read_codes, read_numbers, to_numbers
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.events import Events
-from retrograd.core.history.matrix import Curve
 from retrograd.core.history.scalar_names import (
     BATCH,
     EVAL_LOSS,
@@ -95,7 +97,21 @@ class Scalars(Mapping[str, Curve]):
         self._events, self._manifest = events, manifest or {}
 
     def __getitem__(self, name: str) -> Curve:
+        """The curve of this name.
+
+        Raises:
+            NoSuchNameError: there is none (a KeyError); the nearest are named.
+        """
+        if name not in self._curves:
+            raise self._miss(name)
         return self._curves[name]
+
+    def _miss(self, name: str) -> NoSuchNameError:
+        several = [each for each in self if each.startswith(f"{name}[")]
+        nearest = several or difflib.get_close_matches(str(name), self, n=1)
+        known = f"these scalars of each step are: {', '.join(self) or 'none'}."
+        repair = f"history.scalars[{nearest[0]!r}]; {known}" if nearest else known
+        return NoSuchNameError(f"No {str(name)!r} was recorded.", repair=repair)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._curves)
@@ -110,7 +126,7 @@ class Scalars(Mapping[str, Curve]):
         """What a series is, and how it was taken.
 
         Raises:
-            KeyError: there is no such series.
+            NoSuchNameError: there is no such series (a KeyError).
         """
         self[name]
         base = name.partition("[")[0]

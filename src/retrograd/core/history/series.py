@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.amounts import count_of
 from retrograd.core.drawings import ask_view, drawn_by
-from retrograd.core.errors import NoSuchSiteError, NothingKeptError
-from retrograd.core.guesses import Guided
+from retrograd.core.errors import CallError, NoSuchSiteError, NothingKeptError
 from retrograd.core.history.cells import merge_picked
+from retrograd.core.history.curve import OverSteps
 from retrograd.core.history.data_facts import SignedHistogram
 from retrograd.core.history.histograms import add_exponents
 from retrograd.core.history.kept import Kept, KeptTensors
@@ -96,8 +96,20 @@ class StatisticAttribute:
         return self if series is None else series.statistic(self._name)
 
 
-class Series(Guided):
+class StepStatistics(SimpleNamespace):
+    """All statistics of one site at one step, as attributes beside ``step``."""
+
+    def __repr__(self) -> str:
+        lost = f", {self.nonfinite:.0f} not finite" if self.nonfinite else ""
+        shown = ", ".join(f"{name} {getattr(self, name):.3g}" for name in ("rms", "mean", "std", "abs_max", "l2"))
+        return f"<step {self.step}: {shown}, {self.count:.0f} elements{lost}>"
+
+
+class Series(OverSteps[StepStatistics]):
     """One site's statistics over steps, as of the moment when it was asked for.
+
+        series[-1].rms, series.at(10).rms              all statistics of one step: the last one, that of step 10
+        series[-100:]                                  a stretch of it
 
     By default it covers the phase ``train`` and the first backward pass that reached the site, with micro-batches,
     ranks, and calls of the module merged into one number a step; copies of one tensor on several ranks count once.
@@ -145,33 +157,10 @@ class Series(Guided):
         self._asked, self._is_held = "", False
         self._at_steps: npt.NDArray[np.int64] | None = None
 
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> SimpleNamespace: ...
-    @overload
-    def __getitem__(self, index: slice) -> Series: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> SimpleNamespace | Series:
-        """All statistics of one step, the last one with -1, as attributes beside ``step``; or a stretch of the series.
-
-        Raises:
-            IndexError: there is no such step.
-        """
-        if not isinstance(index, slice):
-            step = int(self.steps[index])
-            at = self.only((step,))
-            return SimpleNamespace(step=step, **{name: float(at.statistic(name)[0]) for name in at.statistics})
-        return self.only(self.steps[index].tolist())
-
-    @property
-    def last(self) -> SimpleNamespace:
-        """All statistics of the last step, as attributes.
-
-        Raises:
-            IndexError: there is none.
-        """
-        return self[-1]
+    def _read(self, step: int) -> StepStatistics:
+        """All statistics of one step, as attributes beside ``step``."""
+        at = self.only((step,))
+        return StepStatistics(step=step, **{name: float(at.statistic(name)[0]) for name in at.statistics})
 
     @property
     def statistics(self) -> list[str]:
@@ -382,8 +371,13 @@ class Series(Guided):
                 ``backward`` is that of a pass within its micro-batch, ``"first"`` the first one that reached the site.
 
         Raises:
-            ValueError: for an unknown phase.
+            PatternError: for an unknown phase (a ValueError).
+            CallError: for anything else.
         """
+        if strange := [name for name in wanted if name not in SelectOptions.__annotations__]:
+            known = ", ".join(f"{name}=" for name in SelectOptions.__annotations__)
+            repair = f"give one of {known}; a step is series.at(3), a stretch of them series[-100:]."
+            raise CallError(f"select() takes no {strange[0]!r}.", repair=repair)
         choice = replace(self._choice, **wanted)
         if choice.phase is not None:
             encode_phase(choice.phase)  # raises at once for an unknown phase

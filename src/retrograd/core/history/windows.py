@@ -22,7 +22,6 @@ from retrograd.core.history.outline import Outliner, RecordOutline
 from retrograd.core.history.passes import FirstPasses
 from retrograd.core.history.rows import (
     CALLS_OF,
-    OF_HISTOGRAMS,
     ROW_TYPES,
     Part,
     Picked,
@@ -69,26 +68,32 @@ class LongRows(Rows):
             index -= count
         raise IndexError("there is no such row")
 
-    def hold(self, codes: Iterable[int], *, histograms: bool = False) -> Part:
-        """The rows of some sites, read in one pass and held.
-
-        Args:
-            codes: of the sites.
-            histograms: with these, which take longer than all else.
-        """
-        names = [name for name in self if histograms or name not in OF_HISTOGRAMS]
+    def hold(
+        self, codes: Iterable[int], names: Sequence[str], first: int | None = None, last: int | None = None
+    ) -> Part:
+        """See Rows; they are read in one pass."""
+        low, high = (_ANY_STEP[0] if first is None else first), (_ANY_STEP[1] if last is None else last)
         wanted = np.array(sorted(codes), np.int64)
         is_wanted = np.zeros(int(self.codes.max(initial=-1)) + 1, np.bool_)
         is_wanted[wanted] = True
-        left_out = -1
+        columns, left_out = list(dict.fromkeys((*names, "site", "step"))), -1
         while left_out != self.left_out:  # of a part that turned out to be damaged nothing is held
             left_out = self.left_out
-            picked = [pick_columns(piece, is_wanted[piece["site"]]) for piece in self.pieces(names, codes=wanted)]
+            picked = [
+                pick_columns(piece, is_wanted[piece["site"]] & (low <= piece["step"]) & (piece["step"] <= high))
+                for piece in self.pieces(columns, first, last, wanted)
+            ]
         return {name: concatenate_columns(picked, name) for name in names}
 
     def only(self, codes: Iterable[int]) -> Rows:
         """The rows of some sites, read in one pass."""
-        return Rows([self.hold(codes, histograms=True)], None, self.merges, self.copies)
+        return Rows([self.hold(codes, list(self))], None, self.merges, self.copies)
+
+    def spans(self, most: int) -> Iterator[tuple[int, int]]:
+        """See Rows; they end where pieces do, so that few of these are read twice."""
+        steps = self.outline.all_steps
+        width = max(most * len(steps) // self.count, 1)
+        yield from ((int(some[0]), int(some[-1])) for some in _cut(steps, width, self.ends, 2 * width) if len(some))
 
     def merged(self, phase: str | None, codes: Iterable[int], names: Iterable[str] | None = None) -> Iterator[Rows]:
         """Rows with micro-batches and ranks merged, a row a site and step; all at once where these are not too many."""
@@ -137,14 +142,7 @@ class LongRows(Rows):
         last: int | None = None,
         codes: npt.NDArray[np.integer] | None = None,
     ) -> Iterator[Part]:
-        """Some columns of all rows, piece by piece; one piece has one rank, and ranks rise.
-
-        Args:
-            names: of the columns.
-            first: the first step that is asked for.
-            last: the last one; pieces that have no step between the two are left out.
-            codes: the sites that are asked for; pieces that are known to have none of them are left out.
-        """
+        """See Rows; one piece has one rank, and ranks rise."""
         low, high = (_ANY_STEP[0] if first is None else first), (_ANY_STEP[1] if last is None else last)
         parts = self._list_parts(low, high)
         return self._read(read for part in parts for read in _plan(part, names, first, last, codes))

@@ -152,12 +152,6 @@ def without_graph(tensor: Tensor) -> Tensor:
         return tensor.detach()
 
 
-def copy_values(tensor: Tensor) -> Tensor:
-    """A copy that has no graph. Modes beneath the tap, which are the program's, do not see it."""
-    with torch._C._DisableTorchDispatch():
-        return tensor.detach().clone()
-
-
 def _writes_list(operation: Any) -> bool:
     if not is_operation(operation):
         return False
@@ -196,11 +190,6 @@ def below_autograd() -> Iterator[None]:
 def is_operation(function: Any) -> bool:
     """Return whether this is an operation with a schema, not one that takes functions as arguments."""
     return isinstance(function, OpOverload)
-
-
-def entry_of(function: Any) -> Any:
-    """The function that carries out an operation, with one Python frame less where torch only passes it on."""
-    return function._op if type(function) is OpOverload else function
 
 
 def find_operation(name: str) -> Any:

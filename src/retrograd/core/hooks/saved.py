@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from retrograd.core.hooks.dispatch import plain_torch
 from retrograd.core.hooks.engine import dispatch_modes, is_jit_tracing, is_tracing, is_transformed
@@ -88,11 +87,6 @@ def can_recompute(module: nn.Module) -> bool:
     """
     is_plain_call = bool(_are_allowed()) and _transform() is None and not is_jit_tracing()
     return is_plain_call and is_ours(next(iter(module._forward_pre_hooks.values()), None))
-
-
-def in_forward_mode() -> bool:
-    """Return whether tangents are computed: their formulas round otherwise while a dispatch mode looks on."""
-    return forward_ad._current_level >= 0
 
 
 @contextmanager

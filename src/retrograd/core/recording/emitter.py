@@ -11,8 +11,10 @@ step and micro-batch of its own forward, where its activation is. Its recorder t
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 
 from retrograd.core.history.sink import Moment, RowBatch, Sink
 from retrograd.core.limits import LIMITS
+from retrograd.core.recording.deliveries import Arrays, Deliveries
 from retrograd.core.recording.keep import Kept, KeptSource
 from retrograd.core.recording.mode_buffer import Forward, Mode, ModeBuffer
 from retrograd.core.recording.module_watch import SiteRecorders, SlotCalls, SlotWatch
@@ -31,10 +34,11 @@ from retrograd.core.recording.site_recorder import RecorderFactory, TensorRecord
 from retrograd.core.recording.taps import Taps
 from retrograd.core.sites.site import ROOT, Site
 from retrograd.core.statistics.row import ROW, scale_rows
+from retrograd.core.statistics.slab import Taken, take
 
 
 class Emitter:
-    """Hands over what is complete. Only here is a device waited for.
+    """Hands over what is complete. Nothing waits for a device here but what keeps tensors under a scale, and triggers.
 
     Args:
         sink: where it goes.
@@ -42,12 +46,15 @@ class Emitter:
             the rows that they speak of.
         taps: have what counts calls: of outputs, inputs and tensors watched by hand.
         scalars: adds up updates.
+        deliveries: bring numbers from devices.
 
     Attributes:
         failed_at: of the last pass that raised, the module whose output's gradient came last; None where none came.
     """
 
-    def __init__(self, sink: Sink, factory: RecorderFactory, taps: Taps, scalars: ScalarWatch) -> None:
+    def __init__(
+        self, sink: Sink, factory: RecorderFactory, taps: Taps, scalars: ScalarWatch, deliveries: Deliveries
+    ) -> None:
         self._sink = sink
         self._rows = factory.rows
         self._keeper = factory.keeper
@@ -55,6 +62,7 @@ class Emitter:
         self._placements = factory.placements
         self._slots = taps.slots
         self._scalars = scalars
+        self._deliveries = deliveries
         self._late = LateGradients(taps.calls)
         self._numbers = b""
         self._losses: list[tuple[Moment, torch.Tensor, torch.Tensor | None]] = []
@@ -70,7 +78,7 @@ class Emitter:
         self._changes.append((moment, site, rule, change))
 
     def emit(self, buffer: ModeBuffer, moment: Moment, is_closing: bool) -> None:
-        """Hand over what a buffer holds.
+        """Hand over what a buffer holds: to whom is decided now, and rows follow when their numbers have come.
 
         Args:
             buffer: the buffer.
@@ -78,61 +86,99 @@ class Emitter:
             is_closing: its forward and all passes over it are done with.
         """
         kept, buffer.kept = buffer.kept, []
-        scale = self._read_scale(buffer.scale, moment)
-        batches = list(_drain(buffer, moment, scale))
-        division = divide(buffer, self._slots, batches, is_closing=is_closing)
+        taken = [each for each in map(take, buffer.slabs.values()) if len(each.table)]
+        division = divide(buffer, self._slots, [each.table["row"] for each in taken], is_closing=is_closing)
         if buffer.failed:
-            self.failed_at = self._find_last(batches)
+            self.failed_at = self._find_last(taken)
         late = self._late.find(buffer) if buffer.mode is Mode.GRAD else {}
         self.emit_losses()
         self._emit_changes(moment)
         self._placements.flush()
         if kept:
+            scale = 1.0 if buffer.scale is None else float(buffer.scale)
             for when, items in division.split_kept(moment, kept) if division else [(moment, kept)]:
                 self._keep(when, items, scale, late)
-        if division:
-            batches = [part for batch in batches for part in division.split_rows(batch)]
-        for batch in batches:
-            for part in split_late(batch, late) if late else (batch,):
-                self._add_rows(buffer, part)
+        shares: list[list[Share]] = []
+        for each in taken:
+            found: Iterable[Share] = [Share(moment, each.table["row"])]
+            if division:
+                found = division.split(moment, each.table["row"])
+            if late:
+                found = [part for share in found for part in split_late(share, late)]
+            shares.append(list(found))
+        self._send(buffer, moment, taken, shares)
         if is_closing and buffer.mode is Mode.GRAD:
             self._late.close(buffer, moment)
 
-    def _add_rows(self, buffer: ModeBuffer, batch: RowBatch) -> None:
-        numbers = memoryview(batch.rows).cast("i")[:: ROW.itemsize // 4].tobytes()  # ``row`` comes first in a row
+    def _send(self, buffer: ModeBuffer, moment: Moment, taken: Sequence[Taken], shares: list[list[Share]]) -> None:
+        """Send for the numbers of rows, which are handed over when these have come."""
+        custom = buffer.custom.take() if buffer.custom is not None else None
+        is_trained = buffer.mode is Mode.GRAD
+        for share in chain.from_iterable(shares):
+            self._mark(share, is_trained=is_trained)
+        scale = [] if buffer.scale is None else [buffer.scale]
+        far = [each.numbers for each in taken if each.numbers is not None]
+        tensors = [*scale, *far, *(custom[0] if custom else ())]
+
+        def hand_on(arrays: Arrays) -> None:
+            value = 1.0
+            if scale:
+                value = float(arrays[0])
+                self._events.note("scale", value=value, moment=moment)
+            came = iter(arrays[len(scale) : len(scale) + len(far)])
+            values = custom[1](arrays[len(scale) + len(far) :]) if custom else {}
+            for each, parts in zip(taken, shares, strict=True):
+                rows, bins = each.finish() if each.numbers is None else each.finish(next(came))
+                for share in parts:
+                    batch = take_rows(RowBatch(moment, rows, bins, value, values), share, picks=len(taken) > 1)
+                    self._add_rows(batch, share, is_trained=is_trained)
+
+        self._deliveries.add(tensors, hand_on)
+        if self._keeper.has_triggers and self._deliveries:  # what is kept by them is of this very step
+            self._deliveries.deliver(wait=True)
+
+    def _mark(self, share: Share, *, is_trained: bool) -> None:
+        numbers = share.numbers.tobytes()
         if numbers != self._numbers:  # they are nearly always those of the batch before
             self._numbers = numbers
-            self._rows.mark(np.frombuffer(numbers, np.int32))
-        if buffer.mode is Mode.GRAD:
+            self._rows.mark(share.numbers)
+        if is_trained:
             self._late.note(numbers)
-            self._scalars.see_rows(batch, numbers, self._rows.sites)
+
+    def _add_rows(self, batch: RowBatch, share: Share, *, is_trained: bool) -> None:
+        if is_trained:
+            self._scalars.see_rows(batch, share.numbers.tobytes(), self._rows.sites)
         self._sink.add_rows(self._rows.translate(batch))
         if self._keeper.has_triggers:  # a user's: what it raises shall cost no row
             self._pull_triggers(batch)
 
-    def _read_scale(self, scale: torch.Tensor | None, moment: Moment) -> float:
-        if scale is None:
-            return 1.0
-        self._events.note("scale", value=float(scale), moment=moment)
-        return float(scale)
-
     def emit_losses(self) -> None:
         """Hand over losses."""
         losses, self._losses = self._losses, []
-        for moment, loss, scale in losses:
-            self._events.note("loss", value=float(loss) / (1.0 if scale is None else float(scale)), moment=moment)
+        if losses:
+            numbers = [each for _, loss, scale in losses for each in (loss, 1.0 if scale is None else scale)]
+            self._deliveries.add_numbers(numbers, partial(self._note_losses, [moment for moment, _, _ in losses]))
+
+    def _note_losses(self, moments: Sequence[Moment], numbers: Sequence[float]) -> None:
+        for moment, loss, scale in zip(moments, numbers[::2], numbers[1::2], strict=True):
+            self._events.note("loss", value=loss / scale, moment=moment)
 
     def _emit_changes(self, moment: Moment) -> None:
         changes, self._changes = self._changes, []
+        noted = []
+        for when, site, rule, _ in changes:
+            is_of_this = (when.step, when.micro) == (moment.step, moment.micro)
+            phase = moment.phase if is_of_this else when.phase  # in the forward it was not known yet
+            noted.append((replace(when, phase=phase), str(site), rule))
         for device in dict.fromkeys(change.device for _, _, _, change in changes):
-            here = [each for each in changes if each[3].device == device]
-            shares = torch.stack([change for _, _, _, change in here]).tolist()
-            for (when, site, rule, _), share in zip(here, shares, strict=True):
-                if share == 0.0:  # a rule that has left all elements as they were has not intervened
-                    continue
-                is_of_this = (when.step, when.micro) == (moment.step, moment.micro)
-                phase = moment.phase if is_of_this else when.phase  # in the forward it was not known yet
-                self._events.note("rewrite", str(site), value=share, text=rule, moment=replace(when, phase=phase))
+            places = [place for place, each in enumerate(changes) if each[3].device == device]
+            together = torch.stack([changes[place][3] for place in places])
+            self._deliveries.add([together], partial(self._note_changes, [noted[place] for place in places]))
+
+    def _note_changes(self, noted: Sequence[tuple[Moment, str, str]], arrays: Arrays) -> None:
+        for (moment, site, rule), share in zip(noted, arrays[0].tolist(), strict=True):
+            if share != 0.0:  # a rule that has left all elements as they were has not intervened
+                self._events.note("rewrite", site, value=share, text=rule, moment=moment)
 
     def _keep(self, moment: Moment, kept: Sequence[Kept], scale: float, late: Mapping[Any, Closed]) -> None:
         self._rows.name_kept(kept)
@@ -145,8 +191,8 @@ class Emitter:
             if closed is not None:
                 self._keeper.take(replace(closed.moment, backward=0, phase="train"), [item], scale)
 
-    def _find_last(self, batches: Sequence[RowBatch]) -> str | None:
-        rows = [line for batch in batches for line in np.frombuffer(batch.rows, ROW)[["order", "row"]].tolist()]
+    def _find_last(self, taken: Sequence[Taken]) -> str | None:
+        rows = [line for each in taken for line in each.table[["order", "row"]].tolist()]
         sites = [self._rows.sites[row] for _, row in sorted(rows, reverse=True)]
         last = None
         for path in [site.path for site in sites if site.quantity == "grad" and site.slot == "output"]:
@@ -164,14 +210,33 @@ class Emitter:
         self._keeper.pull_triggers(batch.moment, [self._rows.names[row] for row in table["row"]], columns)
 
 
-def _drain(buffer: ModeBuffer, moment: Moment, scale: float) -> Iterator[RowBatch]:
-    """Take what the slabs of a buffer hold, one batch a device."""
-    custom = buffer.custom.drain() if buffer.custom is not None else {}
-    for slab in buffer.slabs.values():
-        rows, bins = slab.drain()
-        if rows:
-            batch = RowBatch(moment, rows, bins, scale, custom)
-            yield pick_custom(batch) if len(buffer.slabs) > 1 else batch
+Rows = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Share:
+    """Rows that belong together, of those that a slab held.
+
+    Attributes:
+        moment: when they were recorded.
+        numbers: of these rows, as they are called.
+        chosen: which they are; None for all.
+        were: what they were called; None where that is the same.
+    """
+
+    moment: Moment
+    numbers: Rows
+    chosen: npt.NDArray[np.bool_] | None = None
+    were: Rows | None = None
+
+    def pick(self, chosen: npt.NDArray[np.bool_], moment: Moment) -> Share:
+        """Some of them, with another moment."""
+        if self.chosen is None:
+            among = chosen
+        else:
+            among = self.chosen.copy()
+            among[self.chosen] = chosen
+        return Share(moment, self.numbers[chosen], among, None if self.were is None else self.were[chosen])
 
 
 @dataclass
@@ -198,12 +263,14 @@ class Division:
             if owner is not None:
                 self.owners[tensor_recorder.row] = owner
 
-    def split_rows(self, batch: RowBatch) -> Iterator[RowBatch]:
+    def split(self, moment: Moment, numbers: Rows) -> Iterator[Share]:
         """The rows of training, and those of each evaluation."""
-        owners = [self.owners.get(number) for number in np.frombuffer(batch.rows, ROW)["row"].tolist()]
+        listed = numbers.tolist()
+        owners = [self.owners.get(number) for number in listed]
+        named = np.array([self.rows.get(number, number) for number in listed], np.int32)
         for owner in dict.fromkeys(owners):
             chosen = np.array([each is owner for each in owners], dtype=bool)
-            yield rename_rows(take_rows(batch, chosen, _find_moment(batch.moment, owner)), self.rows)
+            yield Share(_find_moment(moment, owner), named[chosen], chosen, numbers[chosen])
 
     def split_kept(self, moment: Moment, kept: Sequence[Kept]) -> Iterator[tuple[Moment, list[Kept]]]:
         """The kept tensors of training, and those of each evaluation, with their moments."""
@@ -216,20 +283,20 @@ class Division:
 
 
 def divide(
-    buffer: ModeBuffer, slots: Sequence[SlotWatch], batches: Sequence[RowBatch], *, is_closing: bool
+    buffer: ModeBuffer, slots: Sequence[SlotWatch], numbers: Sequence[Rows], *, is_closing: bool
 ) -> Division | None:
     """Separate evaluations from training in what was just taken from a buffer; None where all is of one kind.
 
     Args:
         buffer: where it was recorded.
         slots: the watches of outputs, inputs and tensors watched by hand.
-        batches: the rows.
+        numbers: of the rows of each slab.
         is_closing: no further pass is waited for.
     """
     if len(buffer.forwards) < 2 or buffer.failed:
         return None
     calls = [_find_calls(slot, buffer) for slot in slots]
-    rows = {number for batch in batches for number in np.frombuffer(batch.rows, ROW)["row"].tolist()}
+    rows = {number for of_slab in numbers for number in of_slab.tolist()}
     trained = {
         buffer.forwards.find(number, call)
         for number, of_slot in enumerate(calls)
@@ -271,9 +338,6 @@ def _has_gradient(recorders: SiteRecorders, rows: set[int]) -> bool:
 
 def _find_moment(moment: Moment, owner: Forward | None) -> Moment:
     return moment if owner is None else replace(moment, phase=owner.phase)
-
-
-Rows = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True)
@@ -339,38 +403,50 @@ class LateGradients:
         return late
 
 
-def split_late(batch: RowBatch, late: Mapping[TensorRecorder, Closed]) -> Iterator[RowBatch]:
-    """The rows of a batch, those that are late as batches of their own."""
-    numbers = np.frombuffer(batch.rows, ROW)["row"]
+def split_late(share: Share, late: Mapping[TensorRecorder, Closed]) -> Iterator[Share]:
+    """Split rows into those of now and those that are late, which have moments of their own."""
+    numbers = share.numbers
     closed_of = {tensor_recorder.row: closed for tensor_recorder, closed in late.items()}
     is_late = np.isin(numbers, list(closed_of))
     if not is_late.all():
-        yield take_rows(batch, ~is_late, batch.moment)
+        yield share.pick(~is_late, share.moment) if is_late.any() else share
     for closed in {id(each): each for each in closed_of.values()}.values():
-        mine = is_late & np.array([closed_of.get(number) is closed for number in numbers], dtype=bool)
+        mine = is_late & np.array([closed_of.get(number) is closed for number in numbers.tolist()], dtype=bool)
         if not mine.any():
             continue
         again = np.zeros(len(numbers), dtype=bool)
         again[mine] = closed.place(numbers[mine])
         for chosen, backward in ((mine & ~again, 0), (again, closed.moment.backward)):
             if chosen.any():
-                yield take_rows(batch, chosen, replace(closed.moment, backward=backward, phase="train"))
+                yield share.pick(chosen, replace(closed.moment, backward=backward, phase="train"))
 
 
-def take_rows(batch: RowBatch, chosen: npt.NDArray[np.bool_], moment: Moment) -> RowBatch:
-    """A batch of some of the rows of another one."""
-    if chosen.all():
-        return replace(batch, moment=moment)
-    table = np.frombuffer(batch.rows, ROW)
-    bins = np.frombuffer(batch.bins, np.int64)[np.repeat(chosen, table["bins"])]
-    return pick_custom(replace(batch, moment=moment, rows=table[chosen].tobytes(), bins=bins.tobytes()))
+def take_rows(batch: RowBatch, share: Share, *, picks: bool) -> RowBatch:
+    """The share of a batch.
+
+    Args:
+        batch: all rows of a slab.
+        share: which of them.
+        picks: users' statistics are of several slabs.
+    """
+    if share.chosen is None and not picks:  # as nearly always
+        return batch
+    table, bins = np.frombuffer(batch.rows, ROW), batch.bins
+    if share.chosen is not None and not share.chosen.all():
+        bins = np.frombuffer(bins, np.int64)[np.repeat(share.chosen, table["bins"])].tobytes()
+        table, picks = table[share.chosen], True
+    custom = _pick_custom(batch, table["row"]) if picks and batch.custom else batch.custom
+    batch = replace(batch, moment=share.moment, rows=table.tobytes(), bins=bins, custom=custom)
+    if share.were is None:
+        return batch
+    return rename_rows(batch, dict(zip(share.were.tolist(), share.numbers.tolist(), strict=True)))
 
 
-def pick_custom(batch: RowBatch) -> RowBatch:
-    """A batch whose users' statistics are only those of its own rows."""
-    rows = set(np.frombuffer(batch.rows, ROW)["row"].tolist())
-    custom: dict[str, Any] = {}
-    for name, (numbers, values) in batch.custom.items():
-        pairs = [(number, value) for number, value in zip(numbers, values, strict=True) if number in rows]
+def _pick_custom(batch: RowBatch, numbers: Rows) -> dict[str, tuple[Sequence[int], Sequence[float]]]:
+    """Users' statistics of some rows."""
+    rows = set(numbers.tolist())
+    custom: dict[str, tuple[Sequence[int], Sequence[float]]] = {}
+    for name, (of, values) in batch.custom.items():
+        pairs = [(number, value) for number, value in zip(of, values, strict=True) if number in rows]
         custom[name] = ([number for number, _ in pairs], [value for _, value in pairs])
-    return replace(batch, custom=custom)
+    return custom

@@ -13,6 +13,7 @@ from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.names import ModelNames
 from retrograd.core.hooks.optimizer import OptimizerNames
+from retrograd.core.recording.deliveries import Deliveries
 
 T = TypeVar("T")
 
@@ -38,6 +39,10 @@ class FactHost(Protocol):
     @property
     def optimizers(self) -> OptimizerNames:
         """The names of optimizers, in facts and in sites."""
+
+    @property
+    def deliveries(self) -> Deliveries:
+        """What brings numbers from devices."""
 
     @property
     def step(self) -> int:
@@ -112,7 +117,7 @@ class FactSource:
         """An optimizer has updated, or was skipped."""
 
     def drain(self) -> None:
-        """A device may be waited for: note what was held back until now."""
+        """A step is over: send for the numbers of what was held back until now, and note it when they have come."""
 
     def end(self) -> None:
         """Recording ends: leave nothing behind."""

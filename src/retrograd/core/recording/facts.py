@@ -20,6 +20,7 @@ from retrograd.core.hooks.engine import is_abstract
 from retrograd.core.hooks.names import ModelNames, walk_parameters, walk_paths
 from retrograd.core.hooks.optimizer import OptimizerNames, optimizer_listeners
 from retrograd.core.limits import LIMITS
+from retrograd.core.recording.deliveries import Deliveries
 from retrograd.core.recording.fact_source import FactHost, FactSource, MakeSource, T, is_look
 
 
@@ -59,14 +60,17 @@ class Facts:
     Args:
         taker: the recorder; held weakly.
         sources: what makes them.
+        deliveries: bring numbers from devices.
 
     Attributes:
         models: the recorded models by name, and the paths of their modules.
         optimizers: their names.
+        deliveries: bring numbers from devices.
     """
 
-    def __init__(self, taker: FactTaker, sources: Sequence[MakeSource]) -> None:
+    def __init__(self, taker: FactTaker, sources: Sequence[MakeSource], deliveries: Deliveries) -> None:
         self._taker = weakref.ref(taker)
+        self.deliveries = deliveries
         self.models = ModelNames()
         self.optimizers = OptimizerNames()
         self._shared: dict[Callable[[FactHost], Any], Any] = {}
@@ -210,14 +214,16 @@ class Facts:
         """Do nothing: sources do not need it."""
 
     def drain(self) -> None:
-        """A device may be waited for."""
+        """A step is over."""
         self._tell("drain")
 
     def end(self) -> None:
         """Recording ends."""
         optimizer_listeners.remove(self)
         self._tell("drain", patience=LIMITS.end_seconds)
+        self.deliveries.deliver(wait=True)
         self._tell("end", patience=LIMITS.end_seconds)
+        self.deliveries.deliver(wait=True)
         self._sources.clear()  # they refer to this object, and it to them
         self._shared.clear()
         for listeners in self._listeners:

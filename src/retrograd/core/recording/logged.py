@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from retrograd.core.errors import ScalarError
+from retrograd.core.guesses import USES, names_arguments
 from retrograd.core.hooks.engine import is_compiling, uncompiled
 from retrograd.core.limits import LIMITS
 from retrograd.core.notices import warn
@@ -57,7 +58,8 @@ def remove_taker(taker: ScalarTaker) -> None:
 
 
 @uncompiled
-def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
+@names_arguments
+def log(scalars: Mapping[str, Any] | None = None, /, step: int | None = None, **named: Any) -> None:
     """Record numbers of your own, of which a step has one: ``rg.log(accuracy=0.93)``.
 
     They are in ``history.scalars`` beside the loss, in exports and mirrors. Of several of one name and step the last
@@ -72,6 +74,8 @@ def log(scalars: Mapping[str, Any] | None = None, /, *, step: int | None = None,
     Raises:
         ScalarError: for what is not a number; the message names it.
     """
+    if not isinstance(scalars, Mapping | None):
+        raise ScalarError(f"{scalars!r} has no name.", repair=f"give numbers by name: {USES['log']}.")
     checked, at = check_scalars({**(scalars or {}), **named}, step)
     for taker in tuple(_takers):
         taker.log(checked, at)

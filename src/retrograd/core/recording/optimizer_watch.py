@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, compress
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
@@ -27,6 +28,7 @@ from retrograd.core.limits import LIMITS
 from retrograd.core.progress.steps import LossScales, Steps
 from retrograd.core.ranks.placements import local_part
 from retrograd.core.recording.clock import Clock, Fault
+from retrograd.core.recording.deliveries import Deliveries
 from retrograd.core.recording.mode_buffer import ModeBuffer
 from retrograd.core.recording.parameter_watch import ParameterWatch
 from retrograd.core.recording.scalar_watch import ScalarWatch
@@ -294,6 +296,7 @@ class OptimizerWatch:
         loose: taps what belongs to no model; None where that is not wanted.
         names: those of the optimizers.
         scalars: notified of recorded updates.
+        deliveries: bring numbers from devices.
 
     Attributes:
         updates: measures the updates.
@@ -310,8 +313,10 @@ class OptimizerWatch:
         loose: LooseParameters | None,
         names: OptimizerNames,
         scalars: ScalarWatch,
+        deliveries: Deliveries,
     ) -> None:
         self._scalars = scalars
+        self._deliveries = deliveries
         self._clock = clock
         self._events = events
         self._steps = steps
@@ -403,10 +408,16 @@ class OptimizerWatch:
             self.scales.add(losses, scale)
 
     def decide(self) -> None:
-        """Find out whether optimizers that heed loss scaling by themselves did update; this waits for their device."""
+        """Find out whether optimizers that heed loss scaling by themselves did update."""
         undecided, self._undecided = self._undecided, []
-        for moment, name, count, ending, found_inf in undecided:
-            if float(found_inf):
+        if undecided:
+            self._deliveries.add_numbers([each[-1] for each in undecided], partial(self._note_decided, undecided))
+
+    def _note_decided(
+        self, undecided: Sequence[tuple[Moment, str, int, str, torch.Tensor]], found: list[float]
+    ) -> None:
+        for (moment, name, count, ending, _), has_inf in zip(undecided, found, strict=True):
+            if has_inf:
                 self._events.note("skipped", name, text=_explain_skip(ending), moment=moment)
             else:
                 self._events.note("update", name, value=count, text=ending, moment=moment)

@@ -34,6 +34,7 @@ from retrograd.core.ranks.processes import count_processes
 from retrograd.core.ranks.stages import is_rehearsal, is_second_half
 from retrograd.core.recording.budget import Budget
 from retrograd.core.recording.clock import Clock, RecordedPass, is_loss
+from retrograd.core.recording.deliveries import Deliveries
 from retrograd.core.recording.emitter import Emitter
 from retrograd.core.recording.fact_source import MakeSource
 from retrograd.core.recording.facts import Facts
@@ -129,19 +130,21 @@ class Recorder:
         )
         self._reductions = Reductions(self._backward)
         self._taps = Taps(self._factory, self._reductions)
-        self._facts = Facts(events, list_sources() if sources is None else sources)
+        self._deliveries = deliveries = Deliveries(events.fault)
+        self._facts = Facts(events, list_sources() if sources is None else sources, deliveries)
         self._functions = (
             FunctionWatches(self._factory, self._taps, self._facts.models)
             if FunctionWatches.are_named(settings.selections)
             else None
         )
         names = self._facts.optimizers
-        self._scalars = ScalarWatch(clock, events, partial(names.find, most=MOST_OPTIMIZERS), sink.describe)
-        self._emitter = Emitter(sink, self._factory, self._taps, self._scalars)
+        find_name = partial(names.find, most=MOST_OPTIMIZERS)
+        self._scalars = ScalarWatch(clock, events, find_name, sink.describe, deliveries)
+        self._emitter = Emitter(sink, self._factory, self._taps, self._scalars, deliveries)
         self._interventions = InterventionWatch(self._factory, self._emitter, self._facts.models)
         strangers = LooseParameters(self._taps, steps, self._facts.optimizers) if loose else None
         self._optimizers = OptimizerWatch(
-            clock, events, steps, self._taps, buffers.grad, strangers, self._facts.optimizers, self._scalars
+            clock, events, steps, self._taps, buffers.grad, strangers, names, self._scalars, deliveries
         )
         self._models = ModelWatch(
             self._backward,
@@ -257,7 +260,8 @@ class Recorder:
     def _begin_budgeted(self, budget: Budget, step: int) -> bool:
         if not budget.has_begun:
             return budget.begin_step(step)
-        if not self.clock.on and not torch.cuda.is_initialized():  # else it was handed over, or would be waited for
+        if not self.clock.on:  # else all that there is has been handed over
+            self._deliveries.deliver()
             self._emitter.emit_losses()
             self._drain()
         is_recorded = budget.begin_step(step)
@@ -408,6 +412,7 @@ class Recorder:
     def _hand_over(self, buffer: ModeBuffer, moment: Moment, is_closing: bool) -> None:
         """Emit what a buffer holds, which is complete."""
         with without_transforms():  # the next forward may run in one
+            self._deliveries.deliver()
             self._emitter.emit(buffer, moment, is_closing)
             if is_closing and buffer.mode is Mode.GRAD:
                 self._facts.drain()
@@ -428,6 +433,7 @@ class Recorder:
         if threading.get_ident() == self.clock.thread:
             self.clock.settle()
             self._drain()
+            self._deliveries.deliver(wait=True)
         self._sink.flush()
 
     def close(self, status: str = "finished", error: dict[str, Any] | None = None) -> None:
@@ -453,6 +459,7 @@ class Recorder:
         self._optimizers.decide()
         self._optimizers.updates.release()
         self._drain(is_last=True)
+        self._deliveries.deliver(wait=True)
         self._describe_budget()
         self._facts.end()
         self.clock.stop()

@@ -1,7 +1,7 @@
 """Numbers of which a step has one: norms over all parameters, rates, losses of evaluations, and what users log.
 
-They are taken from what is hooked already, at recorded steps, and handed over when a device may be waited for. What
-does not change from step to step (learning rates, the size of a batch) is noted when it changes.
+They are taken from what is hooked already, at recorded steps, and no device is waited for. What does
+not change from step to step (learning rates, the size of a batch) is noted when it changes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -46,6 +47,7 @@ from retrograd.core.limits import LIMITS
 from retrograd.core.norms import join_norms, norm
 from retrograd.core.ranks.placements import is_flattened, is_sharded, is_summand, local_part
 from retrograd.core.recording.clock import Clock, is_loss
+from retrograd.core.recording.deliveries import Deliveries, is_far
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.sites.site import Site
 from retrograd.core.statistics.row import ROW
@@ -68,7 +70,7 @@ def hold(number: Any) -> Number:
     if not isinstance(number, torch.Tensor):
         return float(number)
     number = local_part(number.detach())
-    return float(number) if number.device.type == "cpu" else number.clone()
+    return number.clone() if is_far(number) else float(number)
 
 
 @dataclass(slots=True, eq=False)
@@ -291,6 +293,7 @@ class ScalarWatch:
         events: takes them.
         name: finds the name of an optimizer.
         describe: takes facts for the manifest.
+        deliveries: bring numbers from devices.
     """
 
     def __init__(
@@ -299,8 +302,10 @@ class ScalarWatch:
         events: EventLog,
         name: Callable[[Optimizer], str],
         describe: Callable[..., None],
+        deliveries: Deliveries,
     ) -> None:
         self._clock, self._events, self._name, self._describe = clock, events, name, describe
+        self._deliveries = deliveries
         self.norms = GradientNorms()
         self.evaluations = EvaluationLosses()
         self._waiting: list[tuple[Moment, str, str, Number]] = []
@@ -392,13 +397,41 @@ class ScalarWatch:
         moment = Moment(self._clock.step if step is None else step)
         for name, number in numbers.items():
             self._waiting.append((moment, name, "", hold(number)))
-        if len(self._waiting) > LIMITS.facts_at_once and all(isinstance(each[3], float) for each in self._waiting):
+        if len(self._waiting) > LIMITS.facts_at_once:  # no step may end for long
+            self._deliveries.deliver()
             self._write()
 
     def drain(self, *, is_last: bool = False) -> None:
-        """Hand over what is complete; a device may be waited for."""
+        """Hand over what is complete, when its numbers have come."""
         clock = self._clock
         end = clock.step + (is_last or clock.is_over)
+        norms = list(self.norms.take_finished(end))
+        for step in [step for step in self._samples if step < end]:
+            count, kind = self._samples.pop(step)
+            if self._batch[1:] != (kind, count) or step - self._batch[0] >= _AGAIN:
+                self._batch = step, kind, count
+                self._note(step, BATCH, float(count), kind)
+        evaluations = list(self.evaluations.take_finished(end))
+        numbers: list[Number] = [
+            each for _, _, parts, _ in norms for found, scale, _ in parts for each in (found, scale)
+        ]
+        numbers += [total for _, total, _ in evaluations]
+
+        def hand_on(values: list[float]) -> None:
+            came = iter(values)
+            self._note_updates(end)
+            for step, name, parts, text in norms:
+                self._note_norm(step, name, [(next(came), next(came), limit) for _, _, limit in parts], text)
+            for step, _, count in evaluations:
+                self._note(step, EVAL_LOSS, next(came) / count)
+            self._write()
+
+        self._deliveries.add_numbers(numbers, hand_on)
+
+    # ---- keeping ----
+
+    def _note_updates(self, end: int) -> None:
+        """Note updates of steps before ``end``, of which all rows have been seen."""
         for step in [step for step in self._updates if step < end]:
             squares, reference = self._updates.pop(step)
             if reference > 0 and self.norms.has_parts:
@@ -406,23 +439,11 @@ class ScalarWatch:
                 self._note(step, UPDATE_RATIO, reference**0.5, REFERENCE)
             elif reference > 0:
                 self._note(step, UPDATE_RATIO, (squares / reference) ** 0.5)
-        for step, name, parts, text in self.norms.take_finished(end):
-            self._note_norm(step, name, parts, text)
-        for step in [step for step in self._samples if step < end]:
-            count, kind = self._samples.pop(step)
-            if self._batch[1:] != (kind, count) or step - self._batch[0] >= _AGAIN:
-                self._batch = step, kind, count
-                self._note(step, BATCH, float(count), kind)
-        for step, total, count in self.evaluations.take_finished(end):
-            self._note(step, EVAL_LOSS, float(total) / count)
-        self._write()
 
-    # ---- keeping ----
-
-    def _note_norm(self, step: int, name: str, parts: list[tuple[Number, Number, float | None]], text: str) -> None:
+    def _note_norm(self, step: int, name: str, parts: Sequence[tuple[float, float, float | None]], text: str) -> None:
         squares = 0.0
         for found, scale, limit in parts:
-            value = float(found) / float(scale)
+            value = found / scale
             if limit is not None:
                 value *= min(1.0, limit / (value + _EPSILON))
             squares += value * value
@@ -432,9 +453,14 @@ class ScalarWatch:
         self._waiting.append((Moment(step), name, text, value))
 
     def _write(self) -> None:
+        """Hand over what is waiting, when its numbers have come."""
         waiting, self._waiting = self._waiting, []
-        for moment, name, text, number in waiting:
-            self._events.note("scalar", name, value=float(number), text=text, moment=moment)
+        if waiting:
+            self._deliveries.add_numbers([each[-1] for each in waiting], partial(self._write_down, waiting))
+
+    def _write_down(self, waiting: Sequence[tuple[Moment, str, str, Number]], values: Sequence[float]) -> None:
+        for (moment, name, text, _), value in zip(waiting, values, strict=True):
+            self._events.note("scalar", name, value=value, text=text, moment=moment)
 
     def _see_rates(self, optimizer: Optimizer) -> None:
         name, step = self._name(optimizer), self._clock.step

@@ -13,6 +13,7 @@ from torch import nn
 from retrograd.core.amounts import count_of, show_bytes
 from retrograd.core.drawings import drawn_by
 from retrograd.core.errors import StatisticError
+from retrograd.core.guesses import names_arguments
 from retrograd.core.hooks.names import list_modules, name_models
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep, as_keeps, find_keep, read_limit
 from retrograd.core.recording.schedule import Schedule, as_schedule
@@ -199,6 +200,7 @@ class RecordingPlan:
         return total
 
 
+@names_arguments
 def plan_recording(
     model: nn.Module | Mapping[str, nn.Module],
     *,

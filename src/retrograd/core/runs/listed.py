@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from retrograd.core.errors import LaunchError
 from retrograd.core.runs.listing import RunLine, each_run, find_runs, read_line, to_plain
 from retrograd.core.runs.loss_curve import LossCurve, read_curve
@@ -166,10 +168,10 @@ def sort_listed(runs: Iterable[ListedRun], column: str, *, is_reversed: bool = F
     return [run for group in groups for _, run in group]
 
 
-def natural(text: str) -> list[tuple[int, int, str]]:
+def natural(text: str) -> list[tuple[int, float, str]]:
     """A key by which run2 is before run10."""
-    words = re.split(r"(\d+)", text.casefold())
-    return [(0, int(word), "") if word.isdecimal() else (1, 0, word) for word in words if word]
+    words = re.split(r"([0-9]+)", text.lower())
+    return [(0, float(word), "") if word[0] in "0123456789" else (1, 0.0, word) for word in words if word]
 
 
 def _order_of(run: ListedRun, column: str) -> tuple[int, Any]:
@@ -197,26 +199,32 @@ class Condition(NamedTuple):
 
     def holds(self, run: ListedRun) -> bool:
         """Return whether it is so of a run; of what is not known nothing is, but that it is other."""
-        found, wanted = value_of(run, self.column), self.value.casefold()
+        found, wanted = value_of(run, self.column), self.value.lower()
         if self.comparison in ("=", "!="):
             return _is_equal(found, wanted, is_list=self.column == "finding") == (self.comparison == "=")
-        try:
-            return found is not None and _COMPARISONS[self.comparison](float(found), float(wanted))
-        except ValueError:
-            return False
+        return _COMPARISONS[self.comparison](_read_number(found), _read_number(wanted))  # nothing is true of NaN
+
+
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|nan|-?inf", re.IGNORECASE)
+
+
+def _read_number(told: Any) -> float:
+    """The number that a value is or says, as the page reads it; NaN where it is none."""
+    try:
+        return float(told) if not isinstance(told, str) or _NUMBER.fullmatch(told) else math.nan
+    except (TypeError, OverflowError):  # None, or a whole number beyond any float
+        return math.nan if told is None else math.copysign(math.inf, told)
 
 
 def _is_equal(found: Any, wanted: str, *, is_list: bool) -> bool:
     if found is None:
         return wanted in ("", "none")
     if isinstance(found, str):
-        return wanted in ([*found.casefold().split(), *([] if found else ["none"])] if is_list else [found.casefold()])
+        return wanted in ([*found.lower().split(), *([] if found else ["none"])] if is_list else [found.lower()])
     if isinstance(found, bool):
-        return wanted == str(found).casefold()
-    try:
-        return found == float(wanted) or (math.isnan(found) and math.isnan(float(wanted)))
-    except ValueError:
-        return False
+        return wanted == str(found).lower()
+    number = _read_number(found)
+    return number == _read_number(wanted) or (wanted == "nan" and math.isnan(number))
 
 
 def read_condition(text: str, columns: Sequence[str]) -> Condition:
@@ -234,5 +242,14 @@ def read_condition(text: str, columns: Sequence[str]) -> Condition:
 def contains(run: ListedRun, word: str) -> bool:
     """Return whether a word, in letters of any case, is in the name of a run, its status, findings or settings."""
     line = run.line
-    texts = [line.name, line.status, *line.found, *(f"{name}={value}" for name, value in run.settings.items())]
-    return any(word.casefold() in text.casefold() for text in texts)
+    texts = [line.name, line.status, *line.found, *(f"{name}={_say(value)}" for name, value in run.settings.items())]
+    return any(word.lower() in text.lower() for text in texts)
+
+
+def _say(value: Setting) -> str:
+    """A setting as a page says it, which knows no 1.0 and writes 1e-05 as 0.00001."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return str(value)
+    if value and not 1e-6 <= abs(value) < 1e21:
+        return np.format_float_scientific(value, trim="-", exp_digits=1)
+    return np.format_float_positional(value, trim="-")

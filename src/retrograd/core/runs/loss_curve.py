@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from retrograd.core.errors import RunError
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.events import LossSums, pick_kinds, read_losses
-from retrograd.core.history.matrix import Curve
 from retrograd.core.history.table import OF_LOSSES, find_made
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.layout import EVENTS, find_rank_folders, is_extra, list_parts

@@ -264,8 +264,8 @@ def suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
     if isinstance(bare, type):
         kinds = sorted({type(candidate.module).__name__ for candidate in candidates if candidate.module is not None})
         return f"the modules are of these types: {', '.join(kinds)}."
-    if str(bare).lower() in _MEANT:
-        return f"for all of these write {_MEANT[str(bare).lower()]}."
+    if (word := str(bare).strip("*").lower()) in _MEANT:
+        return f"for all of these write {_MEANT[word]}."
     if names_functions(bare):
         paths = list(dict.fromkeys(each.site.path for each in candidates if each.site.slot in _RUN_SLOTS))
         near = difflib.get_close_matches(str(bare).partition(":")[0].rpartition("/")[0], paths, n=5, cutoff=0.3)
@@ -273,7 +273,8 @@ def suggest(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
     path, _, quantity = str(bare).rpartition(".")
     if quantity in ("grad", "update") and any(translate_glob(path)(each.site.path) for each in candidates):
         slots = ("parameters", "outputs", "inputs") if quantity == "grad" else ("parameters",)
-        return f"say of what: {', '.join(f'{path}:{slot}.{quantity}' for slot in slots)}."
+        named = ", ".join(f"{path}:{slot}.{quantity}" for slot in slots)
+        return f"say of what: {named}, or {path}:*.{quantity} for all."
     names = list(dict.fromkeys(str(candidate.site) for candidate in candidates))
     if isinstance(bare, str) and ":" not in bare:  # a module was meant, so its name counts, not its slots
         names = list(dict.fromkeys(candidate.site.path for candidate in candidates))

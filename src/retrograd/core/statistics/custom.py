@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args, overload
 
 import numpy as np
@@ -14,6 +15,9 @@ from torch import Tensor
 from retrograd.core.errors import StatisticError
 from retrograd.core.randomness import random_kept
 from retrograd.core.statistics.row import ROW, STATISTICS
+
+CustomValues = dict[str, tuple[Sequence[int], Sequence[float]]]
+"""By the name of a statistic, rows and their values, of equal length."""
 
 Merge = Literal["mean", "sum", "min", "max"]
 Function = Callable[[Tensor], Tensor]
@@ -129,7 +133,7 @@ def _is_number(value: object) -> bool:
 class CustomStatistics:
     """The values of users' statistics, one a row, merged on the device where they arise.
 
-    Only :meth:`drain` waits for a device, once each. Nothing keeps a tensor that was observed.
+    Nothing waits for a device, and nothing keeps a tensor that was observed.
 
     Raises:
         StatisticError: when two have one name.
@@ -170,24 +174,30 @@ class CustomStatistics:
             finally:
                 del failure  # it holds this frame, and the frame would hold it, with the tensor
 
-    def drain(self) -> dict[str, tuple[Sequence[int], Sequence[float]]]:
-        """Empty all rows.
+    def take(self) -> tuple[list[Tensor], Callable[[Sequence[npt.NDArray[np.float64]]], CustomValues]]:
+        """Empty all rows, without waiting for a device.
 
         Returns:
-            By the name of the statistic, the rows that were observed and their values. A row that was observed on
-            two devices appears twice.
+            What is on devices, float64 or float32 [statistics, rows] each, and what makes values of it once it is on
+            the host: by the name of the statistic the rows that were observed and their values. A row that was
+            observed on two devices appears twice.
         """
-        drained: dict[str, tuple[list[int], list[float]]] = {each.name: ([], []) for each in self.statistics}
-        for device, table in self._values.items():
-            for each, column, calls in zip(
-                self.statistics, table.cpu().double().numpy(), self._calls[device], strict=True
-            ):
+        tables = [table.clone() for table in self._values.values()]
+        calls = [each.copy() for each in self._calls.values()]
+        self.forget()
+        return tables, partial(self._merge_tables, calls)
+
+    def _merge_tables(
+        self, counted: list[npt.NDArray[np.int64]], tables: Sequence[npt.NDArray[np.float64]]
+    ) -> CustomValues:
+        found: dict[str, tuple[list[int], list[float]]] = {each.name: ([], []) for each in self.statistics}
+        for table, of_device in zip(tables, counted, strict=True):
+            for each, column, calls in zip(self.statistics, table.astype(np.float64), of_device, strict=True):
                 rows = np.flatnonzero(calls)
                 merged = column[rows] / calls[rows] if each.merge == "mean" else column[rows]
-                drained[each.name][0].extend(rows.tolist())
-                drained[each.name][1].extend(merged.tolist())
-        self.forget()
-        return {name: (rows, values) for name, (rows, values) in drained.items() if rows}
+                found[each.name][0].extend(rows.tolist())
+                found[each.name][1].extend(merged.tolist())
+        return {name: (rows, values) for name, (rows, values) in found.items() if rows}
 
     def forget(self) -> None:
         """Empty all rows."""

@@ -7,12 +7,14 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from retrograd.core.randomness import random_kept
 from retrograd.core.statistics.readable import UnreadableTensorError, make_readable
-from retrograd.core.statistics.torch_slab import TorchSlab, make_turns
+from retrograd.core.statistics.row import ROW
+from retrograd.core.statistics.torch_slab import Taken, TorchSlab, make_turns
 
 try:
     from retrograd.core.statistics import _kernel
@@ -22,8 +24,8 @@ except (ImportError, AttributeError):  # installed without a compiler, or not bu
     NativeSlab = None  # type: ignore[assignment]
 
 __all__ = [
-    "NativeSlab", "Slab", "TorchSlab", "UnreadableTensorError", "copy_elements", "make_slab", "make_turns",
-    "observe_updates", "sum_bits",
+    "NativeSlab", "Slab", "Taken", "TorchSlab", "UnreadableTensorError", "copy_elements", "make_slab", "make_turns",
+    "observe_updates", "sum_bits", "take",
 ]  # fmt: skip
 
 
@@ -71,6 +73,14 @@ class Slab(Protocol):
 
     def forget(self) -> None:
         """Empty all rows, and tell nothing."""
+
+
+def take(slab: Slab) -> Taken:
+    """Empty all rows of a slab, without waiting for its device."""
+    if isinstance(slab, TorchSlab):
+        return slab.take()
+    drained = slab.drain()
+    return Taken(np.frombuffer(drained[0], ROW), lambda: drained)
 
 
 def copy_elements(tensors: list[Tensor | None], rooms: list[bytearray | None]) -> list[bytearray | None]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from threading import Lock
 from typing import Any
@@ -131,10 +133,26 @@ def make_turns() -> array[int]:
     return array("q", [0])
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a slab held.
+
+    Attributes:
+        table: an array of :data:`~retrograd.core.statistics.row.ROW`, of which ``row``, ``calls`` and ``order`` are
+            known.
+        finish: makes what a slab returns when it is drained of ``numbers``, once these are on the host.
+        numbers: int64, on a device; None where everything is known, and ``finish`` takes nothing.
+    """
+
+    table: npt.NDArray[np.void]
+    finish: Callable[..., tuple[bytes, bytes]]
+    numbers: Tensor | None = None
+
+
 class TorchSlab:
     """Parts of rows on the device of what they tell about, merged into rows when they are drained.
 
-    Nothing waits for the device except :meth:`drain`, which transfers once. Arithmetic is in float64, or in
+    Nothing waits for the device except :meth:`drain`. Arithmetic is in float64, or in
     float32 on devices that have no float64.
 
     Args:
@@ -188,18 +206,21 @@ class TorchSlab:
             self._read(new, old, row)
 
     def drain(self) -> tuple[bytes, bytes]:
+        taken = self.take()
+        assert taken.numbers is not None
+        return taken.finish(taken.numbers.cpu().numpy())
+
+    def take(self) -> Taken:
+        """Empty all rows, without waiting for the device."""
         with self._lock, torch.no_grad():
             used = np.flatnonzero(self._calls)
-            parts, bins = self._transfer(used)
             rows = np.zeros(len(used), dtype=ROW)
-            rows["row"] = used
-            merged = merge_rows(_columns(parts), np.searchsorted(used, self._part_rows), len(used))
-            merged["calls"] = np.take(self._calls, used)
-            merged["order"] = np.take(self._orders, used)
-            for name, column in merged.items():
-                rows[name] = column
+            rows["row"], rows["calls"], rows["order"] = used, np.take(self._calls, used), np.take(self._orders, used)
+            places = np.searchsorted(used, self._part_rows)
+            repeats = np.array(self._part_repeats, dtype=np.float64)
+            taken = Taken(rows, partial(_finish, rows, places, repeats, self._real), self._join(used))
             self._clear()
-        return _pack(rows, bins[:, :BINS])
+        return taken
 
     def forget(self) -> None:
         with self._lock, torch.no_grad():
@@ -240,16 +261,12 @@ class TorchSlab:
         if bins is not None:
             self._bins[row].add_(bins, alpha=repeats)
 
-    def _transfer(self, used: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """All parts, repeated, and the bins of these rows, on the host."""
+    def _join(self, used: npt.NDArray[np.int64]) -> Tensor:
+        """All parts, and the bins of these rows, as one tensor."""
         integer = EXPONENT[self._real][0]
         parts = torch.stack(self._parts) if self._parts else self._bins.new_empty((0, len(PART)), dtype=self._real)
         chosen = self._bins if len(used) == len(self) else self._bins[self._to_device(torch.from_numpy(used))]
-        host = torch.cat([parts.view(integer).to(torch.int64).flatten(), chosen.flatten()]).cpu()
-        bits, bins = host[: parts.numel()], host[parts.numel() :]
-        numbers = bits.to(integer).view(self._real).double().reshape(parts.shape).numpy()
-        numbers[:, :LOW] *= np.array(self._part_repeats, dtype=np.float64)[:, None]
-        return numbers, bins.reshape(chosen.shape).numpy()
+        return torch.cat([parts.view(integer).to(torch.int64).flatten(), chosen.flatten()])
 
     def _to_device(self, numbers: Tensor) -> Tensor:
         """Copy host memory to the device without waiting for it."""
@@ -260,6 +277,34 @@ class TorchSlab:
         self._turns[0] = 0
         self._parts, self._part_rows, self._part_repeats = [], [], []
         self._bins.zero_()
+
+
+def _finish(
+    rows: npt.NDArray[np.void],
+    places: npt.NDArray[np.int64],
+    repeats: npt.NDArray[np.float64],
+    real: torch.dtype,
+    numbers: npt.NDArray[np.int64],
+) -> tuple[bytes, bytes]:
+    """Complete rows.
+
+    Args:
+        rows: ``row``, ``calls`` and ``order`` are known.
+        places: of each part its row.
+        repeats: how often the elements of each part count.
+        real: the dtype of parts.
+        numbers: the bits of all parts, and then the bins of each row.
+    """
+    size = len(places) * len(PART)
+    integer, floating = (np.int32, np.float32) if real is torch.float32 else (np.int64, np.float64)
+    parts = numbers[:size].astype(integer).view(floating).astype(np.float64).reshape(-1, len(PART))
+    parts[:, :LOW] *= repeats[:, None]
+    calls, order = rows["calls"].copy(), rows["order"].copy()
+    for name, column in merge_rows(_columns(parts), places, len(rows)).items():
+        rows[name] = column
+    rows["calls"], rows["order"] = calls, order
+    bins = numbers[size:].reshape(len(rows), -1) if len(rows) else np.zeros((0, 0), np.int64)
+    return _pack(rows, bins[:, :BINS])
 
 
 def _columns(parts: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[Any]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.history.history import History
-from retrograd.explaining.comparing.pairs import IntArray, Pairs, pair_rows
+from retrograd.core.history.steps import number_steps
+from retrograd.explaining.comparing.pairs import IntArray, Pairing, Pairs
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -72,25 +75,49 @@ class Distances:
     is_same: npt.NDArray[np.bool_]
 
 
-def measure(pairs: Pairs) -> Distances:
-    """Distances of all pairs: the largest of those of mean, root mean square, mean size, smallest and largest element.
+class Meter:
+    """Measures pairs, some steps after the others.
 
-    Rows with different numbers of elements, or of nonfinite ones, are infinitely far apart.
+    Args:
+        names: of the sites.
     """
-    is_same = np.ones(len(pairs), np.bool_)
-    differs = np.zeros(len(pairs), np.bool_)
-    for name in _EXACT:
-        one, other = pairs.columns(name)
-        is_same &= one == other
-        if name in (*_COUNTS, "count"):
-            differs |= one != other
-    apart, size = _measure_finite(pairs)
-    usual = np.maximum(size, _usual_size(pairs, size))
-    found = [np.divide(apart, scale, out=np.zeros(len(pairs)), where=scale > 0) for scale in (size, usual)]
-    for each in found:
-        each[is_same] = 0.0
-        each[differs] = np.inf
-    return Distances(found[0], found[1], is_same)
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._largest = np.zeros(len(names))
+        """Of each site the largest size so far."""
+        self._is_gradient = np.array([name.endswith(".grad") and not _is_output(name) for name in names], np.bool_)
+
+    def measure(self, pairs: Pairs) -> Distances:
+        """The largest of the distances of mean, root mean square, mean size, smallest and largest element.
+
+        Rows with different numbers of elements, or of nonfinite ones, are infinitely far apart.
+        """
+        is_same = np.ones(len(pairs), np.bool_)
+        differs = np.zeros(len(pairs), np.bool_)
+        for name in _EXACT:
+            one, other = pairs.columns(name)
+            is_same &= one == other
+            if name in (*_COUNTS, "count"):
+                differs |= one != other
+        apart, size = _measure_finite(pairs)
+        usual = np.maximum(size, self._find_usual(pairs, size))
+        found = [np.divide(apart, scale, out=np.zeros(len(pairs)), where=scale > 0) for scale in (size, usual)]
+        for each in found:
+            each[is_same] = 0.0
+            each[differs] = np.inf
+        return Distances(found[0], found[1], is_same)
+
+    def _find_usual(self, pairs: Pairs, size: FloatArray) -> FloatArray:
+        """The largest size so far, of each site; of gradients of parameters, the largest in their step."""
+        usual = size.copy()
+        picked = np.flatnonzero(self._is_gradient[pairs.site])
+        if len(picked):
+            steps = pairs.of_a("step")[picked]
+            begins = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1))
+            largest = np.maximum.reduceat(size[picked], begins)
+            usual[picked] = np.repeat(largest, np.diff(begins, append=len(picked)))
+        pairs.raise_by_site(usual, self._largest)
+        return usual
 
 
 def _measure_finite(pairs: Pairs) -> tuple[FloatArray, FloatArray]:
@@ -122,66 +149,51 @@ def _moments(pairs: Pairs, which: int) -> list[FloatArray]:
     return [mean, square, pairs.column("abs_sum", which) / n]
 
 
-def _usual_size(pairs: Pairs, size: FloatArray) -> FloatArray:
-    """The largest size so far, of each site; of gradients of parameters, the largest in their step."""
-    usual = size.copy()
-    of_parameters = np.array([name.endswith(".grad") and not _is_output(name) for name in pairs.names], np.bool_)
-    if of_parameters.any():
-        picked = np.flatnonzero(of_parameters[pairs.site])
-        steps = pairs.of_a("step")[picked]
-        begins = np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]]) if len(steps) else np.empty(0, np.int64)
-        if len(begins):
-            largest = np.maximum.reduceat(size[picked], begins)
-            usual[picked] = np.repeat(largest, np.diff(np.r_[begins, len(picked)]))
-    for places in split_by_site(pairs):
-        usual[places] = np.maximum.accumulate(usual[places])
-    return usual
-
-
 def _is_output(name: str) -> bool:
     return ":output" in name or ":input" in name or name.startswith("watch/")
 
 
-def split_by_site(pairs: Pairs) -> list[IntArray]:
-    """The places of each site's pairs, in the order of execution."""
-    order = np.argsort(pairs.site, kind="stable")
-    ends = np.cumsum(np.bincount(pairs.site, minlength=len(pairs.names)))
-    return [each for each in np.split(order, ends[:-1]) if len(each)] if len(order) else []
-
-
-def find_formats(
-    pairs: Pairs, known: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
-) -> tuple[IntArray, IntArray]:
-    """For each site, in both records, the coarsest of :data:`FORMATS` that holds all its recorded extremes.
+class Formats:
+    """Finds for each site the coarsest of :data:`FORMATS` that holds all its recorded extremes, in both records.
 
     The extremes of a bfloat16 tensor are exact in bfloat16; those of other tensors are so by chance, once in 65,536.
     Updates show no format: they are differences of numbers that are close to each other.
 
     Args:
-        pairs: the rows.
-        known: names of the formats that occur in each of the records; empty where that is not known.
-
-    Returns:
-        Numbers of formats; :data:`UNKNOWN` where all extremes are plain numbers such as 0 or 6, which fit any format.
+        names: of the sites.
     """
-    found = []
-    is_update = np.array([name.endswith(".update") for name in pairs.names], np.bool_)
-    for which in (0, 1):
-        fits = np.ones((len(FORMATS), len(pairs.names)), np.bool_)
-        telling = np.zeros(len(pairs.names), np.int64)
-        for name in ("min", "max"):
-            values = pairs.column(name, which)
-            finite = np.isfinite(values)
-            telling += np.bincount(pairs.site[finite & ~_is_plain(values)], minlength=len(pairs.names))
-            held = (_fits_bfloat16(values), _fits(values, np.float16), _fits(values, np.float32))
-            for number, holds in enumerate(held):
-                breaks = np.bincount(pairs.site[finite & ~holds], minlength=len(pairs.names))
-                fits[number] &= breaks == 0
-        for number, each in enumerate(FORMATS[:-1]):
-            fits[number] &= not known[which] or each.name in known[which]
-        telling[is_update] = 0
-        found.append(np.where(telling >= _TELLING, np.argmax(fits, axis=0), UNKNOWN))
-    return found[0], found[1]
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._is_update = np.array([name.endswith(".update") for name in names], np.bool_)
+        self._fits = np.ones((2, len(FORMATS), len(names)), np.bool_)
+        self._telling = np.zeros((2, len(names)), np.int64)
+
+    def add(self, pairs: Pairs) -> None:
+        """Take in the extremes of some pairs."""
+        for which, fits, telling in zip((0, 1), self._fits, self._telling, strict=True):
+            for values in (pairs.column("min", which), pairs.column("max", which)):
+                finite = np.isfinite(values)
+                asked = np.flatnonzero(finite & (telling < _TELLING)[pairs.site])
+                asked = asked[~_is_plain(values[asked])]
+                np.add.at(telling, pairs.site[asked], 1)
+                for number, holds in enumerate(_HOLDING):
+                    asked = np.flatnonzero(
+                        finite & fits[number][pairs.site]
+                    )  # most often none: another one has not fit
+                    fits[number][pairs.site[asked[~holds(values[asked])]]] = False
+
+    def find(self, known: tuple[frozenset[str], frozenset[str]]) -> tuple[IntArray, IntArray]:
+        """Numbers of formats; :data:`UNKNOWN` where all extremes are plain numbers such as 0 or 6, which fit any.
+
+        Args:
+            known: names of the formats that occur in each of the records; empty where that is not known.
+        """
+        found = []
+        for fits, telling, names in zip(self._fits, self._telling, known, strict=True):
+            may_be = [not names or each.name in names for each in FORMATS[:-1]]
+            coarsest = np.argmax(fits & np.array([*may_be, True])[:, None], axis=0)
+            found.append(np.where((telling >= _TELLING) & ~self._is_update, coarsest, UNKNOWN))
+        return found[0], found[1]
 
 
 def _is_plain(values: FloatArray) -> npt.NDArray[np.bool_]:
@@ -201,45 +213,65 @@ def _fits(values: FloatArray, dtype: npt.DTypeLike) -> npt.NDArray[np.bool_]:
         return np.asarray(values.astype(dtype) == values)
 
 
+_HOLDING: tuple[Callable[[FloatArray], npt.NDArray[np.bool_]], ...] = (
+    _fits_bfloat16,
+    partial(_fits, dtype=np.float16),
+    partial(_fits, dtype=np.float32),
+)
+"""Whether numbers are exact in all of :data:`FORMATS` but the last, which holds any."""
+
+
 class Floor:
     """The noise floor: the distance of pairs that noise alone allows.
 
+    What rounding allows is known when all pairs were taken in. Where the two have different formats anywhere, the
+    coarsest counts for all: modules round inside, too.
+
     Args:
-        pairs: pairs of the two runs.
-        first: the record of the first run.
-        repeats: records of runs of the same program; without any, the noise is estimated.
+        names: of the sites.
         known: names of the number formats that occur in each run; empty where that is not known.
+        repeats: measures the noise; None where it is estimated.
 
     Attributes:
-        words: source of the floor.
-        is_measured: whether it comes from repeated runs.
-        limits: allowed distance of each pair. Where the two have different formats anywhere, the coarsest counts for
-            all: modules round inside, too.
-        formats: for each site the format in both runs, as numbers of :data:`FORMATS`.
-        is_other: for each site whether both formats are known and differ.
+        firsts: of each site the place of its first pair among all, and its step; the largest number where it has none.
     """
 
     def __init__(
-        self,
-        pairs: Pairs,
-        first: History,
-        repeats: Sequence[History] = (),
-        known: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset()),
+        self, names: Sequence[str], known: tuple[frozenset[str], frozenset[str]], repeats: Repeats | None
     ) -> None:
-        self.formats = find_formats(pairs, known)
+        self._known, self._repeats = known, repeats
+        self._found, self._rounds = Formats(names), False
+        self._count = 0
+        self.firsts = np.full((2, len(names)), np.iinfo(np.int64).max)
+
+    def add(self, pairs: Pairs) -> FloatArray:
+        """Take in the next pairs; returns the distance of each that was measured of repeated runs, else 0."""
+        self._found.add(pairs)
+        is_new = np.flatnonzero((self.firsts[0] > self._count)[pairs.site])
+        sites, first = np.unique(pairs.site[is_new], return_index=True)
+        self.firsts[:, sites] = self._count + is_new[first], pairs.of_a("step")[is_new[first]]
+        self._count += len(pairs)
+        if self._repeats is None:
+            return np.zeros(len(pairs))
+        measured = self._repeats.measure(pairs)
+        self._rounds = self._rounds or bool(measured.any())
+        return measured
+
+    @cached_property
+    def formats(self) -> tuple[IntArray, IntArray]:
+        """For each site the format in both runs, as numbers of :data:`FORMATS`."""
+        return self._found.find(self._known)
+
+    @cached_property
+    def is_other(self) -> npt.NDArray[np.bool_]:
+        """For each site whether both formats are known and differ."""
         one, other = self.formats
-        self.is_other = (one != other) & (np.minimum(one, other) != UNKNOWN)
-        known_ones = np.concatenate([each[each != UNKNOWN] for each in self.formats])
-        self._coarsest = int(known_ones.min()) if len(known_ones) else SINGLE
-        coarsest = np.where(np.minimum(one, other) == UNKNOWN, _finest(known_ones), np.minimum(one, other))
-        is_other = bool(self.is_other.any())
-        met = np.minimum.accumulate(coarsest[pairs.site]) if not is_other else np.full(len(pairs), self._coarsest)
-        self.limits: FloatArray = ROUNDINGS * np.array([each.epsilon for each in FORMATS])[met]
-        self.is_measured = bool(repeats)
-        if repeats:
-            measured = SPREAD * _measure_repeats(pairs, first, repeats)
-            rounds = is_other or bool(measured.any())  # where repeated runs are the same to the last bit, any two are
-            self.limits = np.maximum(self.limits, measured) if rounds else measured
+        return np.asarray((one != other) & (np.minimum(one, other) != UNKNOWN))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it comes from repeated runs."""
+        return self._repeats is not None
 
     @property
     def words(self) -> str:
@@ -248,32 +280,64 @@ class Floor:
             return "noise measured by repeated runs"
         return f"rounding of {FORMATS[self._coarsest].name}, estimated"
 
+    def limit(self, places: npt.NDArray[np.int64], measured: FloatArray) -> FloatArray:
+        """The allowed distance of pairs.
 
-def _finest(formats: IntArray) -> int:
-    """The finest known format; float32 where none is known."""
-    return int(formats.max()) if len(formats) else SINGLE
+        Args:
+            places: theirs among all.
+            measured: their distances in repeated runs.
+        """
+        if self.is_measured and not self._rounds and not self.is_other.any():
+            return measured  # where repeated runs are the same to the last bit, any two are
+        order, met = self._met
+        found = met[np.maximum(np.searchsorted(order, places, "right") - 1, 0)]
+        return np.asarray(np.maximum(ROUNDINGS * np.array([each.epsilon for each in FORMATS])[found], measured))
+
+    @cached_property
+    def _coarsest(self) -> int:
+        known = self._list_known()
+        return int(known.min()) if len(known) else SINGLE
+
+    def _list_known(self) -> IntArray:
+        return np.concatenate([each[each != UNKNOWN] for each in self.formats])
+
+    @cached_property
+    def _met(self) -> tuple[IntArray, IntArray]:
+        """The places of the first pairs of sites, rising, and the coarsest format up to each of them."""
+        known, least = self._list_known(), np.minimum(*self.formats)
+        finest = int(known.max()) if len(known) else SINGLE
+        order = np.argsort(self.firsts[0])
+        met = np.minimum.accumulate(np.where(least == UNKNOWN, finest, least)[order])
+        return self.firsts[0][order], np.full(len(met), self._coarsest) if self.is_other.any() else met
 
 
-def _measure_repeats(pairs: Pairs, first: History, repeats: Sequence[History]) -> FloatArray:
-    """For each pair, the largest distance so far at its site among the first run and the repeated ones."""
-    floor = np.zeros(len(pairs))
-    known = [first, *repeats]
-    for number, one in enumerate(known):
-        for other in known[number + 1 :]:
-            paired = pair_rows(one, other)
-            _raise_to(floor, pairs, paired, measure(paired).usual)
-    for places in split_by_site(pairs):
-        floor[places] = np.maximum.accumulate(floor[places])
-    return floor
+class Repeats:
+    """Measures the noise of pairs: the largest distance so far at their site among a run and repeated ones.
 
+    Args:
+        names: of the sites.
+        first: the record of the run.
+        repeats: records of runs of the same program.
+    """
 
-def _raise_to(floor: FloatArray, pairs: Pairs, paired: Pairs, distances: FloatArray) -> None:
-    """Raise the floor to the largest distance of each site and step."""
-    site_of = {name: number for number, name in enumerate(pairs.names)}
-    site = np.array([site_of.get(name, -1) for name in paired.names], np.int64)[paired.site]
-    steps = pairs.of_a("step").max(initial=0) + 1
-    step = paired.of_a("step")
-    usable = (site >= 0) & (step < steps)
-    largest = np.zeros(len(pairs.names) * steps)
-    np.maximum.at(largest, site[usable] * steps + step[usable], distances[usable])
-    np.maximum(floor, largest[pairs.site * steps + pairs.of_a("step")], out=floor)
+    def __init__(self, names: Sequence[str], first: History, repeats: Sequence[History]) -> None:
+        self._largest, self._known = np.zeros(len(names)), []
+        for one, other in itertools.combinations((first, *repeats), 2):
+            pairing = Pairing(one, other)
+            number_of = {name: number for number, name in enumerate(names)}
+            sites = np.array([number_of.get(name, -1) for name in pairing.names], np.int64)
+            self._known.append((pairing, Meter(pairing.names), sites))
+
+    def measure(self, pairs: Pairs) -> FloatArray:
+        """The noise of the next pairs: :data:`SPREAD` times what repeated runs differ by."""
+        steps, step = number_steps(pairs.of_a("step"))
+        largest = np.zeros(len(pairs.names) * len(steps))
+        for pairing, meter, sites in self._known:
+            paired = pairing.between(*pairs.steps)
+            distances, site = meter.measure(paired).usual, sites[paired.site]
+            usable = np.flatnonzero((site >= 0) & np.isin(paired.of_a("step"), steps))
+            place = np.searchsorted(steps, paired.of_a("step")[usable])
+            np.maximum.at(largest, site[usable] * len(steps) + place, distances[usable])
+        found = largest[pairs.site * len(steps) + step]
+        pairs.raise_by_site(found, self._largest)
+        return np.asarray(SPREAD * found)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from retrograd.core.amounts import list_names
-from retrograd.core.history.rows import Part
 from retrograd.core.history.sink import PHASES, Moment
 from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.core.sites.site import Site, parse_leniently
 from retrograd.explaining.comparing.differences import knows_inputs
-from retrograd.explaining.comparing.distance import GROWTH, UPDATE, Distances, FloatArray, Floor
+from retrograd.explaining.comparing.distance import FORMATS, GROWTH, ROUNDINGS, UPDATE, Distances, FloatArray, Floor
 from retrograd.explaining.comparing.pairs import Pairs
 from retrograd.explaining.findings.record import Record
+
+LEAST = tuple(ROUNDINGS * each.epsilon for each in FORMATS)
+"""Distances that rounding may allow, the largest first."""
 
 _DRAWING = ("dropout", "bernoulli", "rand", "multinomial", "normal", "rrelu", "uniform", "exponential", "poisson")
 
@@ -68,66 +71,148 @@ class Divergence:
         return "in the number of elements that are NaN or infinite"
 
 
-def find_first(pairs: Pairs, distances: Distances) -> int | None:
-    """The first pair that differs in any bit."""
-    return _first(~distances.is_same)
+class Place(NamedTuple):
+    """A pair at which two runs may part, before it is known what rounding allows.
 
-
-def find_parting(pairs: Pairs, distances: Distances, floor: Floor) -> int | None:
-    """The first pair that differs by more than noise.
-
-    Where noise is only estimated, differences that grow step by step out of rounding are noise, too: a pair counts only
-    when its distance cannot have grown out of any earlier one.
+    Attributes:
+        number: of the pair among all.
+        told: the pair in words and numbers; its limit is still to be found.
+        measured: the distance of repeated runs.
     """
-    over = distances.usual > floor.limits
-    if floor.is_measured:
-        return _first(over)
-    before = np.maximum.accumulate(np.r_[0.0, distances.usual])[:-1]
-    over &= distances.usual > GROWTH * before
-    return _first(over & (distances.usual > _limit_of_updates(pairs, distances)))
+
+    number: int
+    told: Divergence
+    measured: float
 
 
-def _limit_of_updates(pairs: Pairs, distances: Distances) -> FloatArray:
-    """Allowed distances of updates of parameters whose gradient has differed; 0 for other rows."""
-    limits = np.zeros(len(pairs))
-    numbers = {name: number for number, name in enumerate(pairs.names)}
-    for name, number in numbers.items():
-        gradient = numbers.get(f"{name.removesuffix('.update')}.grad")
-        if not name.endswith(".update") or gradient is None:
-            continue
-        own, theirs = (np.flatnonzero(pairs.site == each) for each in (number, gradient))
-        if len(theirs):
-            largest = np.maximum.accumulate(distances.own[theirs])
-            differed = ~np.logical_and.accumulate(distances.is_same[theirs])
-            place = np.maximum(np.searchsorted(theirs, own) - 1, 0)
-            limits[own] = np.where(differed[place], np.maximum(UPDATE, GROWTH * largest[place]), 0.0)
-    return limits
+class StepPairs(NamedTuple):
+    """The pairs of a step.
+
+    Attributes:
+        start: the number of the first one among all.
+        pairs: they.
+        measured: the distance of each in repeated runs.
+    """
+
+    start: int
+    pairs: Pairs
+    measured: FloatArray
 
 
-def describe_pair(pairs: Pairs, distances: Distances, floor: Floor, place: int, letter: str) -> Divergence:
-    """Describe one pair in words and numbers."""
-    a, b = pairs.rows_a.read_one(int(pairs.a[place])), pairs.rows_b.read_one(int(pairs.b[place]))
-    moment = Moment(int(a["step"][0]), int(a["micro"][0]), int(a["backward"][0]), PHASES[int(a["phase"][0])])
-    return Divergence(
-        pairs.names[int(pairs.site[place])],
-        moment,
-        int(a["rank"][0]),
-        float(distances.usual[place]),
-        float(floor.limits[place]),
-        _size(a),
-        _size(b),
-        (int(a["count"][0]), int(b["count"][0])),
-        letter,
-    )
+class Search:
+    """Looks for the first pair that differs, and the first that differs by more than noise.
+
+    What rounding allows is known when all pairs were taken in. Until then those are kept that may be the place.
+
+    Args:
+        names: of the sites.
+        letter: what the second run is called.
+        is_measured: noise is measured by repeated runs.
+
+    Attributes:
+        count: pairs that were taken in.
+        differing: how many of them differ in any bit.
+        largest: the largest of their distances.
+        first: the first pair that differs in any bit.
+        steps: the pairs of the steps of places, and those of the first one.
+    """
+
+    def __init__(self, names: Sequence[str], letter: str, *, is_measured: bool) -> None:
+        self._letter, self._is_measured = letter, is_measured
+        number_of = {name: number for number, name in enumerate(names)}
+        gradients = [f"{name.removesuffix('.update')}.grad" if name.endswith(".update") else "" for name in names]
+        self._gradient_of = [number_of.get(name) for name in gradients]
+        self._apart, self._differs = np.zeros(len(names)), np.zeros(len(names), np.bool_)
+        """Of each site the largest distance so far, relative to its size, and whether any pair has differed."""
+        self._places: list[Place] = []
+        self._found = dict.fromkeys((0.0, *LEAST), False) if is_measured else {}
+        """For what rounding may allow, whether a pair was found that differs by more."""
+        self.count = self.differing = 0
+        self.largest = 0.0
+        self.first: Place | None = None
+        self.steps: dict[int, StepPairs] = {}
+
+    def add(self, pairs: Pairs, distances: Distances, measured: FloatArray) -> None:
+        """Take in the next pairs, and the distances of each in repeated runs."""
+        self._keep_step(pairs, 0, measured)
+        differing = np.flatnonzero(~distances.is_same)
+        if len(differing) and self.first is None:
+            self.first = self._describe(pairs, distances, int(differing[0]), measured)
+        for place in self._find_over(distances.usual, measured):
+            if self._is_measured or distances.usual[place] > self._limit_of_update(pairs, distances, place):
+                self._places.append(self._describe(pairs, distances, place, measured))
+                self._keep_step(pairs, int(pairs.of_a("step")[place]), measured)
+        np.maximum.at(self._apart, pairs.site[differing], distances.own[differing])
+        self._differs[pairs.site[differing]] = True
+        self.count, self.differing = self.count + len(pairs), self.differing + len(differing)
+        self.largest = float(np.maximum(self.largest, distances.usual.max(initial=0.0)))
+
+    def _find_over(self, usual: FloatArray, measured: FloatArray) -> list[int]:
+        """The pairs that may be the first that differs by more than noise, rising.
+
+        Where noise is only estimated, differences that grow step by step out of rounding are noise, too: a pair counts
+        only when its distance cannot have grown out of any earlier one.
+        """
+        if not self._is_measured:
+            before = np.maximum.accumulate(np.concatenate(([self.largest], usual)))[:-1]
+            return np.flatnonzero(usual > np.maximum(GROWTH * before, LEAST[-1])).tolist()
+        found = set()
+        for limit in [limit for limit, is_found in self._found.items() if not is_found]:
+            over = usual > np.maximum(limit, measured)
+            if over.any():
+                self._found[limit] = True
+                found.add(int(over.argmax()))
+        return sorted(found)
+
+    def _limit_of_update(self, pairs: Pairs, distances: Distances, place: int) -> float:
+        """The allowed distance of an update of a parameter whose gradient has differed; 0 for other pairs."""
+        gradient = self._gradient_of[pairs.site[place]]
+        if gradient is None:
+            return 0.0
+        before = np.flatnonzero(pairs.site[:place] == gradient)
+        if not self._differs[gradient] and distances.is_same[before].all():
+            return 0.0
+        apart = np.maximum(self._apart[gradient], distances.own[before].max(initial=0.0))
+        return float(np.maximum(UPDATE, GROWTH * apart))
+
+    def _keep_step(self, pairs: Pairs, step: int, measured: FloatArray) -> None:
+        if step not in self.steps:
+            start, of_step = pairs.of_step(step)
+            if len(of_step):
+                self.steps[step] = StepPairs(self.count + start, of_step, measured[start : start + len(of_step)].copy())
+
+    def find_parting(self, floor: Floor) -> Place | None:
+        """The first pair that differs by more than noise, once all pairs were taken in."""
+        return next((each for each in self._places if each.told.distance > limit_at(each, floor)), None)
+
+    def _describe(self, pairs: Pairs, distances: Distances, place: int, measured: FloatArray) -> Place:
+        """A pair in words and numbers."""
+        a, b = ({name: pairs.column(name, which)[place].item() for name in _TOLD} for which in (0, 1))
+        told = Divergence(
+            pairs.names[int(pairs.site[place])],
+            Moment(a["step"], a["micro"], a["backward"], PHASES[a["phase"]]),
+            a["rank"],
+            float(distances.usual[place]),
+            0.0,
+            _size(a),
+            _size(b),
+            (a["count"], b["count"]),
+            self._letter,
+        )
+        return Place(self.count + place, told, float(measured[place]))
 
 
-def _size(row: Part) -> float:
-    count, total, m2 = (float(row[name][0]) for name in ("count", "sum", "m2"))
+_TOLD = ("step", "micro", "backward", "phase", "rank", "count", "sum", "m2")
+
+
+def limit_at(place: Place, floor: Floor) -> float:
+    """The distance that noise allows at a place."""
+    return float(floor.limit(np.array([place.number]), np.array([place.measured]))[0])
+
+
+def _size(row: Mapping[str, Any]) -> float:
+    count, total, m2 = (float(row[name]) for name in ("count", "sum", "m2"))
     return float(np.sqrt(m2 / count + (total / count) ** 2)) if count else 0.0
-
-
-def _first(which: npt.NDArray[np.bool_]) -> int | None:
-    return int(np.argmax(which)) if which.any() else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from types import FrameType
 from typing import Any
@@ -31,6 +32,7 @@ from retrograd.core.hooks.parts import gradient_of, parameters_of
 from retrograd.core.hooks.torch_calls import program_frame
 from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
+from retrograd.core.recording.deliveries import is_far
 from retrograd.core.recording.fact_source import FactHost, FactSource
 
 Details = tuple[tuple[str, Any], ...]
@@ -170,7 +172,7 @@ class CallSource(FactSource):
                 held.append(gradient)
         if not held:
             return "none"
-        if any(gradient.device.type != "cpu" for gradient in held):
+        if any(map(is_far, held)):
             return "unknown"
         return "some" if any(bool(gradient.any()) for gradient in held) else "zero"
 
@@ -205,8 +207,9 @@ class CallSource(FactSource):
         like = self._patterns.get(pattern)
         if like is None:
             self._write()
-            self._learn(pattern, numbers)
-            self._note_all(keys, numbers)
+            begins_anew = self._learn(pattern)
+            then = partial(self._note_all, keys, numbers, self._step, begins_anew)
+            self.host.deliveries.add_numbers(_flatten(numbers), then)
         else:
             if not self._made:
                 self._since = time.monotonic()
@@ -214,22 +217,29 @@ class CallSource(FactSource):
             if len(self._made) >= _MOST_WAITING:
                 self._write()
 
-    def _learn(self, pattern: int, numbers: list[Numbers]) -> None:
-        if len(self._patterns) >= _MOST_PATTERNS:
+    def _learn(self, pattern: int) -> bool:
+        """Take a pattern for that of this step; returns whether there had been too many."""
+        begins_anew = len(self._patterns) >= _MOST_PATTERNS
+        if begins_anew:
             self._patterns.clear()
-            self._last.clear()
         self._patterns[pattern] = self._step
-        self._last[self._step] = ";".join(map(_tell, numbers))
+        return begins_anew
 
-    def _note_all(self, keys: list[Key], numbers: list[Numbers]) -> None:
+    def _note_all(
+        self, keys: list[Key], numbers: list[Numbers], step: int, begins_anew: bool, values: list[float]
+    ) -> None:
         """Record each call."""
-        for (name, file, line, about, details), (value, rates) in zip(keys, map(_read, numbers), strict=True):
+        if begins_anew:
+            self._last.clear()
+        known = list(_fill(numbers, iter(values)))
+        self._last[step] = ";".join(map(_tell, known))
+        for (name, file, line, about, details), (value, rates) in zip(keys, known, strict=True):
             lr = {} if rates is None else {"lr": list(rates)}
             self.host.note_fact(
                 Call(
                     name=name,
                     value=float("nan") if value is None else value,
-                    moment=Moment(self._step),
+                    moment=Moment(step),
                     line=f"{file}:{line}",
                     about=about,
                     details=dict(details) | lr,
@@ -240,8 +250,14 @@ class CallSource(FactSource):
         """Record the steps that wait."""
         made, self._made = self._made, []
         if made:
-            steps = tuple(json.loads(f"[{','.join(self._tell_repeat(*each) for each in made)}]"))
-            self.host.note_fact(Repeats(value=len(steps), moment=Moment(steps[-1][0]), steps=steps))
+            numbers = [each for _, _, of_step in made for each in _flatten(of_step)]
+            self.host.deliveries.add_numbers(numbers, partial(self._note_repeats, made))
+
+    def _note_repeats(self, made: Sequence[tuple[int, int, list[Numbers]]], values: list[float]) -> None:
+        came = iter(values)
+        told = [self._tell_repeat(step, like, list(_fill(numbers, came))) for step, like, numbers in made]
+        steps = tuple(json.loads(f"[{','.join(told)}]"))
+        self.host.note_fact(Repeats(value=len(steps), moment=Moment(steps[-1][0]), steps=steps))
 
     def _tell_repeat(self, step: int, like: int, numbers: list[Numbers]) -> str:
         """A repetition as JSON, with the numbers that are not those of the step like this one before."""
@@ -258,26 +274,29 @@ def _hold(number: Any) -> Any:
     if isinstance(number, list | tuple):
         return [_hold(each) for each in number]
     if isinstance(number, torch.Tensor):
-        return number.item() if number.device.type == "cpu" else number.detach().clone()
+        return number.detach().clone() if is_far(number) else number.item()
     return number
 
 
-def _read(numbers: Numbers) -> Numbers:
-    value, rates = numbers
-    return _read_one(value), None if rates is None else tuple(map(_read_one, rates))
+def _flatten(numbers: Sequence[Numbers]) -> list[Any]:
+    """The numbers of calls, without those that are none."""
+    return [each for value, rates in numbers for each in (value, *(rates or ())) if each is not None]
+
+
+def _fill(numbers: Sequence[Numbers], came: Iterator[float]) -> Iterator[Numbers]:
+    """The same, as they have come."""
+    for value, rates in numbers:
+        known = None if value is None else next(came)
+        yield known, None if rates is None else tuple(None if each is None else next(came) for each in rates)
 
 
 def _tell(numbers: Numbers) -> str:
     """Numbers as the inside of a JSON list."""
     if numbers == _NOTHING:
         return "null,null"
-    value, rates = _read(numbers)
+    value, rates = numbers
     told = "null" if rates is None else f"[{','.join(map(tell_number, rates))}]"
     return f"{'null' if value is None else tell_number(value)},{told}"
-
-
-def _read_one(number: Any) -> Any:
-    return None if number is None else float(number)
 
 
 # ---- optimizers ----

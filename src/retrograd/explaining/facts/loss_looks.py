@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.core.hooks.engine import inference_enabled, is_transformed, without_functions
 from retrograd.core.hooks.torch_calls import TorchCall, user_line
+from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost
 from retrograd.explaining.facts.value_look import ValueLook
 
@@ -84,9 +86,12 @@ class LossLooks(ValueLook):
     def drain(self) -> None:
         """Record a fact for each pass."""
         passes, self._passes = self._passes, []
-        for fact, sums, pairs, values in passes:
-            with without_functions():
-                listed = values.tolist()
+        with without_functions():
+            self.host.deliveries.add([each.values for each in passes], partial(self._note, passes))
+
+    def _note(self, passes: Sequence[_Pass], arrays: Arrays) -> None:
+        for (fact, sums, pairs, _), values in zip(passes, arrays, strict=True):
+            listed = values.tolist()
             same = tuple(number for number, is_equal in zip(pairs, listed[len(sums) :], strict=True) if is_equal)
             self.is_wanted |= bool(same)
             self.host.note_fact(

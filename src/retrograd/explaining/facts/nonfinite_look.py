@@ -21,6 +21,7 @@ from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.engine import next_sequence_number, without_functions
 from retrograd.core.hooks.finite import is_fine, read_saved
 from retrograd.core.hooks.nodes import edges_of, number_of
+from retrograd.core.recording.deliveries import is_far
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.nonfinite_reasons import (
     UNNAMED_LEAF,
@@ -125,7 +126,7 @@ class NonFiniteLook(FactSource):
         """Check the loss before its backward."""
         self._is_open = False
         with without_functions():
-            known = [root for root in roots if root.is_cpu and root.grad_fn is not None]
+            known = [root for root in roots if not is_far(root) and root.grad_fn is not None]
             bad = [root for root in known if not is_fine(root)]
         if bad and not self._is_over and self._told < MOST_TOLD:
             self._told += 1

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.core.errors import ProbeError
+from retrograd.core.guesses import names_arguments
 from retrograd.core.history.facts import NonFinite, read_facts
 from retrograd.core.history.history import History
 from retrograd.core.hooks.backward import unheard
@@ -57,6 +58,7 @@ class NotFinite:
         )
 
 
+@names_arguments
 def find_nan(model: nn.Module, batch: Any, loss: Callable[..., Any] | None = None) -> NotFinite | None:
     """Find the first operation of a forward and its backward that makes a number that is not finite.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -10,6 +12,7 @@ from retrograd.core.history.facts import Unpacked
 from retrograd.core.hooks.saved import Pack, Unpack
 from retrograd.core.hooks.torch_calls import describe_function
 from retrograd.core.hooks.user_pairs import PairWatch
+from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost, FactSource
 
 _Place = tuple[str, str, str, str]
@@ -46,8 +49,14 @@ class SavedPairs(FactSource):
     def drain(self) -> None:
         """Read the differences, of which each tensor has one."""
         waiting, self._waiting = self._waiting, []
+        if waiting:
+            self.host.deliveries.add(
+                [sizes for _, sizes in waiting], partial(self._note, [fact for fact, _ in waiting])
+            )
+
+    def _note(self, facts: Sequence[Unpacked], arrays: Arrays) -> None:
         found: dict[_Place, list[tuple[Unpacked, float]]] = {}
-        for fact, sizes in waiting:
+        for fact, sizes in zip(facts, arrays, strict=True):
             apart, size = sizes.tolist()
             share = apart / size if size else float(apart > 0)
             found.setdefault((fact.pack, fact.pack_line, fact.unpack, fact.line), []).append((fact, share))

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from retrograd.core.history.data_facts import SIGNED_BINS, SIGNED_WIDTH, SignedHistogram
 from retrograd.core.history.fact import NOW, tell_number
+from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.core.hooks.engine import grad_enabled, is_in_backward, is_tracing, without_functions
 from retrograd.core.hooks.module import is_watched, unwatch_forward, watch_forward
 from retrograd.core.hooks.names import walk_modules
 from retrograd.core.hooks.nested import Keys, flatten
 from retrograd.core.identities import IdentityDict
+from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import EVERY, FactHost, FactSource
 from retrograd.core.sites.site import Site
 from retrograd.explaining.facts.value_look import is_readable
@@ -114,9 +116,13 @@ class SignedLooks(FactSource):
         for site, (_, counted) in held.items():
             together[counted.device].append(site)
         for sites in together.values():
-            numbers = torch.stack([held[site][1] for site in sites]).tolist()
-            rows = [_tell(site, held[site][0], *each) for site, each in zip(sites, numbers, strict=True)]
-            self.host.note_many(SignedHistogram, "", {}, ("name", "value", "elements", "counts"), rows, self._moment)
+            sizes = [(site, held[site][0]) for site in sites]
+            numbers = torch.stack([held[site][1] for site in sites])
+            self.host.deliveries.add([numbers], partial(self._note, sizes, self._moment))
+
+    def _note(self, sizes: Sequence[tuple[str, int]], moment: Moment, arrays: Arrays) -> None:
+        rows = [_tell(*size, *each) for size, each in zip(sizes, arrays[0].tolist(), strict=True)]
+        self.host.note_many(SignedHistogram, "", {}, ("name", "value", "elements", "counts"), rows, moment)
 
     def end(self) -> None:
         """Take all hooks away."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from retrograd.core.history.facts import Operation, Softmax
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.core.hooks.torch_calls import TorchCall
+from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost
 from retrograd.explaining.facts.value_look import ValueLook, is_readable
 
@@ -42,10 +45,12 @@ class SoftmaxLooks(ValueLook):
         sums: dict[Softmax, Tensor] = {}
         for fact, pair in held:
             sums[fact] = sums[fact] + pair if fact in sums else pair
-        for fact, pair in sums.items():
-            squares, total = pair.tolist()
+        self.host.deliveries.add(list(sums.values()), partial(self._note, list(sums)))
+
+    def _note(self, facts: Sequence[Softmax], arrays: Arrays) -> None:
+        for fact, (squares, total) in zip(facts, arrays, strict=True):
             if total > 0:
-                self.host.note_fact(replace(fact, value=squares / total))
+                self.host.note_fact(replace(fact, value=float(squares / total)))
 
 
 def _count_entries(arguments: str, result: Tensor) -> int:

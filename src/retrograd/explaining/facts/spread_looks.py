@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from retrograd.core.history.data_facts import Spread
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.core.hooks.nested import flatten
+from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactSource
 from retrograd.core.sites.site import ROOT, Site
 from retrograd.explaining.facts.value_look import is_readable
@@ -72,7 +75,10 @@ class SpreadLooks(FactSource):
     def drain(self) -> None:
         """Record what was seen."""
         held, self._held = self._held, []
-        for fact, numbers in held:
+        self.host.deliveries.add([numbers for _, numbers in held], partial(self._note, [fact for fact, _ in held]))
+
+    def _note(self, facts: Sequence[Spread], arrays: Arrays) -> None:
+        for fact, numbers in zip(facts, arrays, strict=True):
             value, size, *given = numbers.tolist()
             self.host.note_fact(replace(fact, value=value, size=size, given=given[0] if given else math.nan))
 

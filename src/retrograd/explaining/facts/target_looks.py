@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from retrograd.core.history.data_facts import SHIFTS, AttendedTokens, Targets
 from retrograd.core.history.facts import MADE_BEFORE, Operation
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.core.hooks.torch_calls import TorchCall
+from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost
 from retrograd.explaining.facts.value_look import ValueLook, is_readable
 
@@ -114,12 +116,20 @@ class TargetLooks(ValueLook):
         seen, self._seen = self._seen, []
         attended, self._attended = self._attended, []
         if seen:
-            facts = [_read_targets(each) for each in seen]
-            self._doubts = max(0, min(_DOUBTS, self._doubts + (1 if any(map(_is_odd, facts)) else -1)))
-            self.is_wanted = self._doubts > 0
-            for fact in facts:
-                self.host.note_fact(fact)
-        for mask, numbers in attended:
+            self.host.deliveries.add([each.numbers for each in seen], partial(self._note_targets, seen))
+        if attended:
+            masks = [mask for mask, _ in attended]
+            self.host.deliveries.add([numbers for _, numbers in attended], partial(self._note_attended, masks))
+
+    def _note_targets(self, seen: Sequence[_Seen], arrays: Arrays) -> None:
+        facts = [_read_targets(each, numbers.tolist()) for each, numbers in zip(seen, arrays, strict=True)]
+        self._doubts = max(0, min(_DOUBTS, self._doubts + (1 if any(map(_is_odd, facts)) else -1)))
+        self.is_wanted = self._doubts > 0
+        for fact in facts:
+            self.host.note_fact(fact)
+
+    def _note_attended(self, masks: Sequence[AttendedTokens], arrays: Arrays) -> None:
+        for mask, numbers in zip(masks, arrays, strict=True):
             share, kept, hidden, only, lengths = numbers.tolist()
             self.host.note_fact(
                 replace(mask, value=share, kept=int(kept), hidden=int(hidden), only=int(only), lengths=int(lengths))
@@ -274,8 +284,7 @@ def _count_rows(rows: Tensor, tokens: Tensor, most: Tensor, ignored: int) -> Ten
     return torch.stack([each.long() for each in found]).double()
 
 
-def _read_targets(seen: _Seen) -> Targets:
-    numbers = seen.numbers.tolist()
+def _read_targets(seen: _Seen, numbers: list[float]) -> Targets:
     fact = replace(seen.fact, value=numbers[0])
     if len(numbers) == 1:
         return fact

@@ -7,9 +7,9 @@ import json
 import time
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -26,10 +26,11 @@ from retrograd.core.hooks.parts import gradient_of
 from retrograd.core.hooks.storages import first_bytes
 from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
+from retrograd.core.recording.deliveries import Arrays, Deliveries
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT, Site
 from retrograd.core.statistics.row import ROW
-from retrograd.core.statistics.slab import Slab, UnreadableTensorError, make_slab
+from retrograd.core.statistics.slab import Slab, UnreadableTensorError, make_slab, take
 
 _BUFFER = 1 << 20
 """Elements of the largest buffer that is read."""
@@ -95,11 +96,12 @@ class StateSource(FactSource):
     def _write(self) -> None:
         looks, self._looks = self._looks, {}
         if looks:
-            found = self._readings.collect()
-            for name, look in looks.items():
-                moment = Moment(self._step)
-                self.host.note_many(Parameter, name, {}, _PARAMETER_EACH, look.tell_parameters(found), moment)
-                self.host.note_many(Buffer, name, {}, _BUFFER_EACH, look.tell_buffers(found), moment)
+            self._readings.collect(self.host.deliveries, partial(self._note, looks, Moment(self._step)))
+
+    def _note(self, looks: Mapping[str, _ModelLook], moment: Moment, found: Found) -> None:
+        for name, look in looks.items():
+            self.host.note_many(Parameter, name, {}, _PARAMETER_EACH, look.tell_parameters(found), moment)
+            self.host.note_many(Buffer, name, {}, _BUFFER_EACH, look.tell_buffers(found), moment)
 
 
 class _ModelLook:
@@ -267,13 +269,15 @@ class InputSource(FactSource):
         return name
 
     def _write(self) -> None:
-        found = self._readings.collect()
         pending, self._pending = self._pending, []
+        self._readings.collect(self.host.deliveries, partial(self._note, pending, Moment(self._step)))
+
+    def _note(self, pending: Sequence[tuple[int, int, Phase, Head]], moment: Moment, found: Found) -> None:
         rows: dict[Head, list[str]] = {}
         for number, step, phase, head in pending:
             rows.setdefault(head, []).append(_tell(step, phase, found[number]))
         for (name, shape, dtype), texts in rows.items():
-            self.host.note_many(Input, name, {"shape": shape, "dtype": dtype}, _EACH, texts, Moment(self._step))
+            self.host.note_many(Input, name, {"shape": shape, "dtype": dtype}, _EACH, texts, moment)
 
 
 def _bind(arguments: Any, names: ArgumentNames) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
@@ -327,6 +331,9 @@ class TensorReading(NamedTuple):
     digest: str
 
 
+Found = dict[int, TensorReading]
+
+
 class Readings:
     """Tensors that have been read and are not collected yet, each with a number."""
 
@@ -352,28 +359,34 @@ class Readings:
         self._heads.append(first_bytes(tensor) if has_digest else None)
         return number
 
-    def collect(self) -> dict[int, TensorReading]:
-        """All that was read, by number. This waits for the devices; numbers begin anew."""
-        heads, self._heads = _on_host(self._heads), []
-        found: dict[int, TensorReading] = {}
-        if heads:
-            for slab in self._slabs.values():
-                rows, _ = slab.drain()
-                found.update(_understand(rows, heads))
-        return found
+    def collect(self, deliveries: Deliveries, then: Callable[[Found], None]) -> None:
+        """Send for all that was read; ``then`` takes it by number. Numbers begin anew."""
+        heads, self._heads = self._heads, []
+        if not heads:
+            then({})
+            return
+        taken = [take(slab) for slab in self._slabs.values()]
+        far: dict[torch.device, list[int]] = {}
+        for number, head in enumerate(heads):
+            if isinstance(head, Tensor):
+                far.setdefault(head.device, []).append(number)
+        joined = [torch.cat([cast("Tensor", heads[number]) for number in numbers]) for numbers in far.values()]
+        sent = [each.numbers for each in taken if each.numbers is not None]
 
+        def hand_on(arrays: Arrays) -> None:
+            known: list[bytes | None] = [None if isinstance(head, Tensor) else head for head in heads]
+            for numbers, array in zip(far.values(), arrays, strict=False):
+                ends = np.cumsum([len(cast("Tensor", heads[number])) for number in numbers])
+                for number, part in zip(numbers, np.split(array, ends[:-1]), strict=True):
+                    known[number] = part.tobytes()
+            came = iter(arrays[len(far) :])
+            found: Found = {}
+            for each in taken:
+                rows, _ = each.finish() if each.numbers is None else each.finish(next(came))
+                found.update(_understand(rows, known))
+            then(found)
 
-def _on_host(heads: list[bytes | Tensor | None]) -> list[bytes | None]:
-    """Copy heads to the host, those of a device at once."""
-    found = [None if isinstance(head, Tensor) else head for head in heads]
-    far = [(number, head) for number, head in enumerate(heads) if isinstance(head, Tensor)]
-    for device in dict.fromkeys(head.device for _, head in far):
-        here = [(number, head) for number, head in far if head.device == device]
-        together, end = bytes(torch.cat([head for _, head in here]).cpu().numpy()), 0
-        for number, head in here:
-            begin, end = end, end + len(head)
-            found[number] = together[begin:end]
-    return found
+        deliveries.add([*joined, *sent], hand_on)
 
 
 def _understand(rows: bytes, heads: list[bytes | None]) -> Iterator[tuple[int, TensorReading]]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from retrograd.core.history.fact import NOW
 from retrograd.core.history.facts import MADE_BEFORE, Operation, Units
+from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.argument_taps import unwatch_arguments, watch_arguments
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.core.hooks.engine import grad_enabled, is_in_backward, is_tracing, is_transformed, without_functions
@@ -27,6 +28,7 @@ from retrograd.core.hooks.module import unwatch_forward, watch_forward
 from retrograd.core.hooks.names import walk_modules
 from retrograd.core.hooks.nested import Keys
 from retrograd.core.identities import IdentityDict
+from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import Site
 from retrograd.explaining.facts.operation_notes import OperationNotes
@@ -258,22 +260,26 @@ class UnitLooks(FactSource):
         held, self._held = self._held, {}
         if not held and self._moment == NOW:
             return
-        for path, reduced in held.items():
-            if reduced:
-                self._note(path, reduced)
+        for path, seen in held.items():
+            alike = [each for each in seen if len(each.reduced) == len(seen[0].reduced)]
+            if alike:
+                samples = sum(each.samples for each in alike)
+                then = partial(self._note, path, samples, self._moment)
+                self.host.deliveries.add([each.reduced for each in alike], then)
         for path, rows in self._rows.items():
             if rows.mask is not None and rows.lookups:
-                used, samples, rows.lookups = int(rows.mask.sum()), rows.lookups, 0
-                self._tell(Units(name=_name(path), value=float(rows.rows), samples=samples, used=used, since=-1))
+                samples, rows.lookups = rows.lookups, 0
+                fact = Units(name=_name(path), value=float(rows.rows), samples=samples, since=-1, moment=self._moment)
+                self.host.deliveries.add([rows.mask.sum()], partial(self._note_rows, fact))
         self._moment = NOW
 
-    def _note(self, path: str, seen: list[_Reduced]) -> None:
-        units = len(seen[0].reduced)
-        alike = [each for each in seen if len(each.reduced) == units]
-        reduced = [_read(each.reduced) for each in alike]
-        samples = sum(each.samples for each in alike)
+    def _note_rows(self, fact: Units, arrays: Arrays) -> None:
+        self.host.note_fact(replace(fact, used=int(arrays[0])))
+
+    def _note(self, path: str, samples: int, moment: Moment, reduced: Arrays) -> None:
+        units = len(reduced[0])
         zero = saturated = always = 0
-        since = self._moment.step
+        since = moment.step
         if path in self._bounded:
             saturated = int(np.count_nonzero(sum(reduced) > 0.5 * samples))
         else:
@@ -286,7 +292,7 @@ class UnitLooks(FactSource):
             self._well.add(path)
         else:
             self._well.discard(path)
-        self._tell(
+        self.host.note_fact(
             Units(
                 name=_name(path),
                 value=float(units),
@@ -295,11 +301,9 @@ class UnitLooks(FactSource):
                 saturated=saturated,
                 always=always,
                 since=since,
+                moment=moment,
             )
         )
-
-    def _tell(self, fact: Units) -> None:
-        self.host.note_fact(replace(fact, moment=self._moment))
 
     def end(self) -> None:
         """Take all hooks away."""
@@ -310,10 +314,6 @@ class UnitLooks(FactSource):
         self._watches.clear()
         self._embeddings.clear()
         self._modules.clear()
-
-
-def _read(reduced: Tensor) -> npt.NDArray[Any]:
-    return (reduced.float() if reduced.is_floating_point() else reduced).cpu().numpy()
 
 
 def _is_readable(output: Any) -> bool:

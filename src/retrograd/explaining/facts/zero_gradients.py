@@ -6,9 +6,11 @@ before, and only a few times in a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -23,6 +25,7 @@ from retrograd.core.hooks.nodes import number_of, variable_of
 from retrograd.core.hooks.parts import gradient_of
 from retrograd.core.hooks.reach import PassNodes
 from retrograd.core.hooks.torch_calls import TorchCall
+from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.value_look import ValueLook
 
@@ -119,16 +122,23 @@ class ZeroGradients(FactSource):
         """Read what was zero, and where it became so."""
         read, self._read = self._read, []
         if read:
-            pairs = [pair for names, some in read for pair in zip(names, some.tolist(), strict=True)]
-            self._zero = frozenset(name for name, each in pairs if not each)
-            self._operations.is_wanted = bool(self._zero) and self._left > 0
+            names = [name for found, _ in read for name in found]
+            self.host.deliveries.add([some for _, some in read], partial(self._take_zero, names))
         followed, self._followed = self._followed, []
         for each in followed:
-            for fact in each.tell():
-                key = fact.line, fact.operation, fact.why, fact.parameters
-                if key not in self._told:
-                    self._told.add(key)
-                    self.host.note_fact(fact)
+            self.host.deliveries.add(each.asked, partial(self._note, each))
+
+    def _take_zero(self, names: Sequence[str], arrays: Arrays) -> None:
+        answers = np.concatenate(arrays).tolist()
+        self._zero = frozenset(name for name, each in zip(names, answers, strict=True) if not each)
+        self._operations.is_wanted = bool(self._zero) and self._left > 0
+
+    def _note(self, followed: Followed, arrays: Arrays) -> None:
+        for fact in followed.tell([bool(each) for each in arrays]):
+            key = fact.line, fact.operation, fact.why, fact.parameters
+            if key not in self._told:
+                self._told.add(key)
+                self.host.note_fact(fact)
 
 
 def _is_plain(gradient: Tensor) -> bool:
@@ -196,9 +206,13 @@ class Followed:
         self._made = [made.get(number_of(node)) for node in self._pass.reach.nodes]
         self._pass.release()
 
-    def tell(self) -> Iterator[ZeroGradient]:
-        """Where the gradients became zero: each place with the parameters behind it."""
-        answers = [bool(each) for each in _read_all(self._asked)]
+    @property
+    def asked(self) -> list[Tensor]:
+        """What was asked, a truth each."""
+        return self._asked
+
+    def tell(self, answers: Sequence[bool]) -> Iterator[ZeroGradient]:
+        """Where the gradients became zero: each place with the parameters behind it; ``answers`` to what was asked."""
         for is_before, index, places in self._seen:
             some = tuple(None if each is None else each < 0 or answers[each] for each in places)
             if is_before:
@@ -226,15 +240,3 @@ class Followed:
             parameters=tuple(names[:_FEW]),
             moment=self._moment,
         )
-
-
-def _read_all(asked: list[Tensor]) -> list[float]:
-    """Read answers of one or several devices, each waited for once."""
-    found = [0.0] * len(asked)
-    by_device: dict[torch.device, list[int]] = {}
-    for place, each in enumerate(asked):
-        by_device.setdefault(each.device, []).append(place)
-    for places in by_device.values():
-        for place, answer in zip(places, torch.stack([asked[place] for place in places]).tolist(), strict=True):
-            found[place] = answer
-    return found

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from retrograd.core.amounts import count_of
 from retrograd.core.errors import ExplainError
+from retrograd.core.guesses import names_arguments
 from retrograd.core.notices import tell_far
 from retrograd.core.runs.chosen_ranks import tell_chosen
 from retrograd.core.runs.findings import SEVERITIES, Finding, Findings, NotChecked
@@ -17,6 +18,7 @@ from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.stretches import list_parts
 
 
+@names_arguments
 def explain(what: Given, *, detectors: Sequence[Detector] | None = None) -> Findings:
     """Find what is wrong with a run.
 

@@ -40,7 +40,7 @@ class ParameterGradients:
         line = np.full(len(sites), -1)
         line[wanted] = np.arange(len(wanted))
         any_at, some_at = (np.zeros((len(wanted), len(steps)), np.bool_) for _ in range(2))
-        for piece in rows.pieces(("site", "step", "zeros", "count")):
+        for piece in rows.pieces(("site", "step", "zeros", "count"), codes=np.array(wanted, np.int64)):
             chosen = np.flatnonzero(line[piece["site"]] >= 0)
             at = line[piece["site"][chosen]], np.searchsorted(steps, piece["step"][chosen])
             any_at[at] = True

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.facts import (
     Buffer,
@@ -26,7 +27,6 @@ from retrograd.core.history.facts import (
     read_facts,
 )
 from retrograd.core.history.history import History
-from retrograd.core.history.matrix import Curve
 from retrograd.core.history.outline import RecordOutline
 from retrograd.core.history.rows import encode_phase
 from retrograd.core.history.series import Series

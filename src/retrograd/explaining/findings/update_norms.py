@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from retrograd.core.history.matrix import Matrix, build_matrix, find_columns
+from retrograd.core.history.matrix import build_matrix, find_columns
 from retrograd.core.history.rows import Rows, encode_phase
 from retrograd.core.history.steps import JoinedSteps, number_steps
+from retrograd.core.sites.site import Site
 from retrograd.core.statistics.row import finite_count
 from retrograd.explaining.findings.numbers import divide
 from retrograd.explaining.findings.record import CannotTell, Record
@@ -73,7 +75,9 @@ class UpdateNorms:
         self.elements, self.first_weights = np.full(len(self.sites), np.nan), np.empty((len(self.sites), 0))
         self.told = np.zeros(len(self.sites), np.int64)
         self._held: list[Norms] | None = [] if 3 * len(self.sites) * len(known) <= MOST_HELD else None
-        for _, _, norms in self._read([]):
+        self._stillness = Stillness(record, self.sites, known)
+        for rows, codes, norms in self._read(self._stillness.gradients):
+            self._stillness.add(rows, codes, norms)
             if self._held is not None:
                 self._held.append(norms)
             if not n and len(norms.steps):
@@ -96,10 +100,16 @@ class UpdateNorms:
         """The changes, for some steps after the other."""
         return (norms for _, _, norms in self._read([])) if self._held is None else iter(self._held)
 
-    def norms_beside(self, gradients: Sequence[str]) -> Iterator[tuple[Matrix, Norms]]:
-        """The ‖g‖₂ of some gradients, and the changes, for some steps after the other: of each those that it has."""
-        for rows, codes, norms in self._read(gradients):
-            yield build_matrix(rows, codes, list(gradients), "l2", "train"), norms
+    @property
+    def stillness(self) -> Stillness:
+        """Updates that change nothing.
+
+        Raises:
+            CannotTell: no parameter was changed, or no gradient was recorded.
+        """
+        if not self._stillness.has_changed:
+            raise CannotTell("no parameter was changed, or no gradient was recorded")
+        return self._stillness
 
     def tell_spans(self, line: int, bounds: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Whether updates changed a parameter, by its place among the sites, between each bound and the next one.
@@ -175,37 +185,49 @@ class Stillness:
     that as the update of the median parameter is to its own.
 
     Args:
-        record: what it reads.
+        record: what is read.
+        updates: the sites of the updates.
+        steps: those that may be given.
 
     Attributes:
-        names: of the parameters.
-        steps: at which both were recorded, rising.
-
-    Raises:
-        CannotTell: no parameter was changed, or no gradient was recorded.
+        gradients: names of the gradients that were recorded.
+        names: of their parameters.
+        has_changed: whether any parameter was changed by an update that was given.
     """
 
-    def __init__(self, record: Record) -> None:
-        updates = record.once(UpdateNorms)
-        gradients = [str(site.value.grad) for site in updates.sites]
-        known = np.array([name in record.history for name in gradients], np.bool_)
-        self.names = [str(site.value) for site, is_known in zip(updates.sites, known, strict=True) if is_known]
+    def __init__(self, record: Record, updates: Sequence[Site], steps: IntArray) -> None:
+        gradients = [str(site.value.grad) for site in updates]
+        self._is_known = np.array([name in record.history for name in gradients], np.bool_)
+        self.gradients = [name for name in gradients if name in record.history]
+        self.names = [str(site.value) for site, is_known in zip(updates, self._is_known, strict=True) if is_known]
         self._often, self._is_still = np.zeros(len(self.names), np.int64), np.ones(len(self.names), np.bool_)
         self._moved, self._begin = self._often.copy(), self._often.copy()
         self._behind, self._with_others = self._often.copy(), self._is_still.copy()
-        steps, n, has_changed = JoinedSteps(updates.steps), 0, False
-        listed = [name for name in gradients if name in record.history]
-        for norms, changes in updates.norms_beside(listed) if listed else ():
-            has_changed = has_changed or bool((np.nan_to_num(changes.delta) > 0).any())
-            shared, ours, theirs = np.intersect1d(changes.steps, norms.steps, True, return_indices=True)
-            delta, weight = changes.delta[known][:, ours], changes.weight[known][:, ours]
-            is_expected = np.isfinite(delta) & (_expect(delta, norms.values[:, theirs]) > TOLD * weight)
-            self._add(delta, is_expected, n)
-            steps.add(shared)
-            n += len(shared)
-        if not has_changed:
-            raise CannotTell("no parameter was changed, or no gradient was recorded")
-        self.steps = steps.join()
+        self._steps, self._count, self.has_changed = JoinedSteps(steps), 0, False
+
+    @cached_property
+    def steps(self) -> IntArray:
+        """Steps at which both were recorded, rising."""
+        return self._steps.join()
+
+    def add(self, rows: Rows, codes: list[dict[int, int]], changes: Norms) -> None:
+        """Take in the next steps.
+
+        Args:
+            rows: those of the gradients among others.
+            codes: of each gradient.
+            changes: of all parameters.
+        """
+        if not self.gradients:
+            return
+        norms = build_matrix(rows, codes, self.gradients, "l2", "train")
+        self.has_changed = self.has_changed or bool((np.nan_to_num(changes.delta) > 0).any())
+        shared, ours, theirs = np.intersect1d(changes.steps, norms.steps, True, return_indices=True)
+        delta, weight = changes.delta[self._is_known][:, ours], changes.weight[self._is_known][:, ours]
+        is_expected = np.isfinite(delta) & (_expect(delta, norms.values[:, theirs]) > TOLD * weight)
+        self._add(delta, is_expected, self._count)
+        self._steps.add(shared)
+        self._count += len(shared)
 
     def _add(self, delta: FloatArray, is_expected: npt.NDArray[np.bool_], place: int) -> None:
         """Take in the next steps, the first of which has this place among all: ‖Δw‖₂, and where a change was due."""

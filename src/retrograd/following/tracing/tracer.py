@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from retrograd.core.addresses import local_folder
 from retrograd.core.errors import TraceError
+from retrograd.core.guesses import names_arguments
 from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.checkpoints import is_failure
 from retrograd.core.hooks.listeners import never_raise
@@ -28,6 +29,7 @@ from retrograd.following.tracing.traced_pass import INCOMPLETE, TracedPass, Trac
 Model = nn.Module | Mapping[str, nn.Module]
 
 
+@names_arguments
 def trace(
     model: Model | None = None,
     *,

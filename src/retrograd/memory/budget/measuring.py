@@ -41,41 +41,6 @@ def seconds_between(first: Mark, second: Mark) -> float:
     return 0.0  # there is one mark alone, where a plan was followed at first
 
 
-@dataclass(frozen=True, slots=True)
-class RecomputeTrial:
-    """The trial of recomputing a range. A device is not waited for: it may not have come so far yet.
-
-    Attributes:
-        operations: what was run, in words.
-        sources: ranges that these were given.
-        began, ended: marks before and after.
-        nbytes: memory that they needed besides.
-        numbers: of the operations, in the pass.
-        is_same: whether all bits are; one element where a device says so.
-    """
-
-    operations: str
-    sources: tuple[int, ...]
-    began: Mark
-    ended: Mark
-    nbytes: int
-    numbers: tuple[int, ...]
-    is_same: bool | Tensor
-
-    def describe(self, saved_range: SavedRange) -> SavedRange:
-        """Add what it takes to a range, if it came out the same. A device is waited for."""
-        if not self.is_same:
-            return saved_range
-        return replace(
-            saved_range,
-            recompute=self.operations,
-            sources=self.sources,
-            recompute_seconds=seconds_between(self.began, self.ended),
-            recompute_bytes=self.nbytes,
-            recompute_numbers=self.numbers,
-        )
-
-
 Key = tuple[int, torch.dtype, str]
 """Bytes, dtype and module of a range: what tells two passes apart."""
 
@@ -107,7 +72,6 @@ class PassNotes:
         freed: ranges that autograd has let go of. It grows when objects are deleted, in any thread.
         left: range → position from which the program did not hold it.
         pending: those that it holds still.
-        tried: trials of recomputing them.
         earlier: the first ranges as an earlier pass, which was the same so far, has shown them.
         background: bytes of earlier passes when it began.
         is_timed: whether the clock is read.
@@ -124,7 +88,6 @@ class PassNotes:
     freed: list[int] = field(default_factory=list)
     left: dict[int, int] = field(default_factory=dict)
     pending: list[ProgramHold] = field(default_factory=list)
-    tried: dict[int, RecomputeTrial] = field(default_factory=dict)
     earlier: tuple[SavedRange, ...] = ()
     unfinished: set[int] = field(default_factory=set)
 
@@ -185,12 +148,8 @@ class PassNotes:
             if saved_range.left < len(self.events):
                 self.left[number] = saved_range.left
 
-    def make_recording(self, noting_seconds: float = 0.0) -> MeasuredPass:
-        """The pass as plain data. A device is waited for.
-
-        Args:
-            noting_seconds: as in :class:`MeasuredPass`.
-        """
+    def make_recording(self) -> MeasuredPass:
+        """The pass as plain data. A device is waited for."""
         events: list[Event] = [(kind, number) for kind, number, _, _ in self.events]
         at: dict[Event, int] = {}
         for position, event in enumerate(events):
@@ -203,9 +162,8 @@ class PassNotes:
             saved_range = SavedRange(nbytes, path, kind, at["pack", number], left, at.get(("ask", number)), freed)
             if number < len(self.earlier):
                 saved_range = self.earlier[number].at_positions_of(saved_range)
-            tried = self.tried.get(number)
-            ranges.append(saved_range if tried is None else tried.describe(saved_range))
-        return MeasuredPass(tuple(ranges), tuple(events), self._seconds(events), self.background, noting_seconds)
+            ranges.append(saved_range)
+        return MeasuredPass(tuple(ranges), tuple(events), self._seconds(events), self.background)
 
     def time_again(self, recording: MeasuredPass) -> MeasuredPass | None:
         """An earlier pass with the times of this one; None where not the same happened. A device is waited for."""

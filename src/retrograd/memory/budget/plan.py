@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,6 @@ from retrograd.memory.budget.simulation import Choice, Link, MeasuredPass, Saved
 _CURVE_POINTS = 6
 _CURVE_TRIALS = 200
 _ROWS = 20
-_KINDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ class Plan:
         return "\n".join(lines)
 
     def headlines(self) -> list[str]:
-        """The predicted peak and time, and what is recomputed, in sentences."""
+        """The predicted peak and time, in sentences."""
         lines = [
             (
                 f"Budget {show_bytes(self.budget)}: predicted peak {show_bytes(self.predicted_peak)} instead of"
@@ -106,7 +105,7 @@ class Plan:
         ]
         if self.recording.background:
             lines.append(f"Of the budget, earlier passes still held {show_bytes(self.recording.background)}.")
-        return lines + self._describe_recomputed()
+        return lines
 
     def __str__(self) -> str:
         return self.explain()
@@ -123,16 +122,6 @@ class Plan:
             entry[1] += saved_range.nbytes
         rows = [(key, count, nbytes) for key, (count, nbytes) in sums.items()]
         return sorted(rows, key=lambda row: -row[2])
-
-    def _describe_recomputed(self) -> list[str]:
-        ranges = [saved_range for saved_range, choice in self.chosen() if choice == "recompute"]
-        if not ranges:
-            return []
-        seconds = sum(saved_range.recompute_seconds for saved_range in ranges)
-        counts = Counter(saved_range.recompute for saved_range in ranges).most_common()
-        shown = "; ".join(f"{count} × {operations}" for operations, count in counts[:_KINDS])
-        more = f"; and {len(counts) - _KINDS} more kinds" if len(counts) > _KINDS else ""
-        return [f"Recomputed, in {_milliseconds(seconds)}: {shown}{more}."]
 
     def _table(self) -> list[str]:
         rows = self.add_up()

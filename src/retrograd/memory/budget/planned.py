@@ -13,19 +13,15 @@ from torch import Tensor
 
 from retrograd.core.amounts import parse_bytes, show_bytes
 from retrograd.core.errors import SavedPolicyError
-from retrograd.core.hooks.dispatch import CarryOut
 from retrograd.core.hooks.engine import is_in_backward
-from retrograd.core.limits import LIMITS
 from retrograd.core.notices import warn
 from retrograd.memory.budget.measuring import PassNotes
 from retrograd.memory.budget.offloader import Load, Offloader
-from retrograd.memory.budget.op_log import Contents, OpLog
 from retrograd.memory.budget.plan import Plan, make_plan
 from retrograd.memory.budget.planned_pass import ByteCounter, Item, KnownPlans, PlannedPass
 from retrograd.memory.budget.planner import keep_all, window_of
-from retrograd.memory.budget.recipe import Recipe, find_recipe
 from retrograd.memory.budget.simulation import Choice
-from retrograd.memory.policies.policy import Packed, Saved, Stays, UsedPolicy
+from retrograd.memory.policies.policy import Saved, UsedPolicy
 from retrograd.memory.policies.transfers import InFlight
 
 Budget = int | float | str
@@ -40,9 +36,8 @@ class Planned(UsedPolicy):
 
     The first pass is measured: all that is saved, when it is asked for and freed, what is computed between, and how
     fast a disk (for the CPU) or the host (for a CUDA device) takes memory away and brings it back. Then a plan chooses
-    for each storage range whether it stays, waits elsewhere, or is recomputed by the operations that made it, as
-    it was when that was tried in the measured pass. A pass with other sizes gets a plan of
-    its own, and the earlier one is used again when its sizes return.
+    for each storage range whether it stays or waits elsewhere. A pass with other sizes gets a plan of its own, and the
+    earlier one is used again when its sizes return.
 
     One device is kept within the budget: that on which the first range lies, or the first CUDA device of a program
     that saves on the CPU too. What lies elsewhere stays there.
@@ -50,14 +45,12 @@ class Planned(UsedPolicy):
     What counts, at every position of forward and backward: each range that autograd holds, from when it is saved to
     when autograd lets go, while it is in memory, be it for autograd, for the program or in flight. Parameters,
     buffers, gradients, workspaces and ranges below ``min_bytes`` do not count, so that the peak of the allocator
-    is higher by these. In the measured pass memory is taken away as soon as the budget is near, but more is needed to
-    try whether a range can be recomputed.
+    is higher by these. In the measured pass memory is taken away as soon as the budget is near.
 
     Args:
         budget: bytes, such as ``"8GB"``, or a share such as ``0.5`` of what the first measured pass would hold.
         folder: where the file of what leaves the CPU is; as for :class:`~retrograd.memory.policies.disk.Disk`.
         min_bytes: smaller ranges stay, and are not counted.
-        recompute: whether ranges may be recomputed by the operations that made them.
 
     Attributes:
         plans: those that are known, the one used last at the end.
@@ -73,20 +66,17 @@ class Planned(UsedPolicy):
         *,
         folder: str | os.PathLike[str] | None = None,
         min_bytes: int = _LEAST_BYTES,
-        recompute: bool = True,
     ) -> None:
         super().__init__()
         self.budget = budget
         self.folder = folder
         self.min_bytes = min_bytes
-        self.recompute = recompute
         given = read_budget(budget)
         self._bytes = given if isinstance(given, int) else None
         self._share = given if isinstance(given, float) else None
         self._known = KnownPlans()
         self._lock = threading.RLock()
         self._counter = ByteCounter()
-        self._op_log = OpLog(min_bytes, is_allowed=recompute)
         self._pass: PlannedPass | None = None
         self._offloader = Offloader(folder)
         self._leaving: InFlight[weakref.ref[Item]] = InFlight()
@@ -111,7 +101,7 @@ class Planned(UsedPolicy):
         plans = self.plans
         return plans[-1] if plans else None
 
-    def pack(self, saved: Saved) -> Packed | None:
+    def pack(self, saved: Saved) -> Item | None:
         """Do with a storage range what the plan says.
 
         Raises:
@@ -134,16 +124,9 @@ class Planned(UsedPolicy):
         began = log.now(values)
         number = log.add(saved)
         current.recognise(number, self._known)
-        self._op_log.mark(number, None if current.known is None else current.known.wanted)
         log.is_timed = current.known is None or not current.known.is_timed
         log.look_after()
-        storage = values.untyped_storage()
-        contents = self._op_log.find(storage, saved.version) if current.is_logged else None  # which counts a last write
-        if saved.nbytes < storage.nbytes():  # a part is not recomputed, and nothing is computed from it
-            contents = None
-        item = self._place(current, number, saved, contents)
-        if contents is not None:
-            contents.packed = weakref.ref(item)
+        item = self._place(current, number, saved)
         if current.known is None:
             log.watch(number, item, values)
         current.items.append(weakref.ref(item))
@@ -158,17 +141,8 @@ class Planned(UsedPolicy):
             self._pass = None
         return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
-    def watch_operations(self, stays: Stays) -> CarryOut | None:
-        """Observe the operations of a forward where a plan is to be made, or has some of them recomputed."""
-        with self._lock:
-            if self._pass is not None and self._is_over(self._pass):
-                self._finish()
-            is_of_use, is_new = not self._known or self._known.recompute, self._pass is None
-            return self._op_log.begin_forward(stays, is_of_use=is_of_use, is_new=is_new)
-
     def release(self) -> None:
         """End threads. Plans stay."""
-        self._op_log.clear()
         self._offloader.close()
         if not self._measured and self._bytes is not None and self._largest > self._bytes:
             warn(
@@ -185,7 +159,7 @@ class Planned(UsedPolicy):
             self._finish()
             current = None
         if current is None:
-            current = self._pass = PlannedPass(self._counter, self._op_log.begin_pass())
+            current = self._pass = PlannedPass(self._counter)
             self._free(self._leaving.drain())
         return current
 
@@ -206,13 +180,10 @@ class Planned(UsedPolicy):
                 self._known.add(known.keys, known.plan.with_times(recording), is_timed=True)
         elif known is None and log.asked and not log.is_cut_short:
             self._measured += 1
-            if not self._op_log.ask_for_another(current.is_logged):
-                self._make_plan(log)
+            self._make_plan(log)
 
     def _make_plan(self, log: PassNotes) -> None:
-        is_beside = self._offloader.device is not None and self._offloader.device.type == "cuda"
-        # a device computes while a program notes what it has it do
-        recording = log.make_recording(0.0 if is_beside else self._op_log.noting_seconds)
+        recording = log.make_recording()
         if self._bytes is None:
             assert self._share is not None
             self._bytes = max(1, int(self._share * keep_all(recording).peak))
@@ -220,33 +191,21 @@ class Planned(UsedPolicy):
         if not self._users:  # the plan is asked for after the end
             self._offloader.close()
         plan = make_plan(recording, link, self._bytes, self._offloader.destination)
-        # a device's kernels are slow at first, and it waits for a program that tries things; a CPU's next pass would be
-        # timed with the threads that copy
+        # a device's kernels are slow at first; a CPU's next pass would be timed with the threads that copy
         self._known.add(log.keys, plan, is_timed=plan.destination == "disk")
 
     # ---- ranges ---------------------------------------------------------------------------------------------
 
-    def _place(self, current: PlannedPass, number: int, saved: Saved, contents: Contents | None) -> Item:
+    def _place(self, current: PlannedPass, number: int, saved: Saved) -> Item:
         """Do what was chosen; what cannot be done elsewhere is kept."""
-        values = saved.values
-        choice = self._choose(current, number, saved)
         load: Load | None = None
-        recipe: Recipe | None = None
-        if choice == "recompute":
-            assert current.known is not None
-            recipe = None if contents is None else find_recipe(contents, is_held=True)
-            if recipe is None or recipe.numbers != current.known.plan.recording.ranges[number].recompute_numbers:
-                recipe, choice = None, "offload"  # it is not what was tried
-        if choice == "offload":
+        if self._choose(current, number, saved) == "offload":
             load = self._offloader.copy_out(saved, self._window)
             if current.known is None:  # a thread that copies holds what it copies, as the program does
                 self._offloader.finish()
-        item = Item(values, number, current, load, recipe)
-        item.witness, item.version = saved.witness, saved.version
+        item = Item(saved.values, number, current, load)
         if load is not None:
             self._free(self._leaving.add(weakref.ref(item), saved.nbytes, self._window))
-        if current.known is None and self._measured < LIMITS.measured_passes and contents is not None:
-            item.trial = find_recipe(contents, is_held=False)
         return item
 
     @staticmethod

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from retrograd.core.hooks.dispatch import below_autograd
-from retrograd.core.hooks.saved import blank_like, version_of, view_storage
+from retrograd.core.hooks.saved import blank_like, view_storage
 from retrograd.core.limits import LIMITS
-from retrograd.memory.budget.measuring import Key, Mark, PassNotes, RecomputeTrial, take_time
+from retrograd.memory.budget.measuring import Key, Mark, PassNotes
 from retrograd.memory.budget.offloader import Load
 from retrograd.memory.budget.plan import Plan
-from retrograd.memory.budget.recipe import Recipe
 from retrograd.memory.policies.policy import Packed
 
 
@@ -51,26 +49,17 @@ class KnownPlan:
         plan: for it.
         is_timed: whether its times are those of a pass that followed a plan.
         triggers: range → those to bring back when it is first asked for.
-        wanted: numbers of the operations that it recomputes with.
     """
 
     keys: tuple[Key, ...]
     plan: Plan
     is_timed: bool = False
     triggers: dict[int, list[int]] = field(default_factory=dict)
-    wanted: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         events = self.plan.recording.events
         for number, position in self.plan.solution.decisions.fetches.items():
             self.triggers.setdefault(events[position][1], []).append(number)
-        choices = zip(self.plan.recording.ranges, self.plan.choices, strict=True)
-        self.wanted = frozenset(
-            number
-            for saved_range, choice in choices
-            if choice == "recompute"
-            for number in saved_range.recompute_numbers
-        )
 
     def has_at(self, number: int, key: Key) -> bool:
         """Return whether this range of its pass was like that."""
@@ -83,18 +72,10 @@ class KnownPlans:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Key, ...], KnownPlan] = OrderedDict()
 
-    def __bool__(self) -> bool:
-        return bool(self._known)
-
     @property
     def plans(self) -> list[Plan]:
         """All plans, the one used last at the end."""
         return [known.plan for known in self._known.values()]
-
-    @property
-    def recompute(self) -> bool:
-        """Whether a plan recomputes anything."""
-        return any(known.wanted for known in self._known.values())
 
     def add(self, keys: Sequence[Key], plan: Plan, *, is_timed: bool = False) -> None:
         """Remember a plan for passes with these ranges."""
@@ -122,19 +103,16 @@ class PlannedPass:
 
     Args:
         counter: of all bytes that are held, for this pass and others.
-        is_logged: whether the operations of the forward are seen.
 
     Attributes:
         log: what is measured of it.
         known: the plan that it follows; None if it is like none that is known.
-        is_logged: whether the operations of the forward are seen.
         items: what was packed.
     """
 
-    def __init__(self, counter: ByteCounter, is_logged: bool) -> None:
+    def __init__(self, counter: ByteCounter) -> None:
         self.counter = counter
         self.log = PassNotes(counter.total())
-        self.is_logged = is_logged
         self.known: KnownPlan | None = None
         self.items: list[weakref.ref[Item]] = []
         self._is_alike = True
@@ -162,75 +140,43 @@ class PlannedPass:
         known = self.known
         if known is None:
             self.log.see_end_of_backward()
-            if len(self.log.asked) == 1:
-                self._give_up_trials()
             return
         for wanted in known.triggers.get(number, ()):
             item = self.items[wanted]() if wanted < len(self.items) else None
             if item is not None:
                 item.fetch()
 
-    def _give_up_trials(self) -> None:
-        """Try nothing that cannot be recomputed when the backward pass begins.
-
-        When its own time comes it may be possible: then a part of a model that is sharded has its parameters again. But
-        what is computed from it may be asked for earlier.
-        """
-        for reference in self.items:
-            item = reference()
-            if item is not None and item.trial is not None and not item.trial.is_possible:
-                item.trial = None
-
 
 class Item(Packed):
-    """A storage range that is kept, in flight, elsewhere, or to be recomputed.
+    """A storage range that is kept, in flight or elsewhere.
 
     Args:
         values: the memory.
         number: of the range in its pass.
         planned_pass: the pass.
         load: where it is taken.
-        recipe: how it is recomputed.
 
     Attributes:
         number: of the range in its pass.
         nbytes: of the memory.
         log: of the pass.
         values: the memory, as long as it is held here.
-        trial: how it might be recomputed, which is tried when it is first asked for.
-        witness: counts writes with the program's tensors that have the memory; None where nobody else has it.
-        version: how often it had been written to.
     """
 
-    __slots__ = (
-        "_brought_back", "_charge", "_like", "_load", "_pass", "_recipe", "log", "nbytes", "number", "trial",
-        "values", "version", "witness",
-    )  # fmt: skip
+    __slots__ = ("_brought_back", "_charge", "_like", "_load", "_pass", "log", "nbytes", "number", "values")
 
-    def __init__(
-        self,
-        values: Tensor,
-        number: int,
-        planned_pass: PlannedPass,
-        load: Load | None = None,
-        recipe: Recipe | None = None,
-    ) -> None:
-        held = 0 if recipe is not None else values.nbytes
-        super().__init__(held if load is None else 0)
+    def __init__(self, values: Tensor, number: int, planned_pass: PlannedPass, load: Load | None = None) -> None:
+        super().__init__(values.nbytes if load is None else 0)
         self.nbytes = values.nbytes
         self._like = blank_like(values)
         self.number = number
         self.log = planned_pass.log
         self._pass = planned_pass
         self._load = load
-        self._recipe = recipe
-        self.trial: Recipe | None = None
-        self.witness: Tensor | None = None
-        self.version = 0
         self._brought_back: tuple[weakref.ref[torch.UntypedStorage], int] | None = None
         self._charge = 0
-        self.values: Tensor | None = None if recipe is not None else values
-        self._hold(held)
+        self.values: Tensor | None = values
+        self._hold(values.nbytes)
 
     def leave(self) -> None:
         """Free the memory as soon as nobody else holds it."""
@@ -249,28 +195,16 @@ class Item(Packed):
         """Return the values; nobody else has them."""
         began = self.log.now(self._like)
         is_first = self._begin_asking()
-        values = self.lend(is_kept=False)
+        values = self._bring_back() if self.values is None else self.values
         if is_first:
-            self._end_asking(began, values)
+            self._end_asking(began)
         return values
 
     def notice(self) -> None:
         """Record that it is asked for; the memory is there."""
         began = self.log.now(self._like)
         if self._begin_asking():
-            self._end_asking(began, self.values)
-
-    @property
-    def is_as_it_was(self) -> bool:
-        """Whether the program has not written to the memory since; else what is elsewhere may be changed too."""
-        return self.witness is None or version_of(self.witness) == self.version
-
-    def lend(self, *, is_kept: bool) -> Tensor:
-        """Return the values, for another range to be computed from; from now on they may be kept."""
-        values = self._bring_back() if self.values is None else self.values
-        if is_kept:
-            self.values = values
-        return values
+            self._end_asking(began)
 
     def _begin_asking(self) -> bool:
         """Record that it is asked for; False if it was before."""
@@ -283,44 +217,14 @@ class Item(Packed):
         self._pass.follow(self.number)
         return True
 
-    def _end_asking(self, began: Mark, values: Tensor | None) -> None:
-        trial, self.trial = self.trial, None
-        if trial is not None and values is not None:
-            self._try(trial, values)
+    def _end_asking(self, began: Mark) -> None:
         self.log.note("ask", self.number, began, self.log.now(self._like))
-
-    def _try(self, recipe: Recipe, values: Tensor) -> None:
-        """Recompute it, compare it bit by bit, and note what that takes.
-
-        Memory is needed for what is computed, and for what is away.
-        """
-        sources = [source for source in recipe.sources if isinstance(source, Item) and source.log is self.log]
-        if len(sources) < len(recipe.sources) or not recipe.is_possible:
-            return
-        try:
-            with below_autograd():
-                # what is away is there before the clock is read, and held until it is read again
-                away = [source.lend(is_kept=False) for source in sources]
-                began = take_time(values)
-                storage, beside = recipe.run(is_trial=True)
-                ended = take_time(values)
-                is_same = _have_same_bits(storage, values)
-        except RuntimeError:  # no memory for it, or an operation that does not run by itself: it is not recomputed
-            return
-        del away
-        numbers = tuple(source.number for source in sources)
-        self.log.tried[self.number] = RecomputeTrial(
-            str(recipe), numbers, began, ended, beside, recipe.numbers, is_same
-        )
 
     def _bring_back(self) -> Tensor:
         values = self._find_again()
         if values is None:
-            if self._load is not None:
-                values = self._load.take()
-            else:
-                assert self._recipe is not None, "what is not here is elsewhere, or recomputed"
-                values = self._view(self._recipe.run()[0], 0)
+            assert self._load is not None, "what is not here is elsewhere"
+            values = self._load.take()
             self._hold_again()
             self._brought_back = weakref.ref(values.untyped_storage()), int(values.storage_offset())
         return values
@@ -350,15 +254,3 @@ class Item(Packed):
         now = self.log.now(self._like)
         self.log.note("free", self.number, now, now)
         self.log.freed.append(self.number)
-
-
-def _have_same_bits(storage: torch.UntypedStorage, values: Tensor) -> bool | Tensor:
-    """Return whether memory has these values bitwise; a one-element tensor on a device, which is not waited for."""
-    if storage.nbytes() != values.nbytes:
-        return False
-    made = view_storage(storage, values, 0, tuple(values.shape), (1,))
-    if not values.is_cuda:
-        return torch.equal(made.view(torch.uint8), values.view(torch.uint8))
-    is_wide = (values.nbytes | int(values.storage_offset()) * values.itemsize) % 8 == 0  # in less memory, then
-    dtype = torch.int64 if is_wide else torch.uint8
-    return (made.view(dtype) == values.view(dtype)).all()

@@ -21,58 +21,39 @@ from retrograd.memory.budget.simulation import (
     SavedRange,
     count_residency,
     find_departures,
-    find_spans,
     predict_seconds,
 )
 
-Move = tuple[int, Choice]
 
-
-def list_orders(recording: MeasuredPass, link: Link) -> Iterator[list[Move]]:
-    """Orders in which to move ranges, each with where it goes."""
-    moves = _all_moves(recording)
-    prices = {move: _price(recording.ranges[move[0]], move[1], link) for move in moves}
-    yield _first_of_each(sorted(moves, key=lambda move: prices[move] / max(1, _freed(recording.ranges[move[0]]))))
-    by_price = sorted(moves, key=lambda move: prices[move])
-    recomputed_first = sorted(by_price, key=lambda move: move[1] == "offload")
-    costs = sorted(_cost_per_byte(saved_range) for saved_range in recording.ranges)
-    for least in (0.0, costs[len(costs) // 2]):
-        yield _first_of_each([*_hidden_offloads(recording, link, least), *recomputed_first])
+def list_orders(recording: MeasuredPass, link: Link) -> Iterator[list[int]]:
+    """Orders in which to offload ranges, by their numbers."""
+    movable = _movable(recording)
+    prices = {number: link.price(recording.ranges[number].nbytes) for number in movable}
+    yield sorted(movable, key=lambda number: prices[number] / max(1, _freed(recording.ranges[number])))
+    hidden = _hidden_offloads(recording, link, movable)
+    rest = set(movable) - set(hidden)
+    yield hidden + sorted(rest, key=lambda number: prices[number] / max(1, recording.ranges[number].nbytes))
     yield from list_steady_orders(recording)
 
 
-def _hidden_offloads(recording: MeasuredPass, link: Link, least: float) -> list[Move]:
-    """List what can leave at no cost while the forward runs: whatever is packed while the link is free.
-
-    Args:
-        recording: the pass.
-        link: its speed.
-        least: seconds a byte below which a range is recomputed instead.
-    """
-    can_leave = {move[0] for move in _all_moves(recording) if move[1] == "offload"}
-    hidden: list[Move] = []
+def _hidden_offloads(recording: MeasuredPass, link: Link, movable: Sequence[int]) -> list[int]:
+    """List what can leave at no cost while the forward runs: whatever is packed while the link is free."""
+    can_leave = set(movable)
+    hidden: list[int] = []
     now = free_at = 0.0
     for (kind, number), seconds in zip(recording.events, recording.seconds, strict=True):
         now += seconds
-        saved_range = recording.ranges[number]
-        if kind == "pack" and number in can_leave and free_at <= now and _cost_per_byte(saved_range) >= least:
-            free_at = now + saved_range.nbytes / link.out
-            hidden.append((number, "offload"))
+        if kind == "pack" and number in can_leave and free_at <= now:
+            free_at = now + recording.ranges[number].nbytes / link.out
+            hidden.append(number)
     return hidden
 
 
-def _cost_per_byte(saved_range: SavedRange) -> float:
-    """Seconds a byte that recomputing it takes."""
-    return saved_range.recompute_seconds / saved_range.nbytes if saved_range.recompute else float("inf")
-
-
-def list_steady_orders(recording: MeasuredPass) -> Iterator[list[Move]]:
+def list_steady_orders(recording: MeasuredPass) -> Iterator[list[int]]:
     """Orders that depend on no clock, so that the smallest budget of a pass is found again for the next one."""
-    moves = _all_moves(recording)
-    by_size = sorted(moves, key=lambda move: -recording.ranges[move[0]].nbytes)
-    for first in ("offload", "recompute"):
-        yield _first_of_each(sorted(by_size, key=lambda move: move[1] != first))
-    yield _first_of_each(sorted(moves, key=lambda move: -_freed(recording.ranges[move[0]])))
+    movable = _movable(recording)
+    yield sorted(movable, key=lambda number: -recording.ranges[number].nbytes)
+    yield sorted(movable, key=lambda number: -_freed(recording.ranges[number]))
 
 
 def _freed(saved_range: SavedRange) -> int:
@@ -80,27 +61,9 @@ def _freed(saved_range: SavedRange) -> int:
     return saved_range.nbytes * (saved_range.needed - saved_range.can_leave)
 
 
-def _all_moves(recording: MeasuredPass) -> list[Move]:
-    return [move for number, saved_range in enumerate(recording.ranges) for move in list_moves(number, saved_range)]
-
-
-def list_moves(number: int, saved_range: SavedRange) -> Iterator[Move]:
-    """List what could be done with a range to free memory."""
-    if saved_range.can_leave < saved_range.needed:
-        yield number, "offload"
-        if saved_range.recompute:
-            yield number, "recompute"
-
-
-def _price(saved_range: SavedRange, choice: Choice, link: Link) -> float:
-    """Seconds for each byte that is freed, if nothing ran beside it."""
-    seconds = saved_range.recompute_seconds if choice == "recompute" else link.price(saved_range.nbytes)
-    return seconds / max(1, saved_range.nbytes)
-
-
-def _first_of_each(moves: list[Move]) -> list[Move]:
-    seen: set[int] = set()
-    return [move for move in moves if not (move[0] in seen or seen.add(move[0]))]  # type: ignore[func-returns-value]
+def _movable(recording: MeasuredPass) -> list[int]:
+    """Numbers of the ranges that free memory where they leave."""
+    return [number for number, each in enumerate(recording.ranges) if each.can_leave < each.needed]
 
 
 _HASTE = 2.0
@@ -132,8 +95,7 @@ def schedule_fetches(
     times = np.cumsum(recording.seconds)
     triggers_at = {saved_range.asked for saved_range in recording.ranges if saved_range.asked is not None}
     triggers = sorted(triggers_at)
-    spans = find_spans(recording, decisions.choices)
-    asked = [(at, number) for number in departures if (at := spans.needed[number]) in triggers_at]
+    asked = [(at, number) for number in departures if (at := recording.ranges[number].needed) in triggers_at]
     fetches: dict[int, int] = {}
     busy_from = float("inf")
     for needed, number in sorted(asked, reverse=True):
@@ -201,9 +163,8 @@ def evaluate(recording: MeasuredPass, choices: Sequence[Choice], link: Link, bud
 def find_solution(recording: MeasuredPass, link: Link, budget: int, trials: int = _TRIALS) -> Solution | None:
     """Find a fast way to hold no more than the budget at any position.
 
-    Ranges are moved in several orders, in each as few as suffice; then, in the fastest of these, single
-    choices are taken back or changed as long as that saves time. What is recomputed has to be worth what it takes to
-    note operations in every pass, however few are recomputed: so it is looked for once more without.
+    Ranges are offloaded in several orders, in each as few as suffice; then, in the fastest of these, single choices
+    are changed as long as that saves time.
 
     Args:
         recording: the pass.
@@ -217,15 +178,6 @@ def find_solution(recording: MeasuredPass, link: Link, budget: int, trials: int 
     everything = keep_all(recording)
     if everything.peak <= budget:
         return everything
-    found = _search(recording, link, budget, trials)
-    without = recording.without_recomputing()
-    if found is None or not recording.noting_seconds or without == recording:
-        return found
-    unnoted = _search(without, link, budget, trials)
-    return unnoted if unnoted is not None and unnoted.seconds < found.seconds else found
-
-
-def _search(recording: MeasuredPass, link: Link, budget: int, trials: int) -> Solution | None:
     starts = [
         found
         for order in list_orders(recording, link)
@@ -252,18 +204,18 @@ def find_smallest(recording: MeasuredPass, link: Link) -> int:
     return high
 
 
-def _move_few(recording: MeasuredPass, order: list[Move], link: Link, budget: int) -> Solution | None:
-    """Move as few as suffice, in this order.
+def _move_few(recording: MeasuredPass, order: list[int], link: Link, budget: int) -> Solution | None:
+    """Offload as few as suffice, in this order.
 
     The last resort is to offload also what is needed too soon to leave: what left before it leaves for good then.
     """
-    moved = {number for number, _ in order}
-    order = order + [(number, "offload") for number in range(len(recording.ranges)) if number not in moved]
+    moved = set(order)
+    order = order + [number for number in range(len(recording.ranges)) if number not in moved]
 
     def solve(count: int) -> Solution | None:
         choices: list[Choice] = ["keep"] * len(recording.ranges)
-        for number, choice in order[:count]:
-            choices[number] = choice
+        for number in order[:count]:
+            choices[number] = "offload"
         return evaluate(recording, choices, link, budget)
 
     found = solve(len(order))
@@ -281,20 +233,17 @@ def _move_few(recording: MeasuredPass, order: list[Move], link: Link, budget: in
 def _improve(recording: MeasuredPass, best: Solution, link: Link, budget: int, trials: int) -> Solution:
     """Change one choice at a time while that saves time, the largest ranges first."""
     numbers = sorted(range(len(recording.ranges)), key=lambda number: -recording.ranges[number].nbytes)
-    options: dict[int, list[Choice]] = {
-        number: ["keep", *(choice for _, choice in list_moves(number, recording.ranges[number]))] for number in numbers
-    }
+    movable = set(_movable(recording))
     has_changed = True
     while has_changed and trials > 0:
         has_changed = False
         for number in numbers:
-            for option in options[number]:
-                choices = list(best.decisions.choices)
-                if option == choices[number] or trials <= 0:
-                    continue
-                trials -= 1
-                choices[number] = option
-                changed = evaluate(recording, choices, link, budget)
-                if changed is not None and changed.seconds < best.seconds:
-                    best, has_changed = changed, True
+            choices = list(best.decisions.choices)
+            if trials <= 0 or (choices[number] == "keep" and number not in movable):
+                continue
+            trials -= 1
+            choices[number] = "keep" if choices[number] == "offload" else "offload"
+            changed = evaluate(recording, choices, link, budget)
+            if changed is not None and changed.seconds < best.seconds:
+                best, has_changed = changed, True
     return best

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from retrograd.memory.policies.transfers import InFlight
 
-Choice = Literal["keep", "offload", "recompute"]
+Choice = Literal["keep", "offload"]
 EventKind = Literal["pack", "ask", "free"]
 Event = tuple[EventKind, int]
 """What happens, and the number of the range to which it does."""
@@ -33,11 +33,6 @@ class SavedRange:
         left: first position at which the program itself does not hold it any more.
         asked: position at which a backward pass first asks for it; None: never.
         freed: position at which autograd lets go of it; the number of positions where it has not.
-        recompute: the operations that recompute it, in words; empty where none do.
-        sources: ranges, packed before it, that these are given.
-        recompute_seconds: how long they take.
-        recompute_bytes: memory that they need besides.
-        recompute_numbers: which operations of the pass they are.
     """
 
     nbytes: int
@@ -47,11 +42,6 @@ class SavedRange:
     left: int
     asked: int | None
     freed: int
-    recompute: str = ""
-    sources: tuple[int, ...] = ()
-    recompute_seconds: float = 0.0
-    recompute_bytes: int = 0
-    recompute_numbers: tuple[int, ...] = ()
 
     @property
     def can_leave(self) -> int:
@@ -77,18 +67,12 @@ class MeasuredPass:
         events: what happened, in order.
         seconds: computing time between each event and the one before it.
         background: bytes held by earlier passes while it began.
-        noting_seconds: how much longer a pass takes in which operations are noted, so that any range can be recomputed.
     """
 
     ranges: tuple[SavedRange, ...]
     events: tuple[Event, ...]
     seconds: tuple[float, ...]
     background: int = 0
-    noting_seconds: float = 0.0
-
-    def without_recomputing(self) -> MeasuredPass:
-        """The same pass, of which nothing can be recomputed."""
-        return replace(self, ranges=tuple(replace(saved_range, recompute="") for saved_range in self.ranges))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,31 +115,6 @@ class Decisions:
     fetches: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """The positions at which ranges have to be there.
-
-    Attributes:
-        needed: position up to which each may be away: it is asked for, or another is made of it.
-        freed: position at which it goes: autograd lets go of it, and of all that are made of it.
-    """
-
-    needed: Sequence[int]
-    freed: Sequence[int]
-
-
-def find_spans(recording: MeasuredPass, choices: Sequence[Choice]) -> Spans:
-    """Find out when ranges have to be there: what is recomputed needs its sources."""
-    needed = [saved_range.needed for saved_range in recording.ranges]
-    freed = [saved_range.freed for saved_range in recording.ranges]
-    for number in reversed(range(len(choices))):
-        if choices[number] == "recompute":
-            for source in recording.ranges[number].sources:
-                needed[source] = min(needed[source], needed[number])
-                freed[source] = max(freed[source], freed[number])
-    return Spans(needed, freed)
-
-
 def find_departures(recording: MeasuredPass, decisions: Decisions) -> dict[int, int]:
     """Find out when ranges that are taken elsewhere are gone.
 
@@ -165,14 +124,14 @@ def find_departures(recording: MeasuredPass, decisions: Decisions) -> dict[int, 
     """
     gone: dict[int, int] = {}
     leaving: InFlight[int] = InFlight()
-    ranges, spans = recording.ranges, find_spans(recording, decisions.choices)
+    ranges = recording.ranges
     for number, choice in enumerate(decisions.choices):
         saved_range = ranges[number]
         if choice != "offload":
             continue
         for first in leaving.add(number, saved_range.nbytes, decisions.window):
             position = max(ranges[first].left, saved_range.packed + 1)
-            if position < spans.needed[first]:
+            if position < ranges[first].needed:
                 gone[first] = position
     return gone
 
@@ -181,44 +140,30 @@ def count_residency(
     recording: MeasuredPass, decisions: Decisions, departures: Mapping[int, int]
 ) -> npt.NDArray[np.int64]:
     """Count the bytes in memory at each position, with those of earlier passes."""
-    spans = find_spans(recording, decisions.choices)
     positions = len(recording.events)
     change = np.zeros(positions + 1, dtype=np.int64)
-    beside = np.zeros(positions, dtype=np.int64)
     for number, saved_range in enumerate(recording.ranges):
-        nbytes, choice = saved_range.nbytes, decisions.choices[number]
-        needed, freed = spans.needed[number], spans.freed[number]
+        nbytes, needed = saved_range.nbytes, saved_range.needed
         change[saved_range.packed] += nbytes
-        change[freed] -= nbytes
-        away = saved_range.can_leave
-        if choice == "recompute":
-            if away < needed < positions:
-                beside[needed] = max(beside[needed], saved_range.recompute_bytes)
-        else:
-            away = departures.get(number, needed)
-        back = decisions.fetches.get(number, needed)
+        change[saved_range.freed] -= nbytes
+        away, back = departures.get(number, needed), decisions.fetches.get(number, needed)
         if away < back < positions:  # else it never comes back
             change[away] -= nbytes
             change[back] += nbytes
-    held: npt.NDArray[np.int64] = np.cumsum(change[:-1]) + beside + recording.background
+    held: npt.NDArray[np.int64] = np.cumsum(change[:-1]) + recording.background
     return held
 
 
 def predict_seconds(recording: MeasuredPass, decisions: Decisions, departures: Mapping[int, int], link: Link) -> float:
     """Predict how long the pass takes. Copies cost nothing as long as something is computed beside them."""
     clock = _PassClock(recording.ranges, decisions, departures, link)
-    clock.now = recording.noting_seconds if "recompute" in decisions.choices else 0.0
-    wanted: dict[int, list[int]] = {}
-    for number, position in enumerate(find_spans(recording, decisions.choices).needed):
-        wanted.setdefault(position, []).append(number)
     for position, (kind, number) in enumerate(recording.events):
         clock.now += recording.seconds[position]
         if kind == "pack":
             clock.pack(number)
         elif kind == "ask" and position == recording.ranges[number].asked:
             clock.fetch(position)
-            for each in wanted.get(position, ()):  # sources first: they were packed before
-                clock.bring(each, position)
+            clock.bring(number)
     return clock.now
 
 
@@ -259,16 +204,13 @@ class _PassClock:
         for wanted in self._wanted_at.get(position, ()):
             self._fetch(wanted)
 
-    def bring(self, number: int, position: int) -> None:
+    def bring(self, number: int) -> None:
         """A range has to be there."""
-        saved_range, choice = self._ranges[number], self._decisions.choices[number]
-        if choice == "recompute" and saved_range.left < position:
-            self.now += saved_range.recompute_seconds
-        elif number in self._departures:
+        if number in self._departures:
             if number not in self._arrived:
                 self._fetch_at_once(number)
             self.now = max(self.now, self._arrived[number])
-            self.now += self._link.latency + saved_range.nbytes * self._link.work_back
+            self.now += self._link.latency + self._ranges[number].nbytes * self._link.work_back
 
     def _fetch(self, number: int) -> None:
         start = max(self.now, self._back_free, self._written[number])

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from retrograd.core.hooks.nodes import LEAF_NUMBER, edges_of, identity_of, is_leaf, name_of, number_of, variable_of
-from retrograd.core.hooks.op_info import is_view
 from retrograd.core.hooks.storages import ModuleArguments, ParameterStorages, hold_key, key_of, storages_of
 from retrograd.following.graph.walker import shape_of
+from retrograd.memory.inventory.costs import is_view
 
 HeldBy = Literal["saved", "attribute", "hooks", "checkpoint", "argument"]
 """Who holds a tensor: torch for the node; the node of a Python Function as an attribute; somebody's saved-tensor hooks,

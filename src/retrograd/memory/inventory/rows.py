@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from retrograd.core.files import make_all_storable
 from retrograd.core.hooks.forward_log import OperationClock
-from retrograd.core.hooks.op_info import find_cost_of_saved
 from retrograd.following.graph.node import Line
 from retrograd.following.graph.origin import Origin
 from retrograd.following.graph.origins import Origins
+from retrograd.memory.inventory.costs import find_cost_of_saved
 from retrograd.memory.inventory.notes import NodeNotes, SlotNotes, TensorNotes
 from retrograd.memory.inventory.timeline import PERMANENT, SCHEMA
 from retrograd.memory.inventory.watch import InventoryWatch

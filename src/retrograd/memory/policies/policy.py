@@ -8,17 +8,11 @@ reference goes when autograd lets go. Views, strides, the check that nothing was
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Size, Tensor
 
 from retrograd.core.errors import SavedPolicyError
-from retrograd.core.hooks.dispatch import CarryOut
-
-Stays = Callable[[Tensor, torch.UntypedStorage], bool]
-"""Whether a tensor lies in memory that stays anyway."""
 
 DEFAULT_MIN_BYTES = 64 * 1024
 """Below this a storage range is left alone. In a ResNet-50 at 96 px a third of the saved tensors is smaller, and
@@ -40,7 +34,6 @@ class Saved:
         number: how many ranges were packed before it in this forward pass. A model that does the same in each step
             gives the same number to the same activation.
         version: how often the memory has been written to, as the tensors of the program count.
-        witness: a tensor without memory that counts on with them; None where nobody else has the memory.
     """
 
     values: Tensor
@@ -48,7 +41,6 @@ class Saved:
     path: str
     number: int
     version: int = 0
-    witness: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -106,17 +98,6 @@ class Policy:
         program nor what is returned refers to ``saved.values``.
         """
         raise NotImplementedError
-
-    def watch_operations(self, stays: Stays) -> CarryOut | None:
-        """Asked when a thread comes into what the policy is in charge of: what is to see its operations, if anything.
-
-        Args:
-            stays: whether a tensor lies in memory that stays anyway.
-
-        Returns:
-            A function that is given each operation below autograd with its arguments, and carries it out.
-        """
-        return None
 
     def open(self) -> None:
         """Something begins to use this policy. Called once for every :func:`keep_saved`."""

@@ -27,7 +27,10 @@ from retrograd.core.hooks.dispatch import plain_torch
 from retrograd.core.hooks.engine import dispatch_modes
 from retrograd.core.hooks.saved import is_plain
 from retrograd.memory.policies.overwriting import FILLED_LATE, SaveSite, refuse_overwritten
-from retrograd.memory.policies.policy import Packed, Policy, Saved, Stays
+from retrograd.memory.policies.policy import Packed, Policy, Saved
+
+Stays = Callable[[Tensor, torch.UntypedStorage], bool]
+"""Whether a tensor lies in memory that stays anyway."""
 
 _BYTES_OF_MT19937 = 624 * 4 + 4
 

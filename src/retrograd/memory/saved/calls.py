@@ -15,8 +15,6 @@ from torch import nn
 
 from retrograd.core.hooks.calls import CallStack, hooked_call
 from retrograd.core.hooks.checkpoints import Recomputation
-from retrograd.core.hooks.dispatch import OperationTap, is_in_compiled_call
-from retrograd.core.hooks.engine import dispatch_modes, is_in_backward
 from retrograd.core.hooks.saved import belongs_to_checkpoint, can_recompute, push_pair, remove_pair
 from retrograd.core.identities import IdentitySet
 from retrograd.memory.policies.overwriting import FILLED_LATE, SaveSite
@@ -37,7 +35,6 @@ class PolicyCall:
         around: the call around it.
         is_set: it has set the pair of hooks itself, and takes it off.
         recomputation: runs it again in the backward pass.
-        tap: shows the policy what is carried out in it.
     """
 
     frame: int
@@ -46,7 +43,6 @@ class PolicyCall:
     around: PolicyCall | None
     is_set: bool = False
     recomputation: Recomputation | None = None
-    tap: OperationTap | None = None
 
     def leave(self) -> None:
         """End it: take off what was set, and end the recomputation."""
@@ -59,15 +55,9 @@ class PolicyCall:
         """Set the pair of hooks; noted beforehand, since an interrupt may come between any two steps."""
         self.is_set = True
         self.is_set = push_pair(self.keeper.pack, self.keeper.unpack)
-        self.tap = self.keeper.watch_operations() if self.is_set else None
-        if self.tap is not None:
-            self.tap.put_on()
 
     def take_off(self) -> None:
         """Take off what was set."""
-        if self.tap is not None:
-            self.tap.take_off()
-            self.tap = None
         if self.is_set:
             remove_pair(self.keeper.pack)
             self.is_set = False
@@ -87,8 +77,6 @@ class PolicyCalls(CallStack[PolicyCall], threading.local):
         super().__init__()
         self.outside = outside
         self.covering: Keeper | None = None
-        self._tap: OperationTap | None = None
-        self._modes = 0  # that the thread was in when it was covered
 
     def site(self) -> SaveSite:
         """Return the site in the model where this thread is."""
@@ -99,16 +87,11 @@ class PolicyCalls(CallStack[PolicyCall], threading.local):
         if not push_pair(keeper.pack, keeper.unpack):
             return False
         self.covering = keeper
-        self._modes = dispatch_modes()
-        self._listen(keeper)
         return True
 
     def uncover(self) -> None:
         """Take the pair of the whole thread off."""
         keeper, self.covering = self.covering, None
-        if self._tap is not None:
-            self._tap.take_off()
-            self._tap = None
         if keeper is not None:
             remove_pair(keeper.pack)
 
@@ -119,8 +102,6 @@ class PolicyCalls(CallStack[PolicyCall], threading.local):
         frame = hooked_call()
         if self.top is not None:
             self.settle(frame)
-        elif self.covering is not None and not is_in_backward():
-            self._listen(self.covering)
         around = self.top
         call = PolicyCall(id(frame), site, keeper, around)
         is_inside = around is not None and around.keeper is keeper
@@ -137,24 +118,6 @@ class PolicyCalls(CallStack[PolicyCall], threading.local):
     def end(self) -> None:
         """End the call whose hook is running, and those within it."""
         self.pop(id(hooked_call()))
-
-    def _listen(self, keeper: Keeper) -> None:
-        """Query the policy in charge of the whole thread again whether it wants to see what is carried out.
-
-        Not where the program has entered modes since, such as those of a selective checkpoint: it leaves what is on
-        top, and that has to be its own.
-        """
-        if dispatch_modes() > self._modes + (self._tap is not None):
-            return
-        tap = keeper.watch_operations()
-        if self._tap is not None:
-            if tap is None and is_in_compiled_call():
-                self._tap.end()
-                return
-            self._tap.take_off()
-        self._tap = tap
-        if tap is not None:
-            tap.put_on()
 
     def leave(self) -> None:
         """Take off the pairs that are still set in this thread: it is in the middle of a call, or a call was left."""

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -18,11 +18,10 @@ from torch.nn import Parameter
 
 from retrograd.core.amounts import show_bytes
 from retrograd.core.errors import SavedPolicyError
-from retrograd.core.hooks.dispatch import OperationTap, carry_out_unseen, hide_taps
+from retrograd.core.hooks.dispatch import carry_out_unseen, hide_taps
 from retrograd.core.hooks.engine import dispatch_modes, is_in_backward, is_jit_tracing
 from retrograd.core.hooks.saved import (
     base_of,
-    in_forward_mode,
     is_plain,
     not_of_the_program,
     remove_pair,
@@ -224,18 +223,6 @@ class Keeper:
         self._has_unpacked = False
         self._largest = 0  # of what was too small
         self._has_warned = policy.min_bytes >= NEVER
-        self._taps: WeakSet[OperationTap] = WeakSet()
-
-    def watch_operations(self) -> OperationTap | None:
-        """Make the tap that shows the policy the operations of a thread, to be put on; None if it wants to see none."""
-        if in_forward_mode() or is_jit_tracing():
-            return None
-        carry_out = self.policy.watch_operations(self.parameters.include)
-        if carry_out is None:
-            return None
-        tap = OperationTap(carry_out)
-        self._taps.add(tap)
-        return tap
 
     def open(self) -> None:
         """Begin."""
@@ -246,8 +233,6 @@ class Keeper:
         """End; what is packed still comes back."""
         if self.is_open:
             self.is_open = False
-            for tap in list(self._taps):  # one may be on in another thread
-                tap.end()
             self.policy.close()
 
     @not_of_the_program
@@ -317,7 +302,7 @@ class Keeper:
             self._count, self._has_unpacked = 0, False
         values = view_storage(tensor.untyped_storage(), tensor, start, (end - start,), (1,))
         witness = witness_version(tensor)
-        saved = Saved(values, tensor.shape, site.path, self._count, version_of(tensor), witness)
+        saved = Saved(values, tensor.shape, site.path, self._count, version_of(tensor))
         self._count += 1
         account = self.account
         began = time.perf_counter()

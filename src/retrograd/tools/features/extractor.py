@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from retrograd.core.amounts import count_of
 from retrograd.core.errors import FeatureError
+from retrograd.core.guesses import names_arguments
 from retrograd.core.hooks.nested import flatten, replace_tensors
 from retrograd.core.hooks.readings import EarlyExit, Reading, read_calls
 from retrograd.core.sites.pattern import translate_glob
@@ -24,6 +25,7 @@ Hold = Callable[[str, Any], Callable[[], Any]]
 """Takes the name of a site and what is there while the forward runs; returns what gives the feature at its end."""
 
 
+@names_arguments
 def extract(
     model: nn.Module,
     batch: Any,

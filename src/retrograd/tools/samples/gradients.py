@@ -16,7 +16,8 @@ import torch.nn.functional as F  # as everybody calls it
 from torch import Tensor, nn
 
 from retrograd.core.amounts import list_names
-from retrograd.core.errors import FeatureError, NothingKeptError
+from retrograd.core.errors import CallError, FeatureError, NothingKeptError
+from retrograd.core.guesses import USES, names_arguments
 from retrograd.core.history.history import History
 from retrograd.core.history.kept import Kept
 from retrograd.core.hooks.names import list_modules
@@ -157,6 +158,7 @@ class PerSampleGradients(Mapping[str, Tensor]):
         return found
 
 
+@names_arguments
 def per_sample_gradients(recording: Recording, *, step: int | None = None, batch_dim: int = 0) -> PerSampleGradients:
     """Split the gradients of parameters by sample, from what a recording has kept.
 
@@ -178,7 +180,13 @@ def per_sample_gradients(recording: Recording, *, step: int | None = None, batch
 
     Raises:
         NothingKeptError: no gradient of an output was kept.
+        CallError: it is no recording.
     """
+    if not isinstance(recording, Recording):
+        raise CallError(
+            f"rg.per_sample_gradients() takes a recording, not {type(recording).__name__}.",
+            repair=f"{USES['per_sample_gradients']}.",
+        )
     history = recording.history
     uses: dict[int, list[_Use]] = {}
     names: dict[int, str] = {}

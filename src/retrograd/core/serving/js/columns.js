@@ -4,12 +4,19 @@ import { facts } from "./payload.js";
 
 export const curves = new Map(); // by the name of the run; null where it is too long for a list
 
-const toNumber = (told) => (told === "inf" ? Infinity : told === "-inf" ? -Infinity : Number(told)); // "nan" is NaN
-
 const isTold = (value) => value !== null && value !== undefined;
-const numberOf = (told) => (isTold(told) ? toNumber(told) : null);
+const numberOf = (told) => (isTold(told) ? readNumber(told) : null);
 const SPECIAL = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 const settingOf = (told) => (isTold(told) ? (SPECIAL[told] ?? told) : null);
+const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+
+/** The number that a value is or says; NaN where it is none. */
+export function readNumber(told) {
+  if (!isTold(told)) return NaN;
+  if (typeof told !== "string") return Number(told);
+  return NUMBER.test(told) ? Number(told) : (SPECIAL[told.toLowerCase()] ?? NaN);
+}
+
 const RANKS = [1e6, 1e3, 1];
 
 const OWN = [
@@ -31,7 +38,7 @@ export function listColumns() {
   return [
     ...OWN,
     ...logged.filter((name) => !taken.has(name)).map((name) => ({ name, title: name, of: (run) => numberOf(curves.get(run.name)?.logged[name]), isNumber: true, differs: true })),
-    ...settings.map((name) => ({ name, title: name, of: (run) => settingOf(run.settings[name]), isNumber: facts.runs.every((run) => typeof (run.settings[name] ?? 0) === "number"), isSetting: true, differs: facts.columns.includes(name) })),
+    ...settings.map((name) => ({ name, title: name, of: (run) => settingOf(run.settings[name]) ?? numberOf(curves.get(run.name)?.logged[name]), isNumber: facts.runs.every((run) => typeof (run.settings[name] ?? 0) === "number"), isSetting: true, differs: facts.columns.includes(name) })),
   ];
 }
 
@@ -41,7 +48,17 @@ const bare = (word) => word.replace(/^-+/, "").toLowerCase();
 export const findColumn = (word, columns) =>
   columns.find(({ name, title }) => name === word || title === word) ?? columns.find(({ name }) => bare(name) === bare(word));
 
-const inNumbers = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
+const wordsOf = (text) => text.toLowerCase().split(/([0-9]+)/).filter(Boolean).map((word) => (/^[0-9]+$/.test(word) ? Number(word) : word));
+
+/** Names in the order of their numbers: run2 before run10; a number before letters. */
+function compareNames(one, other) {
+  const [a, b] = [wordsOf(one), wordsOf(other)];
+  const at = a.findIndex((word, i) => word !== b[i]);
+  if (at < 0) return a.length - b.length;
+  if (at >= b.length) return 1;
+  if (typeof a[at] !== typeof b[at]) return typeof a[at] === "number" ? -1 : 1;
+  return a[at] < b[at] ? -1 : 1;
+}
 
 /** Numbers before texts; NaN and what is not known come last, whichever way it is turned. */
 export function sortRuns(runs, column, isTurned) {
@@ -52,9 +69,9 @@ export function sortRuns(runs, column, isTurned) {
     const [one, other] = [of(a), of(b)];
     const group = groupOf(one) - groupOf(other);
     if (group || groupOf(one) > 1) return group;
-    return way * (typeof one === "string" ? inNumbers.compare(one, other) : one - other || 0);
+    return way * (typeof one === "string" ? compareNames(one, other) : one - other || 0);
   };
   return runs
-    .toSorted((a, b) => (b.started || b.written) - (a.started || a.written) || inNumbers.compare(a.name, b.name))
+    .toSorted((a, b) => (b.started || b.written) - (a.started || a.written) || compareNames(a.name, b.name))
     .toSorted(compare);
 }

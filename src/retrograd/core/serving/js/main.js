@@ -59,8 +59,9 @@ function drawPictures(runs, columns) {
   find("log").disabled = !hasLog;
   find("log").title = hasLog ? "Logarithmic axis" : "A loss is zero or negative, so the axis is linear";
   find("log").setAttribute("aria-pressed", String(hasLog && state.log === "1"));
-  const axes = listAxes(drawn, columns);
+  const { axes, left } = listAxes(drawn, columns);
   find("parallel-card").hidden = !axes.length;
+  find("parallel-left").textContent = left.length ? `Those ${axes.length - 1} settings whose order agrees most with that of the final loss; ${left.map(({ title }) => title).join(", ")} differ too.` : "";
   heat = [drawOverlay(find("overlay"), lines, { isLog: hasLog && state.log === "1", share: Number(state.smooth), about: `loss of ${plural(drawn.length, "run")}`, point, choose: (name) => pick(name, !picked.has(name)) })];
   if (axes.length) heat.push(drawParallel(find("parallel"), drawn, axes, colors.of, { point }));
   fill(find("colors"), ...colors.legend);

@@ -1,6 +1,9 @@
-/** Which runs are listed: words that they contain, conditions such as `lr>=0.01`, and the choices beside. */
+/**
+ * Which runs are listed: words that they contain, conditions such as `lr>=0.01`, and the choices beside. `retrograd ls`
+ * answers the same (`core/runs/listed.py`): a test asks both.
+ */
 
-import { findColumn } from "./columns.js";
+import { findColumn, readNumber } from "./columns.js";
 import { facts } from "./payload.js";
 
 const CONDITION = /^(.+?)(!=|<=|>=|=|<|>)(.*)$/s;
@@ -11,15 +14,15 @@ const splitWords = (text) => [...text.matchAll(/"([^"]*)"|((?:[^\s"]|"[^"]*")+)/
 
 function isEqual(found, wanted, isList) {
   if (found === null || found === undefined) return wanted === "" || wanted === "none";
-  if (typeof found === "number") return wanted !== "" && Object.is(found === 0 ? 0 : found, Number(wanted));
+  if (typeof found === "number") return found === readNumber(wanted) || (wanted === "nan" && Number.isNaN(found));
   const text = String(found).toLowerCase();
-  return isList ? text.split(" ").includes(wanted) || (text === "" && wanted === "none") : text === wanted;
+  return isList ? text.split(" ").filter(Boolean).includes(wanted) || (text === "" && wanted === "none") : text === wanted;
 }
 
 function holds(run, { column, comparison, value }) {
   const [found, wanted] = [column.of(run), value.toLowerCase()];
   if (comparison === "=" || comparison === "!=") return isEqual(found, wanted, column.name === "finding") === (comparison === "=");
-  return found !== null && found !== undefined && found !== "" && wanted !== "" && COMPARISONS[comparison](Number(found), Number(wanted));
+  return COMPARISONS[comparison](readNumber(found), readNumber(wanted)); // nothing is true of NaN
 }
 
 const textOf = (run) => [run.name, run.status, ...run.found, ...Object.entries(run.settings).map(([name, value]) => `${name}=${value}`)].join("\n").toLowerCase();

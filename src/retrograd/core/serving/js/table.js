@@ -28,7 +28,11 @@ const SHOWN = {
   steps: (run) => (run.last_step === null ? "–" : formatCount(run.last_step)),
   status: (run) => make("span", { class: run.status.split(" ")[0] }, run.status),
   findings: showFindings,
+  commit: ({ settings: { commit } }) => (typeof commit === "string" ? commit.slice(0, 8) : "–"),
 };
+
+const FEW = 4; // settings of a run that a narrow page shows at once
+const unfolded = new Set(); // names of runs of which it shows all
 
 const show = (value) => (value === null || value === undefined ? "–" : typeof value === "number" ? printShort(value) : String(value));
 
@@ -65,5 +69,8 @@ export function makeRow(run, columns, color, { pick, point }) {
     return make("td", { class: [column.isNumber ? "number" : "", column.isSetting ? "setting" : "", shown === "–" ? "empty" : ""].join(" "), "data-title": title, title: text }, shown);
   });
   const name = make("td", { class: "name" }, color ? makeSwatch(color) : null, make("a", { href: linkTo(run) }, run.name));
-  return make("tr", { onpointerenter: () => point(run.name), onpointerleave: () => point(null) }, make("td", {}, box), name, make("td", {}, showCurve(run)), ...cells);
+  const more = columns.filter((column) => column.isSetting).length - FEW;
+  const unfold = make("button", { type: "button", class: "quiet unfold", onclick: () => unfolded.add(run.name) && unfold.closest("tr").classList.add("unfolded") }, `${more} more`);
+  if (more > 0) cells.push(make("td", { class: "more" }, unfold));
+  return make("tr", { class: unfolded.has(run.name) ? "unfolded" : "", onpointerenter: () => point(run.name), onpointerleave: () => point(null) }, make("td", {}, box), name, make("td", {}, showCurve(run)), ...cells);
 }

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.foreign.text import show_plainly
-from retrograd.core.history.matrix import Curve, Matrix
+from retrograd.core.history.curve import Curve
+from retrograd.core.history.matrix import Matrix
 from retrograd.core.history.series import Series
 from retrograd.core.libraries import library_needed
 

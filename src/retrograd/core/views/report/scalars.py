@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from retrograd.core.history.arrays import read_numbers
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.events import OF_EACH_STEP
 from retrograd.core.history.history import History
-from retrograd.core.history.matrix import Curve
 from retrograd.core.history.scalar_names import (
     EVAL_LOSS,
     GRAD_NORM,

@@ -14,7 +14,7 @@ from retrograd.explaining.findings.detectors.units import DEAD, list_dead
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import MOVED, ROSE, Training, is_adaptive
-from retrograd.explaining.findings.update_norms import Stillness, UpdateNorms
+from retrograd.explaining.findings.update_norms import UpdateNorms
 
 family = Family(__name__)
 
@@ -120,8 +120,21 @@ def _describe_learning_rate_too_high(
             ("loss at the end", late, f"not < {MOVED:g} × before"),
         ],
         checked=checked,
-        repair=f"Look why the loss is so large; its gradients are, too. {entry.words.repair}" if is_large else "",
+        repair=f"Look why the loss is so large; its gradients are, too. {entry.words.repair}"
+        if is_large
+        else _find_peak(training),
     )
+
+
+def _find_peak(training: Training) -> str:
+    """The repair where a schedule warms the rate up; empty where none does."""
+    rates = training.rates
+    first, peak = (rates[min(rates)], max(rates.values())) if rates else (0.0, 0.0)
+    if not peak > 2 * first:
+        return ""
+    is_named = any("max_lr" in group for _, group in training.groups())
+    named = "the schedule's `max_lr`" if is_named else "the rate that it leads to"
+    return f"A schedule warms the rate up, from {first:.3g} to {peak:.3g}: divide {named} by 10."
 
 
 def first_large(updates: UpdateNorms) -> int | None:
@@ -187,7 +200,7 @@ def not_updated(record: Record, entry: Entry) -> Iterator[Finding]:
     """Parameters that updates leave as they are, though they have a gradient."""
     if len(record.optimizers) > 1 or record.once(Training).is_contest:
         raise CannotTell("several optimizers update in turn, each with gradients that the others leave")
-    found = record.once(Stillness).find_still(FEWEST)
+    found = record.once(UpdateNorms).stillness.find_still(FEWEST)
     stuck = {name: often for name, often in found.items() if not _is_meant(record, name)}
     put_back = _find_put_back(record)
     if put_back:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from retrograd.core.history.matrix import Curve
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.weights_facts import Load
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.chain import Chain, count, is_float

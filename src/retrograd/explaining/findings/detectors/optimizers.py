@@ -13,7 +13,7 @@ from retrograd.explaining.findings.births import GREW
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, FloatArray, Record
 from retrograd.explaining.findings.training import Training, as_list
-from retrograd.explaining.findings.update_norms import TOLD, Stillness, UpdateNorms
+from retrograd.explaining.findings.update_norms import TOLD, UpdateNorms
 from retrograd.explaining.findings.updates import by_optimizer
 
 family = Family(__name__)
@@ -158,7 +158,7 @@ def _check_replaced(entry: Entry, record: Record, made: OptimizerMade) -> Iterat
     stopped = _find_stopped(record, made)
     if not stopped:
         return
-    names, steps = list(stopped), record.once(Stillness).steps
+    names, steps = list(stopped), record.once(UpdateNorms).stillness.steps
     step = int(steps[min(stopped.values())])
     listed = list_names(names, 2)
     verb = "has" if len(names) == 1 else "have"
@@ -179,7 +179,7 @@ def _check_replaced(entry: Entry, record: Record, made: OptimizerMade) -> Iterat
 
 def _find_stopped(record: Record, made: OptimizerMade) -> dict[str, int]:
     """Parameters of an optimizer that are not updated any more, each with the place of the first such update."""
-    stopped = record.once(Stillness).find_stopped(FEWEST_STILL)
+    stopped = record.once(UpdateNorms).stillness.find_stopped(FEWEST_STILL)
     rates = [rate for call in record.called("step") for rate in as_list(call.details.get("lr"))]
     narrow = {each.name for each in record.parameters if each.dtype not in ("float32", "float64")}
     training = record.once(Training)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from retrograd.core.errors import CompareError
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.history import History
-from retrograd.core.history.matrix import Curve
 from retrograd.core.runs.findings import SEVERITIES, Finding, Findings
 from retrograd.core.runs.listed import find_differing
 from retrograd.core.runs.loss_curve import reduce_curve

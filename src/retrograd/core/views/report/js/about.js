@@ -4,6 +4,7 @@ import { visit } from "./actions.js";
 import { formatCount } from "./counts.js";
 import { fill, find, make, makeTerms } from "./dom.js";
 import { facts } from "./payload.js";
+import { change } from "./state.js";
 
 const WRITERS = {
   title: () => (find("title").textContent = facts.title),
@@ -43,7 +44,12 @@ function writeBanner() {
       make("code", {}, bad.site),
       ` (${bad.text})`,
     ),
-    make("button", { type: "button", id: "visit", onclick: () => visit(bad.site, bad.step) }, "Show it"),
+    make(
+      "span",
+      { class: "buttons" },
+      make("button", { type: "button", id: "visit", onclick: () => visit(bad.site, bad.step) }, "Show it"),
+      make("button", { type: "button", id: "in-order", onclick: () => change({ order: "broken", flipped: [], cursor: null }) }, "Rows by their first"),
+    ),
   );
 }
 

@@ -28,7 +28,7 @@ export const STEPS = {
  * where columns are. `print`: of numbers beside the chart.
  */
 export function makeChart(host, { lines, bad, scale, height, gutter, right = () => 8, axis = STEPS, print = formatTick }) {
-  const shown = { lines, bad, scale, axis, logarithmic: isLogarithmic(lines, scale) };
+  const shown = { lines, bad, scale, axis, print: scale === "share" ? formatPercent : print, logarithmic: isLogarithmic(lines, scale) };
   const { logarithmic } = shown;
   const options = {
     width: Math.max(host.clientWidth, 80),
@@ -57,7 +57,7 @@ export function makeChart(host, { lines, bad, scale, height, gutter, right = () 
     ],
     series: [{}, ...lines.map(makeSeries)],
     bands: makeBands(lines),
-    hooks: { drawClear: [(u) => markBad(u, shown)], draw: [moveCursor], setCursor: [tellCursor], setSelect: [tellZoom] },
+    hooks: { drawClear: [(u) => markBad(u, shown)], draw: [(u) => markOutside(u, shown), moveCursor], setCursor: [tellCursor], setSelect: [tellZoom] },
   };
   const plot = new uPlot(options, pointsOf(shown), host);
   charts.set(plot, shown);
@@ -186,12 +186,46 @@ function markBad(u, { bad, axis }) {
   u.ctx.restore();
 }
 
+/** Arrows at the edge where a line leaves the range; the furthest of either side says its value. */
+function markOutside(u, { lines, axis, print, logarithmic }) {
+  const { ctx, bbox } = u;
+  const { min, max } = u.scales.y;
+  const [from, to] = shownColumns();
+  const size = 4 * devicePixelRatio;
+  ctx.save();
+  ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+  ctx.fillStyle = themeColor("ink");
+  for (const [edge, way, isOut] of [[bbox.top, 1, (value) => value > max], [bbox.top + bbox.height, -1, (value) => value < min]]) {
+    let [furthest, at, before] = [null, 0, -Infinity];
+    for (let column = from; column <= to; column++) {
+      const out = lines.map(({ line }) => line[column]).filter((value) => Number.isFinite(value) && isOut(value) && !(logarithmic && value <= 0));
+      if (!out.length) continue;
+      const value = out.reduce((a, b) => (way * b > way * a ? b : a));
+      const x = u.valToPos(axis.placeOf(column), "x", true);
+      if (furthest === null || way * value > way * furthest) [furthest, at] = [value, x];
+      if (x - before < 2 * size) continue;
+      before = x;
+      ctx.beginPath();
+      ctx.moveTo(x, edge);
+      ctx.lineTo(x - size, edge + way * size * 1.5);
+      ctx.lineTo(x + size, edge + way * size * 1.5);
+      ctx.fill();
+    }
+    if (furthest === null) continue;
+    const isRight = at > bbox.left + bbox.width * 0.8;
+    ctx.textAlign = isRight ? "right" : "left";
+    ctx.textBaseline = way > 0 ? "top" : "bottom";
+    ctx.fillText(print(Number(furthest.toPrecision(3))), at + (isRight ? -2 : 2) * size, edge);
+  }
+  ctx.restore();
+}
+
 const columnUnder = (u, x) => Math.max(0, Math.min(columnCount() - 1, charts.get(u).axis.columnAt(u.posToVal(x, "x"))));
 
 function tellCursor(u) {
   if (!u.over.matches(":hover")) return;
   const { left } = u.cursor;
-  change({ cursor: left < 0 ? null : columnUnder(u, left) });
+  change({ cursor: left < 0 ? null : columnUnder(u, left), held: false });
 }
 
 function tellZoom(u) {

@@ -29,7 +29,7 @@ export function treeOf(key) {
   return trees.get(cached);
 }
 
-const BUILDERS = { type: buildTypes, value: buildList };
+const BUILDERS = { type: buildTypes, value: buildList, broken: buildList };
 
 const countPlaces = (top) => new Set(top.children.flatMap((node) => node.places)).size;
 
@@ -58,6 +58,7 @@ export function listShownRows() {
   }
   shown.rows = listRows(top, isFolded, matches && ((number) => siteNames(number).some(matches)));
   if (state.order === "value") sortRows();
+  if (state.order === "broken") sortByFirst();
   shown.total = total;
 }
 
@@ -75,6 +76,17 @@ function sortRows() {
   const rank = (node) => (Number.isNaN(values.get(node)) ? -Infinity : values.get(node));
   shown.rows = shown.rows.toSorted((a, b) => (rank(a) === rank(b) ? Number.isNaN(values.get(a)) - Number.isNaN(values.get(b)) : rank(b) - rank(a)));
 }
+
+/** The row that was not finite first is on top; of one step, gradients from the last layer back, as backward reaches them. */
+function sortByFirst() {
+  const firstOf = (node) => numbersOf(node).bad?.findIndex((count) => count > 0) ?? -1;
+  const first = new Map(shown.rows.map((node) => [node, firstOf(node)]));
+  const [broken, whole] = [shown.rows.filter((node) => first.get(node) >= 0), shown.rows.filter((node) => first.get(node) < 0)];
+  if (isBackward()) broken.reverse();
+  shown.rows = [...broken.toSorted((a, b) => first.get(a) - first.get(b)), ...whole];
+}
+
+const isBackward = () => quantityOf(state.quantity).site === "grad";
 
 const siteNames = (number) => [facts.places[number].name, siteName(number)];
 

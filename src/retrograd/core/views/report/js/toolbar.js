@@ -13,7 +13,7 @@ import { QUANTITIES, change, quantityOf, seriesOf, state } from "./state.js";
 import { nameColumns, shownColumns } from "./steps.js";
 
 const BANDS = { high: "largest", mean: "mean", low: "smallest" };
-const ORDERS = [["model", "as in the model"], ["type", "by type of layer"], ["value", "largest first"]];
+const ORDERS = [["model", "as in the model"], ["type", "by type of layer"], ["value", "largest first"], ["broken", "first NaN or Inf first"]];
 const offered = new Map(); // list → its choices, as text
 const FACTOR_CHOICES = [["auto", "automatic range"], ...FACTORS.map((factor) => [String(factor), `up to ×${formatCount(factor)}`])];
 
@@ -79,7 +79,7 @@ export function showToolbar() {
     isRatio() ? FACTOR_CHOICES : [["log", statistic.signed ? "log on both sides of 0" : "log scale"], ["linear", "linear scale"]],
     state.scale === "auto" && !isRatio() ? statistic.scale : state.scale,
   );
-  offer("order", ORDERS.filter(([order]) => order !== "type" || facts.model?.length), state.order);
+  offer("order", ORDERS.filter(([order]) => (order !== "type" || facts.model?.length) && (order !== "broken" || facts.nonfinite || state.order === order)), state.order);
   find("overlay").setAttribute("aria-pressed", String(state.overlay === "on"));
   find("overlay").hidden = state.open.length < 2 || Boolean(facts.runs);
   find("band-field").hidden = facts.columns.width === 1 || statistic.bands.length === 1;

@@ -14,7 +14,7 @@ import { fullName, describeWithout } from "./labels.js";
 export function drawTooltip() {
   const node = shown.rows.find((row) => row.id === state.current);
   const tooltip = find("tooltip");
-  const looking = state.held || find("viewport").matches(":hover, :focus-visible");
+  const looking = state.held || find("viewport").matches(":hover"); // not where a chart moves the cursor
   tooltip.hidden = !node || state.cursor === null || !looking;
   if (tooltip.hidden) return;
   const lines = describeCell(node, state.cursor);

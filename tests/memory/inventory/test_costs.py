@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retrograd.core.hooks import op_info
-from retrograd.core.hooks.op_info import find_cost, find_cost_of_saved, find_op_info, is_view
+from retrograd.memory.inventory import costs
+from retrograd.memory.inventory.costs import find_cost, find_cost_of_saved, is_view
 
 X = torch.randn(2, 6, 4, requires_grad=True)
 
@@ -83,24 +83,8 @@ def test_other_results_are_memory_of_their_own(make: Callable[[Tensor], Tensor],
 
 def test_the_table_has_operations_and_nodes_of_torchs() -> None:
     known = {name.partition("Backward")[0] for name in dir(torch._C._functions)}
-    assert op_info._COSTS_OF_NODES.keys() - known == {"UnsafeChunk"}  # made of others
-    assert all(hasattr(torch.ops.aten, name) for name in op_info._COSTS)
-
-
-@pytest.mark.parametrize("name", [name for name, cost in op_info._COSTS.items() if cost.price == "free"])
-def test_what_is_free_makes_no_memory(name: str) -> None:
-    packet = getattr(torch.ops.aten, name)
-    for overload in packet.overloads():
-        assert not find_op_info(getattr(packet, overload)).is_noted or overload.endswith("out")
-
-
-@pytest.mark.parametrize("name", [name for name, cost in op_info._COSTS.items() if cost.price != "free"])
-def test_what_has_a_price_can_be_repeated(name: str) -> None:
-    """One answer for the table of an inventory and for the plan of a budget."""
-    packet = getattr(torch.ops.aten, name)
-    found = [find_op_info(getattr(packet, overload)) for overload in packet.overloads()]
-    assert any(info.is_noted for info in found)
-    assert any(info.is_random for info in found) or "random state" not in op_info._COSTS[name].sources
+    assert costs._COSTS_OF_NODES.keys() - known == {"UnsafeChunk"}  # made of others
+    assert all(hasattr(torch.ops.aten, name) for name in costs._COSTS)
 
 
 def test_a_cheap_result_comes_back_bit_for_bit() -> None:
