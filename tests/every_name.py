@@ -258,6 +258,7 @@ USES: dict[str, Callable[[], Any]] = {
     "on_jump": lambda: rg.record(net, tensors=rg.Keep("0:output", when=rg.on_jump())).close(),
     "on_nonfinite": lambda: rg.record(net, tensors=rg.Keep("0:output", when=rg.on_nonfinite())).close(),
     "open_bundle": use_bundle,
+    "overhead": lambda: rg.record(net, schedule=rg.overhead(0.05)).close(),
     "open_features": lambda: rg.open_features(FOLDER / "features"),
     "open_run": lambda: [made("history"), repr(rg.open_run(FOLDER / "run"))],
     "per_sample_gradients": split_samples,

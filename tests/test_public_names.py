@@ -68,6 +68,7 @@ PUBLIC = [
     "open_bundle",
     "open_features",
     "open_run",
+    "overhead",
     "per_sample_gradients",
     "plan_recording",
     "print_graph",

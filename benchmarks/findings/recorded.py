@@ -32,6 +32,7 @@ class Way:
     Attributes:
         mode: ``run`` records and explains the record; ``explain`` is ``retrograd explain train.py``.
         every: which steps are recorded.
+        overhead: a budget for them, in place of ``every``.
         seed: is added to the script's own.
         forked: in a child that has torch already, not by the command; for ``run`` alone.
         cache: where recordings are kept.
@@ -40,6 +41,7 @@ class Way:
     cache: Path
     mode: str = "run"
     every: int = 1
+    overhead: str | None = None
     seed: int = 0
     forked: bool = False
 
@@ -51,7 +53,7 @@ def findings_of(case: Case, way: Way) -> list[dict[str, Any]]:
     folder = way.cache / _digest(
         [
             case.seeded(way.seed).encode(),
-            repr((way.mode, way.every)).encode(),
+            repr((way.mode, way.overhead or way.every)).encode(),
             *(path.read_bytes() for path in recorders),
         ]
     )
@@ -67,10 +69,12 @@ def _explain_run(case: Case, way: Way, folder: Path) -> list[dict[str, Any]]:
     if not (folder / "run" / "manifest.json").exists():
         script = _prepare(case, way, folder)
         if way.forked and "mp.spawn" not in case.text:
-            request = RunRequest(path=str(folder / "run"), shown="run", command=(str(script),), every=way.every)
+            steps = {"overhead": way.overhead} if way.overhead else {"every": way.every}
+            request = RunRequest(path=str(folder / "run"), shown="run", command=(str(script),), **steps)
             run_in_child(script, folder / "log.txt", lambda: _begin(request), LIMIT_SECONDS)
         else:
-            _call("run", "-o", str(folder / "run"), "--every", str(way.every), script.name, folder=folder)
+            steps = ("--overhead", way.overhead) if way.overhead else ("--every", str(way.every))
+            _call("run", "-o", str(folder / "run"), *steps, script.name, folder=folder)
     if not (folder / "run" / "manifest.json").exists():
         return []  # nothing was recorded: the program never came to a backward pass
     return [each.as_dict() for each in rg.explain(folder / "run").said]

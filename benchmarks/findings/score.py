@@ -189,6 +189,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "retrograd-findings")
     parser.add_argument("--mode", choices=("run", "explain"), default="run")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--overhead", metavar="SHARE", help="a budget in its place, as in 5%%")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="are added to those of the scripts")
     parser.add_argument("--forked", action="store_true", help="record in children of one process, which is quicker")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each case")
@@ -202,7 +203,7 @@ def main() -> None:
     cases = choose_cases(read_corpus(arguments.corpus), arguments.only)
     if arguments.forked:
         load_first(case.text for case in cases)
-    way = Way(arguments.cache.absolute(), arguments.mode, arguments.every, forked=arguments.forked)
+    way = Way(arguments.cache.absolute(), arguments.mode, arguments.every, arguments.overhead, forked=arguments.forked)
     outcomes = [Outcome(case, findings_of(case, replace(way, seed=seed))) for seed in arguments.seeds for case in cases]
     if arguments.json:
         for one in outcomes:

@@ -18,6 +18,7 @@ from retrograd.core.recording.record import record as record
 from retrograd.core.recording.record import watch as watch
 from retrograd.core.recording.schedule import every as every
 from retrograd.core.recording.schedule import log_schedule as log_schedule
+from retrograd.core.recording.schedule import overhead as overhead
 from retrograd.core.recording.settings import plan_recording as plan_recording
 from retrograd.core.runs.compaction import compact as compact
 from retrograd.core.runs.findings import Finding as Finding

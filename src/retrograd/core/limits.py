@@ -44,6 +44,9 @@ class Limits:
 
     # ---- programs that are recorded from outside ----
 
+    full_seconds: float = 60.0
+    """For how long ``retrograd run`` records every step, before it keeps to a budget for overhead."""
+
     models: int = 32
     """Models recorded in one process: who makes more of them makes a new one every round."""
 

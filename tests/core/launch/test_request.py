@@ -27,6 +27,22 @@ def test_steps_are_a_schedule() -> None:
     assert [step for step in range(8) if third(step)] == [0, 3, 6]
     assert FULL.make_schedule()(0)
     assert not FULL.make_schedule()(1_000_001)
+    every_step = [RunRequest(overhead="none"), RunRequest(every=1), RunRequest(watch=True)]
+    assert {repr(each.make_schedule()) for each in every_step} == {"every step"}
+    told = [
+        repr(each.make_schedule()) for each in (RunRequest(), RunRequest(overhead="5%"), RunRequest(overhead="0.2"))
+    ]
+    assert told == [
+        "every step for 60 s, then at an overhead of at most 10 %",
+        "at an overhead of at most 5 %",
+        "at an overhead of at most 20 %",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "%", "much", "0%", "-5%", "500%", "nan", "inf"])
+def test_a_share_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ScheduleError, match="no share"):
+        RunRequest(overhead=text).check()
 
 
 def test_what_is_wrong_is_found_before_a_model_is_known() -> None:

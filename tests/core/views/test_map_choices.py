@@ -200,8 +200,10 @@ def test_rows_are_sorted_by_what_was_not_finite_first(visit: Visit, report: Repo
     nan[[1, 2, 4, 5, 6], [4, 2, 5, 3, 3]] = 1
     page = visit.open(report(make_history(Numbers(sites, np.ones((8, 6)), nan=nan, bins=0))), "#quantity=value")
     page.get_by_role("button", name="Rows by their first").click()
+    expect(page.locator("#labels .label").first).to_have_attribute("title", "c:output")
     assert rows(page) == ["c:output", "b:output", "a:output", "d:output"]
     page.locator("#quantities button", has_text="Gradients").click()
+    expect(page.locator("#map-title")).to_contain_text("gradients")
     assert rows(page) == ["c:output", "b:output", "a:output", "d:output"]
 
 

@@ -1061,6 +1061,27 @@ FAULTS = (
         "warm-up",
     ),
     Fault(
+        "learning-rate-too-high",
+        "divide the schedule's `max_lr` by 10",
+        (
+            ("truth =", "cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5.0, total_steps=50)\ntruth ="),
+            ("    optimizer.step()", "    optimizer.step()\n    cycle.step()"),
+        ),
+        (("max_lr=5.0", "max_lr=0.5"),),
+        "one cycle",
+    ),
+    Fault(
+        "learning-rate-too-high",
+        "divide the rate that it leads to by 10",
+        (
+            ("lr=0.1", "lr=5.0"),
+            ("truth =", "warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1, 20)\ntruth ="),
+            ("    optimizer.step()", "    optimizer.step()\n    warmup.step()"),
+        ),
+        (("lr=5.0", "lr=0.5"),),
+        "warmed up",
+    ),
+    Fault(
         "dropout-misplaced",
         "lower p",
         (("nn.Linear(16, 3)", "nn.Dropout(0.95), nn.Linear(16, 3)"),),

@@ -62,6 +62,23 @@ class Repeats(Fact):
     steps: tuple[tuple[Any, ...], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap(Fact):
+    """From this step on every ``value``-th step is recorded, by a budget for overhead: those that ``value`` divides.
+
+    Attributes:
+        updates: the same for updates of weights.
+        reason: ``begin``, ``measure``, ``cost`` (of recorded and unrecorded steps), or what began a window that is
+            recorded in full: ``loss``, ``nonfinite``, ``gradient``, ``phase``.
+        share: of the time of an unrecorded step: what recording is expected to take at this gap.
+    """
+
+    kind = "gap"
+    updates: int = 1
+    reason: str = ""
+    share: float = math.nan
+
+
 MOST_OPTIMIZERS = 50
 """Optimizers of one class that are noted one by one; those after them have the name of the last."""
 
@@ -544,6 +561,7 @@ class Kink(Fact):
 FACTS: tuple[type[Fact], ...] = (
     Call, Repeats, OptimizerMade, Modes, ActiveDropout, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
     NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
+    Gap,
     StateRead, Load, CountedOn, Changed,
     Targets, Spread, AttendedTokens, SignedHistogram,
     LossParts,

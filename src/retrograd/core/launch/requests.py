@@ -16,6 +16,7 @@ from retrograd.core.errors import SavedTensorError, ScheduleError
 from retrograd.core.launch.interpreter import OURS
 from retrograd.core.launch.options import option
 from retrograd.core.launch.start import Request
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import say
 from retrograd.core.plugins import list_provided
 from retrograd.core.runs.chosen_ranks import read_ranks
@@ -44,6 +45,12 @@ def _check_every(name: str, steps: int) -> None:
         raise ScheduleError(
             f"{name} {steps} records nothing.", repair=f"give a whole number of at least 1, as in {name} 10."
         )
+
+
+def _check_overhead(name: str, share: str) -> None:
+    from retrograd.core.recording.schedule import read_overhead
+
+    read_overhead(share)
 
 
 def _check_ranks(name: str, ranks: str) -> None:
@@ -81,6 +88,7 @@ examples:
   retrograd run -o runs/first --every 10 -m package.train
   retrograd run --sites 'blocks.*:output.grad' '*:weight.grad' -- train.py
   retrograd run --tensors '*.attn:output' --schedule log train.py
+  retrograd run --overhead 5% train.py              as many steps as that pays for
   retrograd run --inventory 1 train.py
   retrograd run --open train.py                    its page in the browser, live
   retrograd run --mirror wandb train.py            a few series and all findings there, live
@@ -95,9 +103,20 @@ a line at the start, critical findings at once, and all findings at the end.
     sites: tuple[str, ...] | None = option(
         "--sites", None, "what to record, as in 'blocks.*:output.grad'", metavar="PATTERN", check=_check_patterns
     )
-    every: int = option("--every", 1, "record every N-th step", metavar="N", check=_check_every, group="steps")
+    every: int | None = option(
+        "--every", None, "record every N-th step", metavar="N", check=_check_every, group="steps"
+    )
     schedule: Literal["log"] | None = option(
         "--schedule", None, "record every step at first, then fewer and fewer", group="steps"
+    )
+    overhead: str | None = option(
+        "--overhead",
+        None,
+        "record as many steps as take this share of a step's time, or none for every step (default: all of the first "
+        "minute, then 10%)",
+        metavar="SHARE",
+        check=_check_overhead,
+        group="steps",
     )
     tensors: tuple[str, ...] | None = option(
         "--tensors", None, "sites whose tensors are kept whole", metavar="PATTERN", check=_check_patterns
@@ -133,9 +152,15 @@ a line at the start, critical findings at once, and all findings at the end.
         Raises:
             ScheduleError: for a number of steps below 1.
         """
-        from retrograd.core.recording.schedule import every, log_schedule
+        from retrograd.core.recording.schedule import every, log_schedule, overhead, read_overhead
 
-        return log_schedule() if self.schedule else every(self.every)
+        if self.schedule:
+            return log_schedule()
+        if self.every is not None or self.watch:
+            return every(self.every or 1)
+        return (
+            overhead(0.1, full_seconds=LIMITS.full_seconds) if self.overhead is None else read_overhead(self.overhead)
+        )
 
     def check(self) -> None:
         super().check()

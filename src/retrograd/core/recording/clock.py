@@ -60,6 +60,8 @@ class Clock:
 
     Attributes:
         on: this step is recorded.
+        is_budgeted: numbers of which a step has one are recorded at every step.
+        measures_updates: where the step is recorded, updates of weights are, too.
         awake: taps have something to do: the step is recorded, or the next forward may begin a new one.
         stale: a backward or an update has ended, so the next forward begins something new.
         entered: the running backward pass has reached a tap.
@@ -91,11 +93,13 @@ class Clock:
         "buffers",
         "entered",
         "is_apart",
+        "is_budgeted",
         "is_free",
         "is_led",
         "is_over",
         "is_piped",
         "is_second_half",
+        "measures_updates",
         "micro",
         "on",
         "stale",
@@ -118,6 +122,7 @@ class Clock:
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
         self.is_over = self._stopped = self._saw_forward = self.is_led = self.is_apart = False
+        self.is_budgeted, self.measures_updates = False, True
         self._ungraded = 0
         self._aside: list[bool] = []
         self._paused: tuple[int, bool, bool] | None = None
@@ -136,6 +141,17 @@ class Clock:
     def moment(self) -> Moment:
         """Now, for gradients of the micro-batch that is being recorded."""
         return Moment(self.step, self.micro, max(self.backward, 0), self.buffers.grad.phase)
+
+    @property
+    def is_noted(self) -> bool:
+        """True if numbers of which this step has one are recorded: losses, rates, updates."""
+        return self.on or (self.is_budgeted and not self._stopped)
+
+    @property
+    def may_have_passed(self) -> bool:
+        """True if the pass that ends is taken for one of the models, in a step that is not recorded otherwise."""
+        is_open = self._saw_forward and not self.is_over  # behind the update others train
+        return self.is_noted and not self.on and (is_open or self.is_free)
 
     @property
     def coming(self) -> int:
@@ -403,7 +419,7 @@ class RecordedPass:
     def begin(self, roots: tuple[torch.Tensor, ...], scale: torch.Tensor | None) -> None:
         """Begin a pass from these tensors, whose gradients are multiplied by ``scale``."""
         self.scale = scale
-        if self.clock.on and not is_tracing():
+        if self.clock.is_noted and not is_tracing():
             self.losses = tuple(root.detach().clone() for root in roots if is_loss(root))
 
     def enter(self) -> bool:

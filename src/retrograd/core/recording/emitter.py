@@ -91,7 +91,7 @@ class Emitter:
         if buffer.failed:
             self.failed_at = self._find_last(taken)
         late = self._late.find(buffer) if buffer.mode is Mode.GRAD else {}
-        self._emit_losses()
+        self.emit_losses()
         self._emit_changes(moment)
         self._placements.flush()
         if kept:
@@ -152,7 +152,8 @@ class Emitter:
         if self._keeper.has_triggers:  # a user's: what it raises shall cost no row
             self._pull_triggers(batch)
 
-    def _emit_losses(self) -> None:
+    def emit_losses(self) -> None:
+        """Hand over losses."""
         losses, self._losses = self._losses, []
         if losses:
             numbers = [each for _, loss, scale in losses for each in (loss, 1.0 if scale is None else scale)]

@@ -74,7 +74,7 @@ class EvaluationLosses:
             self._trained = find_loss_function(roots[0])
 
     def take_finished(self, end: int) -> Iterator[tuple[int, Number, Number]]:
-        """Take sums and counts of steps before ``end``, where it is known which of them are the losses."""
+        """Take those of steps before ``end``: sum and count, where it is known which of them are the losses."""
         for step in [step for step in self._sums if step < end]:
             sums = self._sums.pop(step)
             likely = next((kind for kind in (_RETURNED, self._trained) if kind in sums), None)

@@ -349,9 +349,11 @@ class OptimizerWatch:
         if self._clock.on:
             if self._taps.unseen:
                 self._taps.tell_of_missing()
-            self.updates.begin(optimizer, self._parameters)
+            if self._clock.measures_updates:
+                self.updates.begin(optimizer, self._parameters)
             if self._has_accumulated(optimizer):
                 self._taps.see_accumulated(held_by(optimizer))
+        if self._clock.is_noted:
             self._scalars.update_begins(optimizer)
 
     @never_raise()
@@ -362,11 +364,11 @@ class OptimizerWatch:
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self._passes = self._scalars.norms.passes
         self.updates.end(optimizer, count)
-        if self._clock.on:
+        if self._clock.is_noted:
             self._scalars.update_ends(optimizer)
         name = self._find_name(optimizer)
         with self._ending(optimizer) as ending:
-            if self._clock.on:
+            if self._clock.is_noted:
                 self._tell(name, count, ending, found_inf)
 
     def _has_accumulated(self, optimizer: Optimizer) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from retrograd.core.amounts import list_names
-from retrograd.core.history.facts import MOST_OPTIMIZERS
+from retrograd.core.history.facts import MOST_OPTIMIZERS, Gap
 from retrograd.core.history.sink import Moment, Sink
 from retrograd.core.hooks.backward import backward_followers, backward_listeners
 from retrograd.core.hooks.engine import without_transforms
@@ -32,6 +32,7 @@ from retrograd.core.progress.steps import Steps
 from retrograd.core.ranks.placements import is_sharded
 from retrograd.core.ranks.processes import count_processes
 from retrograd.core.ranks.stages import is_rehearsal, is_second_half
+from retrograd.core.recording.budget import Budget
 from retrograd.core.recording.clock import Clock, RecordedPass, is_loss
 from retrograd.core.recording.deliveries import Deliveries
 from retrograd.core.recording.emitter import Emitter
@@ -48,6 +49,7 @@ from retrograd.core.recording.omissions import Coverage, RequestedSites, list_om
 from retrograd.core.recording.optimizer_watch import LooseParameters, OptimizerWatch
 from retrograd.core.recording.parameter_watch import Reductions
 from retrograd.core.recording.scalar_watch import ScalarWatch
+from retrograd.core.recording.schedule import Overhead
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory
@@ -114,7 +116,10 @@ class Recorder:
         self.fault = events.fault
         self._steps = steps = Steps()
         self._buffers = buffers = ModeBuffers(settings)
+        wanted = settings.schedule
+        self._budget = events.budget = Budget(wanted, self._note_gap) if isinstance(wanted, Overhead) else None
         self.clock = clock = Clock(self._wants_step, buffers, self._hand_over, steps, step)
+        clock.is_budgeted = self._budget is not None
         clock.is_free = models is None
         clock.is_apart = settings.per_forward
         events.clock = clock
@@ -245,10 +250,31 @@ class Recorder:
 
     def _wants_step(self, step: int) -> bool:
         try:
+            if self._budget is not None:
+                return self._begin_budgeted(self._budget, step)
             return bool(self.settings.schedule(step))
         except Exception as error:
             self.fault("schedule", error)
             return False
+
+    def _begin_budgeted(self, budget: Budget, step: int) -> bool:
+        if not budget.has_begun:
+            return budget.begin_step(step)
+        if not self.clock.on:  # else all that there is has been handed over
+            self._deliveries.deliver()
+            self._emitter.emit_losses()
+            self._drain()
+        is_recorded = budget.begin_step(step)
+        self.clock.measures_updates = budget.with_updates
+        return is_recorded
+
+    def _note_gap(self, gap: Gap) -> None:
+        self.events.note_fact(gap)
+        self._describe_budget()
+
+    def _describe_budget(self) -> None:
+        if self._budget is not None:
+            self._sink.describe(overhead=self._budget.describe())
 
     # ---- recording --------------------------------------------------------------------------------------------
 
@@ -357,8 +383,9 @@ class Recorder:
             backward.enter()
         clock.is_second_half = False
         backward.is_running = False
-        if clock.entered:
-            self._emitter.add_losses(clock.moment, backward.losses, backward.scale)
+        if clock.entered or clock.may_have_passed:
+            moment = clock.moment if clock.entered else Moment(clock.step, clock.micro, 0)
+            self._emitter.add_losses(moment, backward.losses, backward.scale)
             self._scalars.norms.pass_ends(backward.scale)
         if clock.entered or not clock.on:
             backward.leave(failed)
@@ -430,10 +457,12 @@ class Recorder:
         unwatch_by_hand(self)
         _threads.pop(id(self), None)
         self.clock.close_all()
+        self._emitter.emit_losses()
         self._optimizers.decide()
         self._optimizers.updates.release()
         self._drain(is_last=True)
         self._deliveries.deliver(wait=True)
+        self._describe_budget()
         self._facts.end()
         self.clock.stop()
         self._reductions.remove()

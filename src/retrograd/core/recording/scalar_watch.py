@@ -90,6 +90,7 @@ class _StepNorms:
     before: dict[object, tuple[Number, Number]] = field(default_factory=dict)
     after: dict[object, tuple[Number, Number, float | None]] = field(default_factory=dict)
     is_known: bool = True
+    is_partial: bool = False
     is_clipped: bool = False
     is_sharded: bool = False
 
@@ -141,17 +142,20 @@ class GradientNorms:
         if before.ids != ids:
             before.ids, before.norm = before.ids | ids, None
 
-    def update_begins(self, optimizer: Optimizer, step: int) -> None:
-        """Measure the gradients of an optimizer that is about to update."""
+    def update_begins(self, optimizer: Optimizer, step: int, *, may_read: bool = True) -> None:
+        """Measure the gradients of an optimizer that is about to update, or take what clipping has found alone."""
         self._begun[optimizer] = self.passes
-        self._take(optimizer, step)
+        self._take(optimizer, step, may_read)
 
-    def update_ends(self, optimizer: Optimizer, step: int) -> None:
+    def update_ends(self, optimizer: Optimizer, step: int, *, may_read: bool = True) -> None:
         """Measure them now, where the update's closure has computed them."""
         if self._begun.pop(optimizer, self.passes) != self.passes:
-            self._take(optimizer, step)
+            self._take(optimizer, step, may_read)
 
-    def _take(self, optimizer: Optimizer, step: int) -> None:
+    def _take(self, optimizer: Optimizer, step: int, may_read: bool) -> None:
+        if not (may_read or self._clips):
+            self._steps.setdefault(step, _StepNorms()).is_partial = True
+            return
         pairs = [(each, gradient) for each in held_by(optimizer) if (gradient := gradient_of(each)) is not None]
         held = [gradient for _, gradient in pairs]
         norms = self._steps.setdefault(step, _StepNorms())
@@ -167,6 +171,9 @@ class GradientNorms:
         if clips and all(clip.limit is not None for clip in clips) and not rest:
             norms.after.update((clip, (clip.norm, clip.scale, clip.limit)) for clip in clips)  # type: ignore[misc]
             norms.is_sharded |= has_parts and not all(clip.is_whole for clip in clips)
+            return
+        if not may_read:
+            norms.is_partial = True
             return
         norms.is_sharded |= has_parts
         norms.is_known &= not any(clip.is_whole for clip in clips)  # the rest is known of this process alone
@@ -184,6 +191,8 @@ class GradientNorms:
         for step in [step for step in self._steps if step < end]:
             norms = self._steps.pop(step)
             text = SHARDS if norms.is_sharded else OWN
+            if norms.is_partial:
+                continue
             if norms.is_known and norms.before:
                 yield step, GRAD_NORM, [(*part, None) for part in norms.before.values()], text
             if norms.is_clipped and norms.after:
@@ -272,7 +281,7 @@ class ScalarWatch:
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A model is called by the program itself."""
         self.evaluations.forward_begins()
-        if not self._clock.on or not torch.is_grad_enabled() or not model.training:
+        if not self._clock.is_noted or not torch.is_grad_enabled() or not model.training:
             return
         root = self._root() if self._root is not None else None
         if root is None:
@@ -294,7 +303,7 @@ class ScalarWatch:
 
     def called(self, name: str, about: object, frame: FrameType, **details: Any) -> None:
         """The program clips gradients, or divides them by the scale of the loss."""
-        if not self._clock.on:
+        if not self._clock.is_noted:
             return
         try:
             if name == "scaler.unscale_":
@@ -303,7 +312,7 @@ class ScalarWatch:
                 parameters = [about] if isinstance(about, torch.Tensor) else list(about)  # type: ignore[call-overload]
                 if name == "clip_grad_norm_":
                     self.norms.clip_norm(parameters, details["value"], details["max_norm"], details["norm_type"])
-                else:
+                elif self._clock.on:
                     self.norms.clip_value(parameters)
         except Exception as error:
             self._events.fault(name, error)
@@ -311,7 +320,7 @@ class ScalarWatch:
     def update_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""
         with without_functions():
-            self.norms.update_begins(optimizer, self._clock.step)
+            self.norms.update_begins(optimizer, self._clock.step, may_read=self._clock.on)
         self._see_rates(optimizer)
         if self._optimizers.get(optimizer) != len(optimizer.param_groups):
             self._optimizers[optimizer] = len(optimizer.param_groups)
@@ -320,7 +329,7 @@ class ScalarWatch:
     def update_ends(self, optimizer: Optimizer) -> None:
         """It has updated."""
         with without_functions():
-            self.norms.update_ends(optimizer, self._clock.step)
+            self.norms.update_ends(optimizer, self._clock.step, may_read=self._clock.on)
         now = time.monotonic()
         if now - self._measured_memory > LIMITS.memory_seconds:
             self._measured_memory = now

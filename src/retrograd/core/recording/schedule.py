@@ -5,13 +5,17 @@ Loads without torch: the command line reads schedules too, and must answer withi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from retrograd.core.errors import ScheduleError
 
 Schedule = Callable[[int], bool]
 
-_REPAIR = "give a number of steps, rg.every(n), rg.log_schedule(), or a function from step to bool."
+_REPAIR = "give a number of steps, rg.every(n), rg.overhead(0.05), rg.log_schedule(), or a function from step to bool."
+
+FULL_STEPS = 100
+"""Steps that a budget for overhead records in full at first."""
 
 
 class NamedSchedule:
@@ -64,6 +68,63 @@ def log_schedule(per_decade: int = 10) -> NamedSchedule:
     return NamedSchedule(f"about {per_decade} steps a decade", wants)
 
 
+class Overhead(NamedSchedule):
+    """A schedule that keeps what recording costs within a share of the bare step: see :mod:`budget`.
+
+    Called, it says only which steps are certain to be recorded: the others are chosen by what steps cost.
+
+    Attributes:
+        share: the share.
+        full_seconds: for how long every step is recorded, however much that costs.
+    """
+
+    def __init__(self, share: float, full_seconds: float) -> None:
+        begin = f"every step for {full_seconds:g} s, then " if full_seconds else ""
+        super().__init__(f"{begin}at an overhead of at most {100 * share:g} %", lambda step: step < FULL_STEPS)
+        self.share, self.full_seconds = share, full_seconds
+
+
+def overhead(share: float = 0.05, *, full_seconds: float = 0.0) -> Overhead:
+    """As many steps as can be recorded for at most this share of the time that a step takes by itself.
+
+    The first 100 steps are recorded in full. Then the time of recorded and of unrecorded steps is measured (CPU time
+    of the training thread; where torch has begun to use CUDA, time on the device), and every 2nd, 4th, 8th … step is
+    recorded, counted from 0, so that two runs have steps in common; updates of weights at fewer of them. Sixteen steps
+    are recorded in full after a loss that jumps or is not finite, a norm of the gradient beyond its range, and where a
+    new phase of training begins. Losses, learning rates, calls and what you log are recorded at every step.
+
+    Args:
+        share: of the time of an unrecorded step: 0.05 is 5 %.
+        full_seconds: for how long every step is recorded at first, besides.
+
+    Raises:
+        ScheduleError: unless the share is a number between 0 and 1, and the time is not negative.
+    """
+    is_share = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
+    if not is_share or not full_seconds >= 0:
+        raise ScheduleError(
+            f"There is no schedule of overhead({share!r}, full_seconds={full_seconds!r}).",
+            repair="give a share above 0 and up to 1, as in rg.overhead(0.05), and seconds of at least 0.",
+        )
+    return Overhead(float(share), float(full_seconds))
+
+
+def read_overhead(text: str) -> NamedSchedule:
+    """The schedule that an option says: ``5%``, ``0.05``, or ``none`` for every step.
+
+    Raises:
+        ScheduleError: for any other text.
+    """
+    if text == "none":
+        return every(1)
+    try:
+        return overhead(float(text.removesuffix("%")) / (100 if text.endswith("%") else 1))
+    except (ValueError, ScheduleError):
+        raise ScheduleError(
+            f"{text!r} is no share of a step's time.", repair="give one as in --overhead 5%, or --overhead none."
+        ) from None
+
+
 def as_schedule(given: int | Schedule | None) -> Schedule:
     """A schedule from what a user wrote: None is every step, a number n is ``every(n)``.
 
@@ -81,3 +142,17 @@ def as_schedule(given: int | Schedule | None) -> Schedule:
     if answer is None:
         raise ScheduleError(f"{given!r} returns None, which records nothing.", repair=_REPAIR)
     return given
+
+
+def describe_schedule(manifest: Mapping[str, Any]) -> str:
+    """The schedule of a run, and under a budget for overhead what has come of it, from its manifest alone."""
+    told, text = manifest.get("overhead"), manifest.get("schedule")
+    schedule = ", ".join(map(str, text)) if isinstance(text, list) else str(text or "")
+    if not isinstance(told, Mapping):
+        return schedule
+    steps, recorded, updates, measured = (told.get(name) for name in ("steps", "recorded", "updates", "measured"))
+    if not all(isinstance(each, int) for each in (steps, recorded, updates)):
+        return schedule
+    counts = f"{recorded:,} of {steps:,} steps, {updates:,} with updates"
+    spent = f"; {100 * measured:.2g} % measured beyond unrecorded steps" if isinstance(measured, float) else ""
+    return f"{schedule} ({counts}{spent})"

@@ -59,6 +59,7 @@ class EventLog:
     Attributes:
         clock: says when it is.
         listener: who hears of events as they come, in the thread in which they do; None for nobody.
+        budget: hears of them, too.
         faults: how often something went wrong, by site, or by what was being done where no one site is to blame.
         unreadable: sites that could not be read, and why.
     """
@@ -68,6 +69,7 @@ class EventLog:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.listener: EventListener | None = None
+        self.budget: EventListener | None = None
         self.faults: Counter[str] = Counter()
         self.unreadable: dict[str, str] = {}
         self._said: set[str] = set()
@@ -85,8 +87,9 @@ class EventLog:
         try:
             event = Event(moment or self.clock.moment, kind, name, value, text, time.time())
             self._sink.add_event(event)
-            if self.listener is not None:
-                self.listener.hear(event)
+            for listener in (self.listener, self.budget):
+                if listener is not None:
+                    listener.hear(event)
         except Exception as error:
             self._count("events", error)  # counted, but no event of its own
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.history.facts import Input, Parameter
+from retrograd.core.recording.schedule import describe_schedule
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import show_change
 from retrograd.explaining.findings.chain import count, shape_of
@@ -72,7 +73,7 @@ def describe_omissions(record: Record) -> Iterator[CardEntry]:
     for each in manifest.get("not_recorded") or ():
         if isinstance(each, Mapping) and not str(each.get("reason")).startswith(_SAID):
             sites.setdefault(str(each.get("reason")), []).append(str(each.get("site")))
-    schedule, selection = str(manifest.get("schedule") or ""), manifest.get("selection") or []
+    schedule, selection = describe_schedule(manifest), manifest.get("selection") or []
     chosen = [selection] if isinstance(selection, str) else list(map(str, selection))
     cut, missing = [each.step for each in record.operations if each.is_cut], record.missing()
     said = [

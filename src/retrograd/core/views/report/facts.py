@@ -11,6 +11,7 @@ from typing import Any
 from retrograd.core.amounts import count_of, show_duration
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Event
+from retrograd.core.recording.schedule import describe_schedule
 from retrograd.core.runs.chosen_ranks import tell_chosen
 from retrograd.core.runs.damage import DamagedPart
 from retrograd.core.runs.reader import Rank, Run
@@ -257,7 +258,7 @@ def describe_recorded(scope: Scope, places: Sequence[ModelPlace]) -> list[tuple[
         ("sites", ", ".join(count_of(counts[words], *words) for words in _QUANTITIES.values() if counts[words])),
         ("without a gradient", _count_ungraded(places)),
         ("selection", _join(manifest.get("selection"))),
-        ("schedule", _join(manifest.get("schedule"))),
+        ("schedule", describe_schedule(manifest)),
         ("ranks", tell_chosen(manifest)),
         ("shown here", f"phase “{scope.phase}”, micro-batches and ranks merged"),
         ("statistics of your own", _join(manifest.get("statistics"))),

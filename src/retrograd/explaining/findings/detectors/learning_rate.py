@@ -120,8 +120,21 @@ def _describe_learning_rate_too_high(
             ("loss at the end", late, f"not < {MOVED:g} × before"),
         ],
         checked=checked,
-        repair=f"Look why the loss is so large; its gradients are, too. {entry.words.repair}" if is_large else "",
+        repair=f"Look why the loss is so large; its gradients are, too. {entry.words.repair}"
+        if is_large
+        else _find_peak(training),
     )
+
+
+def _find_peak(training: Training) -> str:
+    """The repair where a schedule warms the rate up; empty where none does."""
+    rates = training.rates
+    first, peak = (rates[min(rates)], max(rates.values())) if rates else (0.0, 0.0)
+    if not peak > 2 * first:
+        return ""
+    is_named = any("max_lr" in group for _, group in training.groups())
+    named = "the schedule's `max_lr`" if is_named else "the rate that it leads to"
+    return f"A schedule warms the rate up, from {first:.3g} to {peak:.3g}: divide {named} by 10."
 
 
 def first_large(updates: UpdateNorms) -> int | None:

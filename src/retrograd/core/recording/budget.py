@@ -1,0 +1,296 @@
+"""A budget for overhead: which steps are recorded, so that recording takes a given share of a step's own time.
+
+What a step costs is measured while it is made, and nothing is waited for: what is known of a step later is used later.
+A recorded step is held against the median of the last unrecorded ones, so that one that is much longer than the others
+(a first step, a checkpoint, a collection of garbage) counts for nothing, and a net that grows slower is followed.
+
+Recorded are the steps that a power of two divides (counted in strides, where somebody numbers them 0, 10, 20 …). Two
+runs, or two ranks, with different gaps thereby have the steps of the larger gap in common.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+
+from retrograd.core.history.facts import Gap
+from retrograd.core.history.scalar_names import GRAD_NORM, LR
+from retrograd.core.history.sink import Event, Moment
+from retrograd.core.recording.schedule import FULL_STEPS, Overhead
+
+WINDOW = 16
+"""Steps that are recorded in full from a trigger on."""
+
+_MOST = 1024
+"""The largest gap."""
+
+_SEEN = 4
+"""Steps of each kind that are measured before a gap is chosen."""
+
+_FINER = 0.8
+"""Share of the budget that a smaller gap has to stay within; else a cost at the budget's edge moved it to and fro."""
+
+_NOTHING, _STATISTICS, _ALL = range(3)
+"""What is recorded of a step besides numbers of which it has one; all: updates of weights, too."""
+
+
+class Laps(Protocol):
+    """A stopwatch."""
+
+    def lap(self) -> Iterable[float]:
+        """End a lap and begin the next; returns the seconds of those of which they have become known, in order."""
+
+
+class ThreadLaps:
+    """CPU time of the training thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock = clock
+        self._began: float | None = None
+
+    def lap(self) -> Iterable[float]:
+        began, self._began = self._began, self._clock()
+        return () if began is None else (self._began - began,)
+
+
+class DeviceLaps:
+    """Time between events on the device, which holds what the device waits for this thread, too."""
+
+    def __init__(self, make_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)) -> None:
+        self._make = make_event
+        self._events: deque[Any] = deque()
+
+    def lap(self) -> Iterable[float]:
+        self._events.append(self._make())
+        self._events[-1].record()
+        while len(self._events) > 1 and self._events[1].query():
+            began = self._events.popleft()
+            yield began.elapsed_time(self._events[0]) / 1e3
+
+
+def make_laps() -> Laps:
+    """A stopwatch for what the program computes on."""
+    return DeviceLaps() if torch.cuda.is_initialized() else ThreadLaps()
+
+
+class Range:
+    """The last numbers of a series, and whether the next lies far beyond them."""
+
+    def __init__(self) -> None:
+        self._seen: deque[float] = deque(maxlen=2 * WINDOW)
+
+    def is_left_by(self, value: float, least: float) -> bool:
+        """Return whether a number is above all by more than they lie apart, or by ``least``; then take it in."""
+        seen = self._seen
+        high = max(seen, default=math.inf)
+        is_beyond = len(seen) == seen.maxlen and value > high + max(high - min(seen), least)
+        seen.append(value)
+        return is_beyond
+
+
+class Triggers:
+    """Finds in the events of a run what is to be recorded in full."""
+
+    def __init__(self) -> None:
+        self._losses: dict[int, Range] = {}
+        self._norms = Range(), Range()
+        self._rates: dict[str, float] = {}
+        self._step, self._passes = -1, 0
+
+    def find(self, event: Event) -> str:
+        """The reason for a window, as :class:`Gap` has it; empty for none."""
+        if event.kind == "loss":
+            return self._see_loss(event)
+        if event.kind in ("optimizer", "load"):
+            return "phase"
+        if event.kind == "scalar" and event.name == GRAD_NORM:
+            return self._see_norm(event.value)
+        if event.kind == "scalar" and event.name == LR:
+            before, self._rates[event.text] = self._rates.get(event.text, event.value), event.value
+            is_jump = before != event.value and max(before, event.value) >= 2 * min(before, event.value)
+            return "phase" if is_jump else ""
+        return ""
+
+    def _see_loss(self, event: Event) -> str:
+        self._passes = self._passes + 1 if event.moment.step == self._step else 0
+        self._step = event.moment.step
+        if not math.isfinite(event.value):
+            return "nonfinite"
+        series = self._losses.setdefault(min(self._passes, WINDOW), Range())
+        return "loss" if series.is_left_by(event.value, abs(event.value) / 10) else ""
+
+    def _see_norm(self, norm: float) -> str:
+        if not math.isfinite(norm):
+            return "nonfinite"
+        size = math.log(max(norm, 1e-30))
+        is_beyond = [each.is_left_by(number, 1.0) for each, number in zip(self._norms, (size, -size), strict=True)]
+        return "gradient" if any(is_beyond) else ""
+
+
+class Budget:
+    """Chooses the steps that are recorded.
+
+    Args:
+        wanted: the schedule.
+        note: takes a :class:`Gap` whenever it changes.
+        make_laps: makes the stopwatch, once every step has been recorded for long enough.
+        now: seconds, by which that is known.
+
+    Attributes:
+        with_updates: of the step that has begun updates are recorded, too.
+    """
+
+    def __init__(
+        self,
+        wanted: Overhead,
+        note: Callable[[Gap], None],
+        make_laps: Callable[[], Laps] = make_laps,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._share, self._full_seconds = wanted.share, wanted.full_seconds
+        self._note, self._make_laps, self._now = note, make_laps, now
+        self._triggers = Triggers()
+        self._laps: Laps | None = None
+        self._kinds: deque[int] = deque()
+        """Of laps that are not known yet."""
+        self._bare: deque[float] = deque(maxlen=2 * _SEEN + 1)
+        self._extra = {kind: deque[float](maxlen=4 * _SEEN) for kind in (_STATISTICS, _ALL)}
+        self._gap = self._of_updates = 1
+        self._counts = Counter[int]()
+        self._step = -1
+        self._stride = 0
+        self._is_on = True
+        self._began: float | None = None
+        self._until = -1
+        self._granted: set[str] = set()
+        self._credit = self._cost = 0.0
+        self._measured = 0
+        self.with_updates = True
+
+    @property
+    def has_begun(self) -> bool:
+        """True once a step has begun."""
+        return bool(self._counts)
+
+    def begin_step(self, step: int) -> bool:
+        """Begin a step; returns whether it is recorded."""
+        if step != self._step:
+            if self._laps is None and self._counts:
+                self._stride = math.gcd(self._stride, step - self._step)
+            self._step = step
+            if self._laps is not None:
+                self._measure(self._laps)
+            kind = self._choose(step)
+            self._counts[kind] += 1
+            if self._laps is not None:
+                self._kinds.append(kind)
+            self._is_on, self.with_updates = kind != _NOTHING, kind == _ALL
+        return self._is_on
+
+    def hear(self, event: Event) -> None:
+        """An event was noted: begin a window, if it is one that a window can be paid for."""
+        reason = self._triggers.find(event)
+        if not reason or not self._is_chosen or self._step < self._until:
+            return
+        price = WINDOW * (self._find_extra(_ALL) - self._share)
+        if reason not in self._granted or self._credit >= price:  # the first of each kind is recorded in any case
+            self._granted.add(reason)
+            begin = max(self._step, event.moment.step) + max(self._stride, 1)
+            self._until = begin + WINDOW * max(self._stride, 1)
+            self._tell(1, 1, reason, begin)
+
+    def describe(self) -> dict[str, Any]:
+        """What has come of it, for the manifest: shares are of the time of unrecorded steps."""
+        counts = self._counts
+        return {
+            "share": self._share,
+            "measured": self._cost / self._measured if self._measured else None,
+            "steps": counts.total(),
+            "recorded": counts[_STATISTICS] + counts[_ALL],
+            "updates": counts[_ALL],
+        }
+
+    # ---- choosing ----
+
+    @property
+    def _is_chosen(self) -> bool:
+        return all(len(each) >= _SEEN for each in self._extra.values())
+
+    def _choose(self, step: int) -> int:
+        self._began = self._now() if self._began is None else self._began
+        if self._laps is None:
+            if self._counts.total() < FULL_STEPS or self._now() - self._began < self._full_seconds:
+                return _ALL
+            self._laps = self._make_laps()
+            list(self._laps.lap())
+            self._set_gap(2, 4, "measure")
+        if step < self._until:
+            return _ALL
+        if self._until >= 0:
+            self._until = -1
+            self._tell(self._gap, self._of_updates, "cost")
+        number = step // max(self._stride, 1)
+        gap = 2 if self._gap == 1 and 0 < number % _MOST < WINDOW else self._gap  # else what is bare would be forgotten
+        if number % gap:
+            return _NOTHING
+        return _STATISTICS if number % self._of_updates else _ALL
+
+    def _set_gap(self, gap: int, of_updates: int, reason: str) -> None:
+        self._gap, self._of_updates = gap, of_updates
+        if self._step >= self._until:
+            self._tell(gap, of_updates, reason)
+
+    def _tell(self, gap: int, of_updates: int, reason: str, step: int = -1) -> None:
+        share = self._price(gap, of_updates) if self._is_chosen else math.nan
+        moment = Moment(self._step if step < 0 else step)
+        self._note(Gap(value=gap, updates=of_updates, reason=reason, share=share, moment=moment))
+
+    # ---- measuring ----
+
+    def _measure(self, laps: Laps) -> None:
+        for seconds in laps.lap():
+            kind = self._kinds.popleft()
+            self._credit += self._share
+            self._measured += 1
+            if kind == _NOTHING:
+                self._bare.append(seconds)
+            elif len(self._bare) >= _SEEN - 1:
+                self._extra[kind].append(seconds / max(median(self._bare), 1e-9) - 1)
+                self._pay(self._find_extra(kind))
+        if self._is_chosen:
+            self._credit = min(self._credit, 2 * WINDOW * self._find_extra(_ALL))
+
+    def _pay(self, extra: float) -> None:
+        self._credit -= extra
+        self._cost += extra
+        if not self._is_chosen:
+            return
+        is_too_much = self._price(self._gap, self._of_updates) > self._share
+        found = self._find_gap(self._share if is_too_much else _FINER * self._share)
+        if found != (self._gap, self._of_updates) and (is_too_much or found < (self._gap, self._of_updates)):
+            self._set_gap(*found, "cost")
+
+    def _find_extra(self, kind: int) -> float:
+        """What recording adds to a step of this kind, as a share of the bare step."""
+        known = self._extra[kind] or self._extra[_ALL]
+        return max(median(known), 0.0)
+
+    def _price(self, gap: int, of_updates: int) -> float:
+        less, more = self._find_extra(_STATISTICS), self._find_extra(_ALL)
+        return less / gap + max(more - less, 0.0) / of_updates
+
+    def _find_gap(self, share: float) -> tuple[int, int]:
+        """The smallest gap that can be paid for, and then the smallest of updates, up to eight times as large."""
+        gap = 1
+        while gap < _MOST:
+            for of_updates in (gap, 2 * gap, 4 * gap, 8 * gap):
+                if self._price(gap, of_updates) <= share:
+                    return gap, of_updates
+            gap *= 2
+        return _MOST, 8 * _MOST
