@@ -44,6 +44,22 @@ def test_csv(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(rows[statistic], series.statistic(statistic), rtol=1e-14)
 
 
+@pytest.mark.parametrize("to", ["csv", "parquet"])
+def test_scalars_lie_beside_the_table(to: str, tmp_path: Path) -> None:
+    writer = open_writer(tmp_path / "run")
+    for step in range(3):
+        writer.add_event(Event(Moment(step), "loss", value=0.5 * step))
+        writer.add_event(Event(Moment(step), "scalar", "=acc" if step else "accuracy", value=step))
+    writer.close()
+    run = open_run(tmp_path / "run")
+    path = export(run, to, tmp_path / f"rows.{to}")
+    frame = getattr(pandas, f"read_{to}")(path.with_name(f"rows_scalars.{to}"))
+    assert frame["step"].tolist() == [0, 1, 2]
+    assert frame["loss"].tolist() == [0.0, 0.5, 1.0]
+    assert frame["accuracy"].dropna().tolist() == [0.0]
+    assert frame["'=acc" if to == "csv" else "=acc"].dropna().tolist() == [1.0, 2.0]
+
+
 def test_csv_with_a_users_statistic_and_of_nothing(tmp_path: Path) -> None:
     writer = open_writer(tmp_path / "run")
     assert export_csv(open_run(tmp_path / "run"), tmp_path / "empty.csv").read_text().count("\n") == 1

@@ -62,3 +62,20 @@ def test_each_of_several_optimizers_has_its_own(tmp_path: Path) -> None:
             optimizer.step()
     found = read_settings(recording.history.manifest)
     assert (found["optimizer"], found["SGD.lr"], found["SGD_2.lr"]) == ("SGD, SGD", 0.1, 0.2)
+
+
+def test_a_schedule_leaves_what_somebody_chose() -> None:
+    def read(group: dict[str, Any]) -> dict[str, Any]:
+        return read_settings({"optimizers": [{"name": "SGD", "type": "SGD", "groups": [group]}]})
+
+    model = torch.nn.Linear(2, 2)
+    for make, expected in (
+        (lambda each: torch.optim.lr_scheduler.OneCycleLR(each, 4.0, total_steps=9), {"max_lr": 4.0}),
+        (lambda each: torch.optim.lr_scheduler.LinearLR(each, 0.1), {"lr": 0.5}),
+        (lambda each: None, {"lr": 0.5}),
+    ):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        make(optimizer)
+        group = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+        found = read(group)
+        assert {name: found[name] for name in found if name.endswith(("lr", "_momentum"))} == expected

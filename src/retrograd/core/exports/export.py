@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from retrograd.core.addresses import local_path
+from retrograd.core.addresses import local_path, read_path
 from retrograd.core.errors import ExportError, NothingRecordedError, RunWriteError
 from retrograd.core.exports.numbers import list_row_steps, list_steps, read_histograms, read_numbers, spread_steps
-from retrograd.core.exports.tables import export_csv, export_parquet
+from retrograd.core.exports.tables import export_csv, export_parquet, export_scalars
 from retrograd.core.exports.tracker import TRACKERS, open_tracker
 from retrograd.core.files import refuse_link
 from retrograd.core.history.matrix import check_name
@@ -42,7 +42,8 @@ def export(
 
     Args:
         run: a run, its folder, or a recording to a folder.
-        to: ``csv`` or ``parquet``, one file with all rows; or ``tensorboard``, ``wandb`` or ``mlflow``, a folder with
+        to: ``csv`` or ``parquet``, one file with all rows, and beside it one with ``history.scalars``
+            (``statistics_scalars.csv``); or ``tensorboard``, ``wandb`` or ``mlflow``, a folder with
             ``history.scalars``, :data:`SCALARS` as ``rms/SITE`` …, exponents as histograms over log2 of the magnitude,
             and findings. Of long runs, a tracker is given evenly spaced steps.
         path: the file or folder; inside the run folder when left out.
@@ -81,7 +82,11 @@ def export(
         check_name(name, history.rows.custom)
     try:
         if to in _TABLES:
-            return _TABLES[to](opened, path or _find_place(opened, to))
+            place = read_path(path or _find_place(opened, to))
+            written = _TABLES[to](opened, place)
+            if not place.exists() or place.is_file():  # no pipe, which takes one table
+                export_scalars(opened, place.with_name(f"{place.stem}_scalars{place.suffix}"), to)
+            return written
         place = Path(path) if path else local_path(_find_place(opened, to))
         return _export_to_tracker(opened, to, place, chosen, shown)
     except (BrokenPipeError, RunWriteError):  # who reads has seen enough, or it is told already

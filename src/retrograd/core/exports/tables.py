@@ -58,6 +58,20 @@ def export_parquet(run: Run, path: str | os.PathLike[str]) -> Path:
     return read_path(path)
 
 
+def export_scalars(run: Run, path: str | os.PathLike[str], to: str) -> Path:
+    """Write ``history.scalars`` as CSV or Parquet: a line a step, a column each; empty where a step has none.
+
+    Returns:
+        Where it was written.
+    """
+    table = run.history.scalars.to_arrow()
+    table = table.rename_columns([_defuse(name) for name in table.column_names]) if to == "csv" else table
+    write = pyarrow.csv.write_csv if to == "csv" else pyarrow.parquet.write_table
+    with write_file(path) as file:
+        write(table, file)
+    return read_path(path)
+
+
 def _defuse(name: str) -> str:
     """A name that a spreadsheet would run as a formula gets a quote before it."""
     return f"'{name}" if name.startswith(_FORMULA) else name

@@ -15,6 +15,9 @@ _UNUSUAL = ("foreach", "fused", "capturable", "differentiable", "maximize", "dec
 """Arguments of optimizers that are told only where they are set."""
 
 
+_OF_CYCLES = ("lr", "initial_lr", "min_lr", "base_lr", "base_momentum", "max_momentum")
+
+
 def read_settings(manifest: Mapping[str, Any]) -> dict[str, Setting]:
     """What a run was started with, from its manifest alone: cheap enough for every run of a folder.
 
@@ -136,12 +139,26 @@ def _read_optimizers(optimizers: Any) -> dict[str, Setting]:
     for each in listed:
         front = f"{each.get('name', '')}." if len(listed) > 1 else ""
         given = each.get("groups")
-        groups = [group for group in given if isinstance(group, Mapping)] if isinstance(given, list) else []
+        groups = (
+            [_drop_scheduled(group) for group in given if isinstance(group, Mapping)] if isinstance(given, list) else []
+        )
         for name in dict.fromkeys(name for group in groups for name in group):
             values = list(dict.fromkeys(_tell(group.get(name)) for group in groups))
             if name not in _UNUSUAL or values not in (["null"], ["false"]):
                 found[f"{front}{name}"] = _untell(values)
     return found
+
+
+def _drop_scheduled(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a group without what a schedule has put there: its first rate is not what somebody chose.
+
+    ``lr`` is what the optimizer was given; a cycle (``OneCycleLR``, ``CyclicLR``) has ``max_lr`` in its place.
+    """
+    if "max_lr" in group:
+        return {name: value for name, value in group.items() if name not in _OF_CYCLES}
+    if "initial_lr" in group:
+        return {name: value for name, value in group.items() if name != "initial_lr"} | {"lr": group["initial_lr"]}
+    return dict(group)
 
 
 def _tell(value: Any) -> str:

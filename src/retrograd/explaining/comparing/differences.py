@@ -118,7 +118,8 @@ def _compare_made(one: OptimizerMade, other: OptimizerMade, letter: str, step: i
     changed = list(_changed_options(one, other))
     if not changed:
         return None
-    texts = [f"{name} is {was} in A and {now} in {letter}" for name, was, now in changed[:_SHOWN]]
+    told = [(name, *_tell_apart(was, now)) for name, was, now in changed[:_SHOWN]]
+    texts = [f"{name} is {was} in A and {now} in {letter}" for name, was, now in told]
     more = f", and {len(changed) - _SHOWN} more differ" if len(changed) > _SHOWN else ""
     evidence = [
         Evidence(f"{name} in {run}", str(value))
@@ -128,6 +129,18 @@ def _compare_made(one: OptimizerMade, other: OptimizerMade, letter: str, step: i
     is_rate = all(name.partition(" ")[0] == "lr" for name, _, _ in changed)
     slug = "learning-rate" if is_rate else "hyper-parameters"
     return _make(slug, f"{one.name}: {', '.join(texts)}{more}.", step, one.name, one.line, evidence)
+
+
+def _tell_apart(one: Any, other: Any) -> tuple[str, str]:
+    """Two settings as texts: of computed rates six digits, where these differ."""
+    rounded = tuple(_tell_setting(each, lambda number: f"{number:.6g}") for each in (one, other))
+    return rounded if rounded[0] != rounded[1] else (_tell_setting(one, str), _tell_setting(other, str))  # type: ignore[return-value]
+
+
+def _tell_setting(value: Any, tell: Callable[[float], str]) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(_tell_setting(each, tell) for each in value)
+    return tell(value) if isinstance(value, float) else str(value)
 
 
 def _changed_options(one: OptimizerMade, other: OptimizerMade) -> Iterator[tuple[str, Any, Any]]:
@@ -157,7 +170,7 @@ def _compare_calls(a: Record, b: Record, letter: str) -> Iterator[Finding]:
         for one, other in zip(mine, theirs, strict=True):
             if not rates and one.name == "step" and one.details.get("lr") != other.details.get("lr"):
                 rates = True
-                rate = [", ".join(map(str, each.details.get("lr", ()))) for each in (one, other)]
+                rate = _tell_apart(*(each.details.get("lr", ()) for each in (one, other)))
                 message = (
                     f"The learning rate of {one.about} is {rate[0]} in A and {rate[1]} in {letter} from step {step} on."
                 )
