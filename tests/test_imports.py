@@ -63,7 +63,9 @@ DEFERRED = {
 """Module that imports inside functions → why not at the top."""
 
 TOUCHES = {
-    "retrograd.core.statistics.readable": {"_C", "_functorch", "torch._C"},
+    "retrograd.core.statistics.readable": {
+            "_C", "_functorch", "torch._C", "torch._C._get_tracing_state", "torch._C._set_tracing_state",
+        },
 }
 """Module outside of ``hooks/`` → what of torch's inside it touches. ``readable`` asks whether a tensor has memory."""
 

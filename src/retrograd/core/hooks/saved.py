@@ -5,8 +5,7 @@ The pairs form a stack for each thread, and only the innermost is asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -87,17 +86,6 @@ def can_recompute(module: nn.Module) -> bool:
     """
     is_plain_call = bool(_are_allowed()) and _transform() is None and not is_jit_tracing()
     return is_plain_call and is_ours(next(iter(module._forward_pre_hooks.values()), None))
-
-
-@contextmanager
-def untraced() -> Iterator[None]:
-    """A block in which ``torch.jit.trace`` notes nothing."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -113,7 +113,7 @@ a line at the start, critical findings at once, and all findings at the end.
         "--overhead",
         None,
         "record as many steps as take this share of a step's time, or none for every step (default: all of the first "
-        "minute, then 10%)",
+        "minute, then 10%%)",
         metavar="SHARE",
         check=_check_overhead,
         group="steps",

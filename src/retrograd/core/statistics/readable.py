@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 from torch._C import _functorch
@@ -94,3 +97,14 @@ def _read_as(tensor: Tensor) -> Tensor:
     if tensor.dtype in READ_AS_INT64:
         return tensor.to(torch.int64)
     raise UnreadableTensorError(f"elements of {tensor.dtype} are not read")
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """A block in which ``torch.jit.trace`` notes nothing."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from retrograd.core.statistics.readable import make_readable
+from retrograd.core.statistics.readable import make_readable, untraced
 from retrograd.core.statistics.row import BINS, ROW, merge_rows
 
 
@@ -191,13 +191,13 @@ class TorchSlab:
 
     def observe(self, tensor: Tensor, row: int, /) -> bool:
         self._check(row)
-        with self._lock, torch.no_grad():
+        with self._lock, torch.no_grad(), untraced():
             self._read(make_readable(tensor, self.device), None, row)
         return tensor.requires_grad
 
     def observe_update(self, new: Tensor, old: Tensor, row: int, /) -> None:
         self._check(row)
-        with self._lock, torch.no_grad():
+        with self._lock, torch.no_grad(), untraced():
             new, old = make_readable(new, self.device), make_readable(old, self.device)
             if new.shape != old.shape or new.dtype != old.dtype:
                 raise ValueError("an update is the difference of two tensors of one size and dtype")
@@ -212,7 +212,7 @@ class TorchSlab:
 
     def take(self) -> Taken:
         """Empty all rows, without waiting for the device."""
-        with self._lock, torch.no_grad():
+        with self._lock, torch.no_grad(), untraced():
             used = np.flatnonzero(self._calls)
             rows = np.zeros(len(used), dtype=ROW)
             rows["row"], rows["calls"], rows["order"] = used, np.take(self._calls, used), np.take(self._orders, used)

@@ -26,7 +26,6 @@ from retrograd.core.hooks.saved import (
     not_of_the_program,
     remove_pair,
     set_bits,
-    untraced,
     version_of,
     view_storage,
     witness_version,
@@ -34,6 +33,7 @@ from retrograd.core.hooks.saved import (
 from retrograd.core.hooks.storages import ParameterStorages
 from retrograd.core.hooks.torch_calls import user_line
 from retrograd.core.notices import warn
+from retrograd.core.statistics.readable import untraced
 from retrograd.memory.policies.overwriting import FILLED_LATE, SaveSite, refuse_overwritten
 from retrograd.memory.policies.policy import NEVER, Packed, Policy, Saved
 
