@@ -64,8 +64,12 @@ DEFERRED = {
 
 TOUCHES = {
     "retrograd.core.statistics.readable": {
-            "_C", "_functorch", "torch._C", "torch._C._get_tracing_state", "torch._C._set_tracing_state",
-        },
+        "_C",
+        "_functorch",
+        "torch._C",
+        "torch._C._get_tracing_state",
+        "torch._C._set_tracing_state",
+    },
 }
 """Module outside of ``hooks/`` → what of torch's inside it touches. ``readable`` asks whether a tensor has memory."""
 
