@@ -202,7 +202,8 @@ def merge_custom(
     if how == "sum":
         return np.where(has_any, np.bincount(groups, values, minlength=n_groups), np.nan)
     weights = np.bincount(groups, calls, minlength=n_groups)
-    weighted = np.bincount(groups, values * calls, minlength=n_groups)
+    with np.errstate(over="ignore"):  # of what a user's function returned
+        weighted = np.bincount(groups, values * calls, minlength=n_groups)
     mean: npt.NDArray[np.float64] = np.divide(weighted, weights, out=np.full(n_groups, np.nan), where=weights > 0)
     return mean
 
