@@ -7,6 +7,7 @@ not change from step to step (learning rates, the size of a batch) is noted when
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -358,8 +359,8 @@ class ScalarWatch:
         moment = Moment(self._clock.step if step is None else step)
         for name, number in numbers.items():
             self._waiting.append((moment, name, "", hold(number)))
-        if len(self._waiting) > LIMITS.facts_at_once:  # no step may end for long
-            self._deliveries.deliver()
+        if len(self._waiting) > LIMITS.facts_at_once and threading.get_ident() == self._clock.thread:
+            self._deliveries.deliver()  # no step may end for long
             self._write()
 
     def drain(self, *, is_last: bool = False) -> None:
