@@ -80,12 +80,14 @@ class Overhead(NamedSchedule):
 
     def __init__(self, share: float, full_seconds: float) -> None:
         begin = f"every step for {full_seconds:g} s, then " if full_seconds else ""
-        super().__init__(f"{begin}at an overhead of at most {100 * share:g} %", lambda step: step < FULL_STEPS)
+        super().__init__(
+            f"{begin}within a budget of {100 * share:g} % for recorded steps", lambda step: step < FULL_STEPS
+        )
         self.share, self.full_seconds = share, full_seconds
 
 
 def overhead(share: float = 0.05, *, full_seconds: float = 0.0) -> Overhead:
-    """As many steps as can be recorded for at most this share of the time that a step takes by itself.
+    """As many steps as can be recorded for this share of the time of an unrecorded step.
 
     The first 100 steps are recorded in full. Then the time of recorded and of unrecorded steps is measured (CPU time
     of the training thread; where torch has begun to use CUDA, time on the device), and every 2nd, 4th, 8th … step is
