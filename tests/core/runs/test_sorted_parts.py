@@ -17,7 +17,7 @@ from hypothesis import given, settings
 import retrograd as rg
 from retrograd.core.history import rows
 from retrograd.core.history.history import History
-from retrograd.core.history.sink import Moment, RowBatch
+from retrograd.core.history.sink import Moment, Phase, RowBatch
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs import parts
 from retrograd.core.runs.stored import StoredRows
@@ -74,12 +74,16 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def rise(flushes: list[list[RowBatch]]) -> list[list[RowBatch]]:
-    """The same with steps that never fall, as those of a process, and one pass over each forward."""
-    steps = iter(sorted(batch.moment.step for flush in flushes for batch in flush))
-    return [
-        [replace(batch, moment=replace(batch.moment, step=next(steps), backward=0)) for batch in flush]
-        for flush in flushes
-    ]
+    """The same, with steps, micro-batches and passes that never fall, and passes over forwards of one phase alone."""
+    moments = [batch.moment for flush in flushes for batch in flush]
+    phases: dict[tuple[int, int], Phase] = {}
+    risen = iter(
+        [
+            replace(moment, phase=phases.setdefault((moment.step, moment.micro), moment.phase))
+            for moment in sorted(moments, key=lambda moment: (moment.step, moment.micro, moment.backward))
+        ]
+    )
+    return [[replace(batch, moment=next(risen)) for batch in flush] for flush in flushes]
 
 
 flushes = st.lists(st.lists(batches(), min_size=1, max_size=4), min_size=1, max_size=5).map(rise)

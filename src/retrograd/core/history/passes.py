@@ -20,34 +20,27 @@ class FirstPasses:
     """Chooses among rows of gradients, and all rows of values, piece by piece.
 
     A gradient penalty asks ``autograd.grad`` for the gradient of an input first: parameters are reached by the second
-    pass alone, and that is the first one for them. The passes of a step may lie in several pieces, each of one rank:
-    in the next one where pieces end within a step, or within a site; and in a later part where that one begins with
-    the last step of this one.
+    pass alone, and that is the first one for them. The passes of a step may lie in several pieces, each of one rank,
+    with other sites and steps in between. Of a site steps never fall: of each those of the last step are remembered.
     """
 
     def __init__(self) -> None:
-        self._rank = self._last = self._end = -1
-        self._of_last: list[Part] = []
-        """Of each piece of the rank so far the rows of the last step of all."""
-        self._cut: list[Part] = []
-        """Of the pieces before, those of the step that they have ended with, if that is another one."""
+        self._rank = -1
+        self._last: Part | None = None
+        """Of each site of the rank the rows of passes in its last step."""
 
     def choose(self, piece: Part) -> Mask:
         """Return for each row whether it is of a value, or of the first pass with a gradient of its site."""
-        steps = piece["step"]
-        if not len(steps):
+        passes = np.asarray(piece["backward"])
+        if not len(passes):
             return _NO_ROWS
-        last, end, rank = int(steps.max()), int(steps[-1]), int(piece["rank"][0])
+        rank = int(piece["rank"][0])
         if rank != self._rank:
-            self._rank, self._last, self._of_last, self._cut = rank, -1, [], []
-        first = choose_first([*self._of_last, *self._cut, piece])[-len(steps) :]
-        if last > self._last:
-            self._last, self._of_last = last, []
-        if last == self._last:
-            self._of_last.append(_pick_step(piece, last))
-        before = self._cut if end == self._end else []
-        self._cut = [*before, _pick_step(piece, end)] if end != self._last else []
-        self._end = end
+            self._rank, self._last = rank, None
+        known = [] if self._last is None else [self._last]
+        first = choose_first([*known, piece])[-len(passes) :] if (passes > 0).any() else np.ones(len(passes), np.bool_)
+        if (passes >= 0).any():
+            self._last = _pick_last([*known, _pick(piece, passes >= 0)])
         return first
 
 
@@ -73,8 +66,15 @@ def choose_first(pieces: list[Part]) -> Mask:
 _NO_ROWS = np.empty(0, np.bool_)
 
 
-def _pick_step(piece: Part, step: int) -> Part:
-    rows = np.flatnonzero(piece["step"] == step)
+def _pick_last(pieces: list[Part]) -> Part:
+    """Of each site the rows of its last step."""
+    rows = {name: _join(pieces, name) for name in (*_OF_MOMENT, "backward")}
+    last = np.full(int(rows["site"].max()) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, rows["site"], rows["step"])
+    return _pick(rows, rows["step"] == last[rows["site"]])
+
+
+def _pick(piece: Part, rows: Mask) -> Part:
     return {name: np.asarray(piece[name])[rows] for name in (*_OF_MOMENT, "backward")}
 
 
