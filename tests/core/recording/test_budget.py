@@ -27,12 +27,16 @@ class Simulation:
         *,
         full_seconds: float = 0.0,
         lag: int = 0,
+        written: float = 0.0,
     ) -> None:
         self.now, self.cost, self.gaps = 0.0, cost, list[Gap]()
         self.recorded, self.updates, self.spent = list[int](), list[int](), 0.0
         self._waiting, self._lag = list[float](), lag
         self._began = None
-        self.budget = Budget(Overhead(share, full_seconds), self.gaps.append, lambda: self, lambda: self.now)
+        wanted = Overhead(share, full_seconds)
+        self.budget = Budget(
+            wanted, self.gaps.append, lambda: self, lambda: self.now, lambda: written * len(self.recorded)
+        )
 
     def lap(self) -> Iterable[float]:
         began, self._began = self._began, self.now
@@ -324,3 +328,12 @@ def test_a_budget_that_is_none_is_refused() -> None:
     for share in (0, -0.1, 1.5, "5%", True, math.nan):
         with pytest.raises(rg.RetrogradError, match="no schedule of overhead"):
             rg.overhead(share)
+
+
+def test_writing_is_paid_for_too() -> None:
+    steps, written = range(5000), 0.3
+    free = Simulation(0.05, steady(0.2, 0.1)).run(steps)
+    paid = Simulation(0.05, steady(0.2, 0.1), written=written).run(steps)
+    recorded = len([step for step in paid.recorded if step >= 1000])
+    assert paid.list_extra(1000, 5000, steps) + written * recorded / 4000 <= 0.05 * 1.02
+    assert recorded < len([step for step in free.recorded if step >= 1000])

@@ -23,6 +23,7 @@ from retrograd.core.history.facts import Gap
 from retrograd.core.history.scalar_names import GRAD_NORM, LR
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.recording.schedule import FULL_STEPS, Overhead
+from retrograd.core.spent import seconds_spent
 
 WINDOW = 16
 """Steps that are recorded in full from a trigger on."""
@@ -141,6 +142,7 @@ class Budget:
         note: takes a :class:`Gap` whenever it changes.
         make_laps: makes the stopwatch, once every step has been recorded for long enough.
         now: seconds, by which that is known.
+        beside: CPU seconds that writing has taken so far, in a thread of its own, which are paid for, too.
 
     Attributes:
         with_updates: of the step that has begun updates are recorded, too.
@@ -152,11 +154,15 @@ class Budget:
         note: Callable[[Gap], None],
         make_laps: Callable[[], Laps] = make_laps,
         now: Callable[[], float] = time.monotonic,
+        beside: Callable[[], float] = seconds_spent,
     ) -> None:
         self._share, self._full_seconds = wanted.share, wanted.full_seconds
         self._note, self._make_laps, self._now = note, make_laps, now
         self._triggers = Triggers()
         self._laps: Laps | None = None
+        self._beside, self._beside_before = beside, beside()
+        self._written = 0.0
+        """Seconds of writing for each recorded step."""
         self._kinds: deque[int] = deque()
         """Of laps that are not known yet."""
         self._bare: deque[float] = deque(maxlen=2 * _SEEN + 1)
@@ -193,6 +199,10 @@ class Budget:
             self._is_on, self.with_updates = kind != _NOTHING, kind == _ALL
         return self._is_on
 
+    def may_want(self, step: int) -> bool:
+        """Return whether a step that has not begun is recorded, unless something else comes to light before."""
+        return self._laps is None or step < self._until or self._find_kind(step) != _NOTHING
+
     def hear(self, event: Event) -> None:
         """An event was noted: begin a window, if it is one that a window can be paid for."""
         reason = self._triggers.find(event)
@@ -212,11 +222,15 @@ class Budget:
             "share": self._share,
             "measured": self._cost / self._measured if self._measured else None,
             "steps": counts.total(),
-            "recorded": counts[_STATISTICS] + counts[_ALL],
+            "recorded": self._recorded,
             "updates": counts[_ALL],
         }
 
     # ---- choosing ----
+
+    @property
+    def _recorded(self) -> int:
+        return self._counts[_STATISTICS] + self._counts[_ALL]
 
     @property
     def _is_chosen(self) -> bool:
@@ -235,6 +249,9 @@ class Budget:
         if self._until >= 0:
             self._until = -1
             self._tell(self._gap, self._of_updates, "cost")
+        return self._find_kind(step)
+
+    def _find_kind(self, step: int) -> int:
         number = step // max(self._stride, 1)
         gap = 2 if self._gap == 1 and 0 < number % _MOST < WINDOW else self._gap  # else what is bare would be forgotten
         if number % gap:
@@ -254,6 +271,7 @@ class Budget:
     # ---- measuring ----
 
     def _measure(self, laps: Laps) -> None:
+        self._written = (self._beside() - self._beside_before) / max(self._recorded, 1)
         for seconds in laps.lap():
             kind = self._kinds.popleft()
             self._credit += self._share
@@ -279,7 +297,8 @@ class Budget:
     def _find_extra(self, kind: int) -> float:
         """What recording adds to a step of this kind, as a share of the bare step."""
         known = self._extra[kind] or self._extra[_ALL]
-        return max(median(known), 0.0)
+        beside = self._written / max(median(self._bare), 1e-9) if self._bare else 0.0
+        return max(median(known), 0.0) + beside
 
     def _price(self, gap: int, of_updates: int) -> float:
         less, more = self._find_extra(_STATISTICS), self._find_extra(_ALL)
