@@ -78,12 +78,12 @@ address are answered. Nothing is written. Ctrl-C ends it.
             check_run(self.run)
 
     def carry_out(self) -> None:
-        from retrograd.core.serving.server import serve
+        from retrograd.core.serving.server import RunServer, serve
 
-        def tell(address: str) -> None:
-            print_text(address, flush=True)
+        def tell(server: RunServer) -> None:
+            print_text(server.address, flush=True)
             if self.open:
-                show_in_browser(address)
+                show_in_browser(server.address, server.write_redirect())
 
         with contextlib.suppress(KeyboardInterrupt):
             serve(path_to_read(choose_run(None) if self.run is None else self.run).absolute(), self.port, told=tell)
