@@ -122,7 +122,7 @@ def _check_names() -> Iterator[Check]:
 def _check_device() -> Iterator[Check]:
     torch: Any = import_module("torch")
     if not torch.cuda.is_available():
-        other = torch.accelerator.current_accelerator()
+        other = torch.accelerator.current_accelerator(check_available=True)
         found = (
             f"{other.type}: statistics by torch's operations" if other else f"cpu, {torch.get_num_threads()} threads"
         )
