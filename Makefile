@@ -37,6 +37,7 @@ dist: $(VENV)/installed-dev ## build wheel and source archive in dist/, and try 
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(PYTHON) tests/distributions.py dist/*
+	if command -v actionlint >/dev/null; then actionlint; fi
 
 triton: $(VENV)/triton ## install Triton beside torch, 1 GB: without a GPU, the CUDA kernel is tested in its interpreter
 

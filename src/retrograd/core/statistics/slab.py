@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from functools import partial
 from importlib.util import find_spec
@@ -149,7 +150,7 @@ def make_slab(device: str | torch.device = "cpu", histogram: bool = True, turns:
             from retrograd.core.statistics.cuda_slab import CudaSlab
 
         return CudaSlab(device, histogram, turns=turns)
-    if device.type == "cpu":
+    if device.type == "cpu" and os.environ.get("RANK", "0") == "0":  # of many ranks one says it
         _notices.warn_once(
             "kernel",
             "Statistics are computed by torch's operations, in about six times the time: retrograd's compiled kernel "
