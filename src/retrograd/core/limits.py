@@ -214,8 +214,8 @@ class Limits:
     connection_seconds: float = 60.0
     """For how long a connection may be idle, or an answer may take to be sent."""
 
-    answers_at_once: int = 4
-    """Answers that are computed at one time; others wait."""
+    answers_at_once: int = 16
+    """Answers that are computed at one time; a browser asks for six, which may all wait for one slow run."""
 
     answer_cells: int = 1 << 25
     """Numbers of one answer: statistics times sites times columns. A page asks for some 4,000 × 2,000 at most, of two
