@@ -78,12 +78,12 @@ address are answered. Nothing is written. Ctrl-C ends it.
             check_run(self.run)
 
     def carry_out(self) -> None:
-        from retrograd.core.serving.server import serve
+        from retrograd.core.serving.server import RunServer, serve
 
-        def tell(address: str) -> None:
-            print_text(address, flush=True)
+        def tell(server: RunServer) -> None:
+            print_text(server.address, flush=True)
             if self.open:
-                show_in_browser(address)
+                show_in_browser(server.address, server.write_redirect())
 
         with contextlib.suppress(KeyboardInterrupt):
             serve(path_to_read(choose_run(None) if self.run is None else self.run).absolute(), self.port, told=tell)
@@ -265,6 +265,28 @@ are counted where they were computed, as `retrograd run` does at the end.
 
 
 @dataclass(frozen=True, kw_only=True)
+class Doctor(Command):
+    """Say what is installed here, and what is slower or off because something is missing."""
+
+    name: ClassVar[str] = "doctor"
+    examples: ClassVar[str] = """
+examples:
+  retrograd doctor
+  retrograd doctor --json | jq '.checks[] | select(.is_fine | not)'
+
+Looked at are versions, our compiled parts, every private name of torch that we use, the device, folders that are
+written to, and what others run in every process. The exit code is 1 where anything is missing, else 0.
+"""
+
+    json: bool = option("--json", False, "print one JSON object")
+
+    def carry_out(self) -> int:
+        from retrograd.core.cli.doctor import print_health
+
+        return print_health(as_json=self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Completion(Command):
     """Print what makes a shell complete our commands and options."""
 
@@ -284,10 +306,21 @@ examples:
 
 _ORDER = (
     "run", "explain", "compare", "report", "serve", "view", "ls", "export", "compact", "trace", "inventory", "debug",
-    "hangs", "replay", "install-hook", "completion",
+    "hangs", "replay", "doctor", "install-hook", "completion",
 )  # fmt: skip
 
-OWN: tuple[type[Command], ...] = (RunRequest, Report, Serve, View, ListRuns, Export, Compact, InstallHook, Completion)
+OWN: tuple[type[Command], ...] = (
+    RunRequest,
+    Report,
+    Serve,
+    View,
+    ListRuns,
+    Export,
+    Compact,
+    Doctor,
+    InstallHook,
+    Completion,
+)
 
 COMMANDS: tuple[type[Command], ...] = tuple(
     sorted((*OWN, *chain.from_iterable(list_provided("commands"))), key=lambda each: _ORDER.index(each.name))

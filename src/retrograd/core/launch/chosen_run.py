@@ -108,10 +108,10 @@ def tell_page(path: Path, *, is_opened: bool, file: TextIO | None = None) -> Non
     """Print which file was written, and show it in the browser if that is wanted."""
     print_text(str(path), file=file)
     if is_opened:
-        show_in_browser(path.absolute().as_uri())
+        show_in_browser(path.absolute().as_uri(), path)
 
 
-def show_in_browser(address: str) -> None:
-    """Show a page in the browser of whoever sits here, or say where it is."""
-    if not webbrowser.open(address):
+def show_in_browser(address: str, file: Path) -> None:
+    """Show a file, which may lead to an address, in the browser of whoever sits here, or say where the page is."""
+    if not webbrowser.open(file.absolute().as_uri()):
         say(f"no browser was found; open {address}")
