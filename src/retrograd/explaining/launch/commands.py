@@ -22,11 +22,14 @@ class Explain(ExplainOptions):
     """Report what is wrong with a run, or with a script that is run for it."""
 
     def check(self) -> None:
-        if not self.command:
+        if not self.command and not self.schema:
             check_is_no_script(self.run)
             check_run(self.run)
 
     def carry_out(self) -> int:
+        if self.schema:
+            print_text(Path(__file__).with_name("explain.schema.json").read_text("utf-8"), end="", is_json=True)
+            return 0
         from retrograd.explaining.launch.explaining import explain_as_asked
 
         return explain_as_asked(self)
