@@ -115,11 +115,11 @@ def test_with_a_broken_fixture(broken):
     pass
 
 def test_forks():
+    train(steps=3)
     child = multiprocessing.get_context("fork").Process(target=train)
     child.start()
     child.join()
     assert child.exitcode == 0
-    train(steps=3)
 
 @pytest.mark.parametrize("name", ["<img src=x>", "../..", "$(id)", "é" * 300, "a b\\n", "a-b", "a b", ""])
 def test_names(name):

@@ -284,7 +284,7 @@ examples:
 
 _ORDER = (
     "run", "explain", "compare", "report", "serve", "view", "ls", "export", "compact", "trace", "inventory", "debug",
-    "hangs", "replay", "install-hook", "completion",
+    "hangs", "replay", "mcp", "install-hook", "completion",
 )  # fmt: skip
 
 OWN: tuple[type[Command], ...] = (RunRequest, Report, Serve, View, ListRuns, Export, Compact, InstallHook, Completion)

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
 from types import FrameType
@@ -237,7 +237,7 @@ def _list_card(card: Card, arguments: ExplainOptions) -> list[str]:
 
 def _print(about: str, findings: Findings, card: Card, arguments: ExplainOptions, place: str) -> None:
     if arguments.form != "text":
-        formats = {
+        formats: dict[str, Callable[[], str]] = {
             "json": findings.as_json_lines,
             "github": lambda: format_github(findings, find_root()),
             "sarif": lambda: format_sarif(findings, find_root(), place),
