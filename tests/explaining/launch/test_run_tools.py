@@ -142,8 +142,8 @@ def test_answers_are_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(json.dumps(sites["sites"])) < 200
     assert len(sites["sites"]) + sites["left_out"] == sites["count"] == len(rg.open_run(root / "well").history.sites)
     findings = tools.explain("ill")
-    assert len(findings["findings"]) == 1  # one at least
-    assert findings["left_out"] == findings["count"] - 1
+    assert len(findings["findings"]) == 1  # one at least, however long
+    assert findings.get("left_out", 0) == findings["count"] - 1
 
 
 def test_an_empty_run(tmp_path: Path) -> None:
