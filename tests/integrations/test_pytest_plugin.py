@@ -284,9 +284,10 @@ def test_nothing_is_loaded_where_it_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import sys\n\ndef test_it():\n    assert not {'torch', 'numpy', 'pyarrow', 'rich'} & sys.modules.keys()\n"
     )
-    for words in ([], ["-p", "no:retrograd"]):
+    again = "import retrograd, sys, pytest; sys.exit(pytest.main(['-W', 'error']))"  # as in a notebook
+    for words in (["-m", "pytest"], ["-m", "pytest", "-p", "no:retrograd"], ["-c", again]):
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", *words],
+            [sys.executable, *words],
             cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout

@@ -21,7 +21,6 @@ import pytest
 
 import retrograd as rg
 from retrograd.core.amounts import count_of
-from retrograd.core.runs.layout import is_run
 
 if TYPE_CHECKING:
     from retrograd.core.launch.session import Session
@@ -135,6 +134,7 @@ class RecordedTests:
         from retrograd.core.hooks.discovery import list_constructed
         from retrograd.core.launch.requests import RunRequest
         from retrograd.core.launch.session import Session
+        from retrograd.core.runs.layout import is_run
 
         folder = self._folder / _name_folder(item.nodeid)
         if is_run(folder):
@@ -144,6 +144,8 @@ class RecordedTests:
 
     def _end(self, item: pytest.Item, raised: BaseException | None = None) -> bool:
         """End the recording, and find what is wrong; returns whether that is as severe as a test must not have it."""
+        from retrograd.core.runs.layout import is_run
+
         session, self._session = self._session, None
         if session is None:
             return False
