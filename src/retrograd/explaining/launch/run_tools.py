@@ -30,8 +30,9 @@ from retrograd.explaining.comparing.comparison import compare
 from retrograd.explaining.findings.explain import explain_record, make_record
 
 _HOW = """Runs of training in PyTorch, as retrograd has recorded them: losses, gradients and activations of every site,
-and what is wrong. Begin with list_runs; then describe a run (what it did) and explain it (what is wrong, where, since
-which step, at which line, and what to do). Say what a finding rests on (its evidence), and what would refute it."""
+and what is wrong. Begin with list_runs, which has the name of each; then describe a run (what it did) and explain it
+(what is wrong, where, since which step, at which line, and what to do). Say what a finding rests on (its evidence), and
+what would refute it."""
 
 _LISTED = "call list_runs, which has the names of all."
 
@@ -87,11 +88,7 @@ class RunTools:
         return _fit("runs", (json.loads(each.as_json()) for each in runs), len(runs))
 
     def describe(self, run: str) -> dict[str, Any]:
-        """Say what a run did: model, loss, optimizer, inputs; and name its series and sites, for the tool "series".
-
-        Args:
-            run: name of a run, as list_runs has it.
-        """
+        """Say what a run did: model, loss, optimizer, inputs; and name its scalars and sites, for the tool "series"."""
         opened = self._open(run)
         card = describe_record(make_record(opened))
         lines = [{"text": str(line), "details": list(line.details)} for line in card.lines]
@@ -100,11 +97,7 @@ class RunTools:
         return head | _fit("sites", sites, len(sites))
 
     def explain(self, run: str) -> dict[str, Any]:
-        """Find what is wrong with a run, the worst first: message, site, steps, line, evidence, repair, symptoms.
-
-        Args:
-            run: name of a run, as list_runs has it.
-        """
+        """Find what is wrong with a run, the worst first: message, site, steps, line, evidence, repair, symptoms."""
         found = explain_record(make_record(self._open(run)))
         return {"headline": found.headline} | _fit("findings", (each.as_dict() for each in found), len(found))
 
@@ -112,7 +105,7 @@ class RunTools:
         """Give numbers over steps; of many steps evenly spaced ones.
 
         Args:
-            run: name of a run, as list_runs has it.
+            run: its name.
             name: one of its scalars (loss, lr, grad_norm, ...), a site (blocks.3:output.grad), or a pattern of sites.
             statistic: of a site: rms, mean, std, abs_max, l2, zero_share, nonfinite, ...
         """
@@ -129,9 +122,9 @@ class RunTools:
         """Find where two runs first diverge by more than rounding, and why.
 
         Args:
-            a: name of a run, as list_runs has it.
-            b: another one, which is B in the answer.
-            noise: runs of the same program as a, with the same seed, by which noise is measured.
+            a: the name of one.
+            b: the name of the other, which is B in the answer.
+            noise: names of runs of the same program as a, with the same seed, by which noise is measured.
         """
         found = compare(self._open(a), self._open(b), noise=[self._open(each) for each in noise])
         head, *findings = map(json.loads, found.as_json_lines().splitlines())
