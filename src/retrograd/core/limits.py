@@ -199,6 +199,12 @@ class Limits:
 
     # ---- pages of runs that go on ----
 
+    tool_letters: int = 20_000
+    """Letters of JSON that a tool gives to an agent, but for one entry that is longer: some 5,000 tokens."""
+
+    tool_steps: int = 200
+    """Steps of a series that it gives."""
+
     page_columns: int = 1000
     """Columns in which the steps are drawn at first; when there are twice as many, each holds twice as many steps."""
 

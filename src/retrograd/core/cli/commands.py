@@ -306,7 +306,7 @@ examples:
 
 _ORDER = (
     "run", "explain", "compare", "report", "serve", "view", "ls", "export", "compact", "trace", "inventory", "debug",
-    "hangs", "replay", "doctor", "install-hook", "completion",
+    "hangs", "replay", "mcp", "doctor", "install-hook", "completion",
 )  # fmt: skip
 
 OWN: tuple[type[Command], ...] = (

@@ -14,6 +14,7 @@ from retrograd.core.foreign.text import show_plainly
 from retrograd.core.launch.chosen_run import check_is_no_script, check_run, reading, tell_page
 from retrograd.core.launch.options import Command, option
 from retrograd.core.notices import print_text
+from retrograd.core.runs.layout import PARENT
 from retrograd.core.runs.settings import read_settings
 from retrograd.explaining.launch.options import ExplainOptions
 
@@ -22,11 +23,14 @@ class Explain(ExplainOptions):
     """Report what is wrong with a run, or with a script that is run for it."""
 
     def check(self) -> None:
-        if not self.command:
+        if not self.command and not self.schema:
             check_is_no_script(self.run)
             check_run(self.run)
 
     def carry_out(self) -> int:
+        if self.schema:
+            print_text(Path(__file__).with_name("explain.schema.json").read_text("utf-8"), end="", is_json=True)
+            return 0
         from retrograd.explaining.launch.explaining import explain_as_asked
 
         return explain_as_asked(self)
@@ -86,4 +90,26 @@ The exit code is 0 if they are the same, but for noise, 1 if they are not, and 2
         return 0 if all(comparisons) else 1
 
 
-COMMANDS: tuple[type[Command], ...] = (Explain, Compare)
+@dataclass(frozen=True, kw_only=True)
+class ServeTools(Command):
+    """Let an agent read the runs of a folder: a server of the Model Context Protocol, on standard input and output."""
+
+    name: ClassVar[str] = "mcp"
+    reads: ClassVar[bool] = True
+    examples: ClassVar[str] = """
+examples:
+  retrograd mcp runs
+
+Its tools list runs, describe and explain one, give series, and compare two. They write nothing, read nothing outside
+of the folder, and bound their answers. It needs `pip install 'retrograd[mcp]'`.
+"""
+
+    folder: Path = option("FOLDER", PARENT, f"the folder whose runs may be read (default: {PARENT})")
+
+    def carry_out(self) -> None:
+        from retrograd.explaining.launch.run_tools import serve_tools
+
+        serve_tools(self.folder)
+
+
+COMMANDS: tuple[type[Command], ...] = (Explain, Compare, ServeTools)
