@@ -23,7 +23,7 @@ _MATRIX = 'history.matrix("l2").values, an array of sites × steps'
 
 CALLS: dict[str, dict[str, str]] = {
     "retrograd": {
-        "RetrogradCallback": _CALLBACK,
+        **dict.fromkeys(("RetrogradCallback", "lightning", "transformers"), _CALLBACK),
         "Recorder": "rg.record(model)",
         "Session": "rg.record(model)",
         "start": "recording = rg.record(model), and recording.close() at the end",
@@ -54,7 +54,20 @@ CALLS: dict[str, dict[str, str]] = {
         "serve": "`retrograd serve PATH` on the command line",
         "run": "`retrograd run train.py` on the command line",
     },
+    "rules": {
+        "Clip": "rg.rules.ClipNorm(1.0), ClipValue(1.0) for each element, or Clamp for activations",
+        "Freeze": "rg.rules.Zero()",
+        "GradientReversal": "rg.rules.Reverse()",
+        "SignSGD": "rg.rules.KeepSign()",
+    },
+    "Findings": {
+        **dict.fromkeys(("to_df", "df", "dataframe"), "findings.to_pandas()"),
+        "to_json": "findings.as_json_lines()",
+        **dict.fromkeys(("keys", "slugs", "names"), "[each.detector for each in findings]"),
+        **dict.fromkeys(("filter", "get", "select"), "findings.of(slug), or by their .severity, .site and .step"),
+    },
     "History": {
+        "-": 'rg.compare(a, b) of two runs; numbers are subtracted: a.matrix("rms").values - b.matrix("rms").values',
         "to_df": _TABLE,
         "df": _TABLE,
         "dataframe": _TABLE,
@@ -103,6 +116,7 @@ CALLS: dict[str, dict[str, str]] = {
         "diff": ".to_pandas().diff()",
     },
     "Series": {
+        "-": "one statistic of both, of the same steps: a.rms - b.rms; a.to_pandas() - b.to_pandas() aligns the steps",
         "values": ".rms, .l2, .mean or another statistic: one number a step",
         "norms": ".norm, which is .l2",
         "max_abs": ".abs_max",
@@ -138,6 +152,7 @@ CALLS: dict[str, dict[str, str]] = {
         "metrics": "run.history.scalars",
         "summary": "rg.describe(run), or run.history.scalars.last",
         "findings": "rg.explain(run)",
+        "describe": "rg.describe(run)",
         "name": "run.path.name",
         "sites": "run.history.sites",
         "to_pandas": "run.history.to_pandas()",
@@ -164,7 +179,8 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("histograms", "hist", "bins"), "histogram="),
         **dict.fromkeys(("budget", "max_bytes"), "tensor_budget="),
         **dict.fromkeys(("optimizer", "opt", "loss", "criterion"), "nothing: what trains the model is found by itself"),
-    }
+    },
+    "write_report": {"open": "nothing: it returns the path; `retrograd report RUN --open` shows it in the browser"},
 }
 """Function → argument that is tried → the one to give."""
 
@@ -180,6 +196,15 @@ USES: dict[str, str] = {
     "find_nan": "rg.find_nan(model, batch), or with a function from output to loss as third argument",
     "rewrite": 'rg.rewrite(model, {"*:output.grad": rg.rules.KeepSign()})',
     "plan_recording": 'rg.plan_recording(model, sites="blocks.*")',
+    "open_run": 'rg.open_run("runs/NAME"); `retrograd ls runs` lists them, the newest first',
+    "describe": "rg.describe(run)",
+    "export": 'rg.export(run, "csv"), or "parquet", "tensorboard", "wandb" or "mlflow"',
+    "mirror": 'rg.mirror(recording, "tensorboard"), or "wandb" or "mlflow"',
+    "write_report": 'rg.write_report(run, "report.html")',
+    "check_batch": "rg.check_batch(model, batch)",
+    "check_causal": "rg.check_causal(model, tokens)",
+    "find_kinks": "rg.find_kinks(model, batch), or rg.find_kinks(loss) before its backward",
+    "Series.select": 'series.select(phase="eval"), or by backward=, micro=, rank=, call=',
     "History.select": 'history.select("*:output.grad") for names; of phases: history[name].select(phase="eval")',
 }
 """Function → how it is called."""
@@ -210,6 +235,16 @@ class Guided:
             if hasattr(type(self), name):  # the property itself has raised: say what
                 return object.__getattribute__(self, name)
             raise guide(type(self).__name__, name, dir(self), what=f"{type(self).__name__!r} object")
+
+    def __sub__(self, other: object) -> Any:
+        """Not at all.
+
+        Raises:
+            CallError: it names what can be subtracted.
+        """
+        if not (repair := CALLS.get(type(self).__name__, {}).get("-")):
+            return NotImplemented
+        raise CallError(f"{type(self).__name__} cannot be subtracted as a whole.", repair=f"{repair}.")
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:

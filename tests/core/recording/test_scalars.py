@@ -74,14 +74,18 @@ def test_norms_are_those_of_what_the_optimizer_gets(
     assert history.scalars["grad_norm"].steps.tolist() == [0, 1, 2, 3]
 
 
-def test_each_parameter_has_the_norm_of_what_several_passes_left(net: nn.Sequential) -> None:
+@pytest.mark.parametrize("most", [None, 0.01])
+def test_each_parameter_has_the_norm_of_what_several_passes_left(net: nn.Sequential, most: float | None) -> None:
+    """It is taken when the optimizer begins to step: clipped, where something clips it."""
     optimizer, norms = torch.optim.SGD(net.parameters(), lr=0.1), []
+    optimizer.register_step_pre_hook(lambda *args: norms.append(net[0].weight.grad.norm().item()))
     with rg.record(net) as recording:
         for step in range(4):
             optimizer.zero_grad()
             for _ in range(1 if step == 0 else 3):
                 loss_of(net).backward()
-            norms.append(net[0].weight.grad.norm().item())
+            if most is not None:
+                clip_grad_norm_(net.parameters(), most)
             optimizer.step()
     series = recording.history["0:weight.accumulated"]
     assert series.steps.tolist() == [1, 2, 3]

@@ -86,7 +86,7 @@ class OverSteps(Guided, Generic[T]):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Curve(OverSteps[float], np.lib.mixins.NDArrayOperatorsMixin):
+class Curve(np.lib.mixins.NDArrayOperatorsMixin, OverSteps[float]):
     """One number a step. For numpy, and in arithmetic, it is its values.
 
         history.loss[-1], history.loss.at(10)          the last one; that of step 10

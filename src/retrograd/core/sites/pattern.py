@@ -6,6 +6,7 @@
     "*:parameters.grad"         all sites of a kind: ``outputs``, ``inputs`` or ``parameters``; see below
     "re:^blocks[.][0-3]:"       regular expression, searched; a compiled one does as well
     nn.LayerNorm                a module type: everything that is recorded by default of its instances
+    model.blocks[3]             a module, where the model is at hand: the same as its name
     lambda c: c.site.path ...   any predicate on a :class:`Candidate`
 
 Functions that modules call are meant by patterns that name them, behind a slash or by the nodes that they make, and by
@@ -197,6 +198,8 @@ def compile_pattern(pattern: Pattern) -> Test:
         return lambda candidate: pattern.search(name(candidate.site)) is not None
     if isinstance(pattern, type):
         return lambda candidate: isinstance(candidate.module, pattern) and candidate.is_default
+    if hasattr(pattern, "named_modules"):
+        return lambda candidate: candidate.module is pattern and candidate.is_default
     if callable(pattern):
         return lambda candidate: bool(pattern(candidate))
     raise PatternError(
@@ -277,7 +280,8 @@ def describe_pattern(pattern: Pattern) -> str:
         return repr(pattern)
     if isinstance(pattern, re.Pattern):
         return f"'re:{pattern.pattern}'"
-    return getattr(pattern, "__qualname__", repr(pattern))
+    is_module = hasattr(type(pattern), "named_modules")
+    return f"a {type(pattern).__name__}" if is_module else getattr(pattern, "__qualname__", repr(pattern))
 
 
 def _compile_glob(pattern: str) -> Test:
