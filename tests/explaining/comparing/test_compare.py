@@ -434,6 +434,10 @@ def test_folders_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     head, *findings = map(json.loads, capsys.readouterr().out.splitlines())
     assert (head["verdict"], head["site"], head["step"]) == ("different", "0:weight.update", 0)
     assert findings[0]["detector"] == "learning-rate"
+    losses = [rg.open_run(run).history.loss.values for run in (a, lr)]
+    assert (head["scalars"]["lr"], head["settings"]) == ([0.1, 0.2], {"lr": [0.1, 0.2]})
+    assert head["scalars"]["loss"] == [each[-1] for each in losses]
+    assert head["final"] == [each[-1:].mean() for each in losses]  # one in twenty of twelve steps is the last
     assert main(["compare", a, str(tmp_path / "none")]) == 2
 
 
