@@ -305,6 +305,10 @@ WORDS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "watch('x')": (lambda c: rg.watch("x"), "rg.watch(logits)"),
     "rec.watch('x')": (lambda c: c.rec.watch("x"), "rg.watch(logits)"),
     "rec.log(1)": (log_unnamed, "rg.log(loss=0.3)"),
+    "rg.ls": (lambda c: rg.ls("runs"), "retrograd ls"),  # type: ignore[attr-defined]
+    "a folder of runs": (lambda c: rg.open_run(c.folder.parent), "retrograd ls"),
+    "run.args": (lambda c: rg.open_run(c.folder).args, 'run.manifest["command"]'),  # type: ignore[attr-defined]
+    "final_loss": (lambda c: c.h.final_loss, "history.loss.values[-15:]"),
     "slip": (lambda c: c.s.exponentz, "exponents"),
 }
 

@@ -33,7 +33,10 @@ CALLS: dict[str, dict[str, str]] = {
         "check_nan": "rg.find_nan(model, batch)",
         **dict.fromkeys(("add_scalar", "log_metrics", "log_dict", "log_scalar"), "rg.log(loss=0.3)"),
         **dict.fromkeys(("finish", "close"), "recording.close(), of recording = rg.record(model)"),
-        **dict.fromkeys(("runs", "list_runs", "Api"), "`retrograd ls DIR`, or rg.open_run(path) of each"),
+        **dict.fromkeys(
+            ("runs", "list_runs", "open_runs", "ls", "best", "Api"),
+            "`retrograd ls DIR --sort final`, with --json for other tools, or rg.open_run(path) of each",
+        ),
         **dict.fromkeys(
             ("get_activations", "activations", "extract_features", "log_forward_pass"),
             'rg.extract(model, batch, ["layer2"])',
@@ -75,6 +78,7 @@ CALLS: dict[str, dict[str, str]] = {
         "config": "history.manifest",
         "metrics": "history.scalars",
         "summary": "rg.describe(history), or history.scalars.last",
+        "final_loss": "np.mean(history.loss.values[-15:]), say; `retrograd ls` takes the last twentieth of the steps",
         "losses": "history.loss, which has .steps and .values",
         "learning_rate": "history.lr",
         "learning_rates": "history.lr",
@@ -154,6 +158,10 @@ CALLS: dict[str, dict[str, str]] = {
         "findings": "rg.explain(run)",
         "describe": "rg.describe(run)",
         "name": "run.path.name",
+        **dict.fromkeys(
+            ("settings", "args", "argv", "params", "hyperparameters", "optimizer"),
+            'run.manifest["command"] and run.manifest["optimizers"]; in words rg.describe(run)',
+        ),
         "sites": "run.history.sites",
         "to_pandas": "run.history.to_pandas()",
         "matrix": 'run.history.matrix("rms")',
