@@ -148,14 +148,7 @@ class Curve(np.lib.mixins.NDArrayOperatorsMixin, OverSteps[float]):
         return pandas.Series(self.values, index=pandas.Index(self.steps, name="step"))
 
     def plot(self, *, ax: Axes | None = None, **line: Any) -> Axes:
-        """Draw them as a line with matplotlib.
-
-        Args:
-            ax: axes to draw on; those of a new figure when left out.
-            line: options of the line, as for ``Axes.plot``.
-
-        Returns:
-            The axes.
+        """Draw them as a line with matplotlib, on axes or a new figure; ``line`` goes to ``Axes.plot``.
 
         Raises:
             LibraryError: matplotlib is not installed.
