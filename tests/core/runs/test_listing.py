@@ -214,6 +214,8 @@ def test_settings_that_go_together_have_one_column() -> None:
     assert find_differing(runs) == ["--lr"]
     assert find_differing([{"argv": "a"}, {"argv": "b"}]) == ["argv"]
     assert find_differing([{"seed": 1}, {}]) == ["seed"]
+    wd = [{"--wd": 0, "weight_decay": 0.0, "x": True}, {"--wd": 1, "weight_decay": 1.0, "x": 1}]
+    assert find_differing(wd) == ["--wd", "x"]  # an option and what the optimizer makes of it are one
     assert find_differing([]) == []
     assert sorted(["b10", "B2", "a"], key=natural) == ["a", "B2", "b10"]
 
