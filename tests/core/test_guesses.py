@@ -284,10 +284,13 @@ WORDS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "callback": (lambda c: rg.RetrogradCallback, "retrograd.integrations.lightning"),  # type: ignore[attr-defined]
     "chosen": (lambda c: c.h["0*"]["2:output"], "history["),
     "h[module]": (lambda c: c.h[c.model[0]], "history.sites"),
+    "rewrite(module)": (lambda c: rg.rewrite(c.model, {c.model[0]: rg.rules.Zero()}), "name a slot"),
     "select(module)": (lambda c: c.h.select(c.model[0]), "0:weight.grad"),
     "sites=another": (lambda c: rg.record(c.model, sites=make()[0]), "0:output"),
     "in run": (lambda c: "0:output" in rg.open_run(c.folder), "history.sites"),
     "series - series": (lambda c: c.s - c.h["0:output"], "a.rms - b.rms"),
+    "series / series": (lambda c: c.s / c.h["0:output"], "a.rms - b.rms"),
+    "run - run": (lambda c: rg.open_run(c.folder) - 1, "rg.compare(a, b)"),  # type: ignore[operator]
     "select('eval')": (lambda c: c.s.select("eval"), 'phase="eval"'),
     "scalars.los": (lambda c: c.h.scalars.los, "history.scalars['loss']"),
     "findings[slug]": (lambda c: rg.explain(c.h)["dead-units"], "findings.of('dead-units')"),  # type: ignore[call-overload]

@@ -19,6 +19,7 @@ R = TypeVar("R")
 
 _CALLBACK = "from retrograd.integrations.lightning import RetrogradCallback (or .transformers, for its Trainer)"
 _TABLE = "history.to_pandas(), .to_polars(), or .table() for Arrow"
+_DIFFERENCE = 'rg.compare(a, b), or of numbers: a.matrix("rms").values - b.matrix("rms").values'
 _MATRIX = 'history.matrix("l2").values, an array of sites × steps'
 
 CALLS: dict[str, dict[str, str]] = {
@@ -70,7 +71,7 @@ CALLS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("filter", "get", "select"), "findings.of(slug), or by their .severity, .site and .step"),
     },
     "History": {
-        "-": 'rg.compare(a, b) of two runs; numbers are subtracted: a.matrix("rms").values - b.matrix("rms").values',
+        "-": _DIFFERENCE,
         "to_df": _TABLE,
         "df": _TABLE,
         "dataframe": _TABLE,
@@ -151,6 +152,7 @@ CALLS: dict[str, dict[str, str]] = {
         "load_state_dict": "rg.record(model, path, resume=state)",
     },
     "Run": {
+        "-": _DIFFERENCE,
         "loss": "run.history.loss",
         "scalars": "run.history.scalars",
         "metrics": "run.history.scalars",
@@ -248,11 +250,13 @@ class Guided:
         """Not at all.
 
         Raises:
-            CallError: it names what can be subtracted.
+            CallError: it names what can be.
         """
         if not (repair := CALLS.get(type(self).__name__, {}).get("-")):
             return NotImplemented
-        raise CallError(f"{type(self).__name__} cannot be subtracted as a whole.", repair=f"{repair}.")
+        raise CallError(f"{type(self).__name__} cannot be calculated with as a whole.", repair=f"{repair}.")
+
+    __add__ = __mul__ = __truediv__ = __sub__
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:

@@ -177,6 +177,12 @@ class Candidate:
 Pattern = str | re.Pattern[str] | type | Callable[[Candidate], bool]
 Test = Callable[[Candidate], bool]
 
+
+def is_module(pattern: object) -> bool:
+    """Return whether it is a module itself; torch is not loaded for the question."""
+    return hasattr(type(pattern), "named_modules")
+
+
 _CALLED = re.compile(r'(?P<path>(?:"(?:[^"\\]|\\.)*"|[^#"])*)#(?P<call>[^:]*)(?::.*)?', re.DOTALL)
 
 
@@ -198,7 +204,7 @@ def compile_pattern(pattern: Pattern) -> Test:
         return lambda candidate: pattern.search(name(candidate.site)) is not None
     if isinstance(pattern, type):
         return lambda candidate: isinstance(candidate.module, pattern) and candidate.is_default
-    if hasattr(pattern, "named_modules"):
+    if is_module(pattern):
         return lambda candidate: candidate.module is pattern and candidate.is_default
     if callable(pattern):
         return lambda candidate: bool(pattern(candidate))
@@ -280,8 +286,7 @@ def describe_pattern(pattern: Pattern) -> str:
         return repr(pattern)
     if isinstance(pattern, re.Pattern):
         return f"'re:{pattern.pattern}'"
-    is_module = hasattr(type(pattern), "named_modules")
-    return f"a {type(pattern).__name__}" if is_module else getattr(pattern, "__qualname__", repr(pattern))
+    return f"a {type(pattern).__name__}" if is_module(pattern) else getattr(pattern, "__qualname__", repr(pattern))
 
 
 def _compile_glob(pattern: str) -> Test:
