@@ -27,7 +27,7 @@ from retrograd.core.launch.hook_file import install_hook, remove_hook
 from retrograd.core.launch.options import Command, option
 from retrograd.core.launch.requests import RunRequest
 from retrograd.core.limits import LIMITS
-from retrograd.core.notices import print_text, waiting
+from retrograd.core.notices import print_text, say, waiting
 from retrograd.core.plugins import list_provided
 from retrograd.core.runs.layout import PARENT
 from retrograd.core.runs.listing import find_runs
@@ -257,6 +257,8 @@ are counted where they were computed, as `retrograd run` does at the end.
 
         with waiting(f"reading the runs of {self.folder}"):
             runs = read_listed(path_to_read(self.folder))
+        if not runs:
+            say(f"there is no run in {self.folder}")
         runs = choose_listed(runs, self.sort, self.filter, self.search, is_reversed=self.reverse)
         if self.json:
             print_text("".join(f"{each.as_json()}\n" for each in runs), end="", is_json=True)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from retrograd.core.amounts import count_of
 from retrograd.core.history.history import History
 from retrograd.core.history.matrix import Matrix
+from retrograd.core.history.scalars import Scalars
 from retrograd.core.history.series import Series
 from retrograd.core.runs.reader import Run
 from retrograd.core.views.downsample import FloatArray, reduce_columns
@@ -83,6 +84,24 @@ def _list_numbers(name: str, values: FloatArray) -> list[str] | None:
     numbers = (values[-1], known.min(), known.max())
     curve = draw_sparkline(values, 40, logarithmic=name not in _LINEAR)
     return [name, curve, *(print_number(float(number)) for number in numbers)]
+
+
+def draw_scalars(scalars: Scalars) -> str:
+    """A line for each: its curve, its last number, and of how many steps it is."""
+    page = NotebookPage()
+    titles = {"scalar": "name", "last": "number", "unit": "text", "steps": "number", "over steps": "text"}
+    rows = [
+        (
+            name,
+            print_number(float(values[-1])),
+            scalars.about(name).unit,
+            f"{len(steps):,}",
+            draw_sparkline(values, 40, logarithmic=not scalars.is_logged(name)),
+        )
+        for name, (steps, values) in scalars.items()
+    ]
+    page.console.print(make_table(page.console, titles, rows) if rows else "no scalars")
+    return page.as_html()
 
 
 def draw_matrix(matrix: Matrix) -> str:
