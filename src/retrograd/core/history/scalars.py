@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from retrograd.core.drawings import drawn_by
 from retrograd.core.errors import NoSuchNameError
 from retrograd.core.history.arrays import read_codes, read_numbers, to_numbers
 from retrograd.core.history.curve import Curve
@@ -124,6 +125,8 @@ class Scalars(Mapping[str, Curve]):
 
     def __repr__(self) -> str:
         return f"Scalars({', '.join(self)})"
+
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_scalars")
 
     def about(self, name: str) -> ScalarInfo:
         """What a series is, and how it was taken.
