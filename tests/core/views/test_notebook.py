@@ -25,6 +25,7 @@ from torch import nn
 import retrograd as rg
 from retrograd.core.cells import show_line
 from retrograd.core.errors import LibraryError
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.matrix import Matrix
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.findings import Finding, Findings
@@ -262,6 +263,12 @@ def test_a_matrix_is_drawn_with_zeros_and_infinities_apart(axes: Any) -> None:
     np.testing.assert_array_equal(rest.get_array().compressed(), [2, 4, 8])
     axes.figure.canvas.draw()
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "$b$"]
+
+
+def test_steps_without_a_number_leave_gaps_in_a_curve() -> None:
+    page = Curve(np.arange(5), np.array([1.0, np.nan, np.nan, np.nan, 2.0]))._repr_html_()
+    assert list_cells(page)[1][1] == "▁   █"
+    assert "white-space:pre" in page[page.index("▁") - 80 : page.index("▁")]  # or HTML would make one blank of them
 
 
 def test_a_matrix_of_many_sites_is_no_higher_and_names_some(axes: Any) -> None:

@@ -131,7 +131,7 @@ def _draw_row(row: Iterable[str], aligned: Iterable[bool]) -> str:
 def _draw_cell(kind: str, content: str, is_number: bool) -> str:
     side = "right" if is_number else "left"
     rule = f";border-bottom:{_RULE}" if kind == "th" else ""
-    return f'<{kind} style="text-align:{side};padding:.1em .6em;white-space:nowrap{rule}">{content}</{kind}>'
+    return f'<{kind} style="text-align:{side};padding:.1em .6em;white-space:pre{rule}">{content}</{kind}>'
 
 
 def _draw_piece(text: str, style: Style | None) -> str:
