@@ -149,6 +149,18 @@ def test_a_question_mark_explains_and_escape_closes_it_alone(visit: Visit, small
     expect(page.locator("#help")).to_be_hidden()
 
 
+@pytest.mark.parametrize(("count", "every"), [(8, 1), (8, 3), (6000, 1)])
+def test_steps_that_were_not_recorded_are_marked_on_the_axis(
+    visit: Visit, report: Reporter, count: int, every: int
+) -> None:
+    sites = ["a:output", "a:output.grad"]
+    page = visit.open(report(make_history(Numbers(sites, np.ones((2, count)), every=every))))
+    marks = page.evaluate("module_payload.facts.columns.first.map((_, column) => module_steps.skipsSteps(column))")
+    assert marks == [every > 1 and column > 0 for column in range(len(marks))]
+    said = page.locator("#notice").get_by_text("Only recorded steps have columns")
+    expect(said).to_have_count(int(every > 1))
+
+
 def test_in_a_frame_of_a_notebook_it_is_silent(visit: Visit, small: Path) -> None:
     page = visit.page
     page.set_viewport_size({"width": 900, "height": 500})
