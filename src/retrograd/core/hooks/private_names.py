@@ -154,6 +154,11 @@ NEEDED: tuple[PrivateNames, ...] = (
         "._module_info ._partial_reduce_output ._params ._use_orig_params torch.distributed._composable_state",
     ),
     _names(
+        "the store of a process group, by which ranks agree on the steps that a budget records",
+        _RAISES,
+        "._get_default_store",
+    ),
+    _names(
         "our functions run in the interpreter, whatever torch.compile does around them",
         _STOPS,
         "torch._C._dynamo.eval_frame ._FrameAction ._FrameExecStrategy ._debug_get_cache_entry_list "

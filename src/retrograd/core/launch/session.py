@@ -45,7 +45,6 @@ from retrograd.core.ranks.stages import is_rehearsal
 from retrograd.core.recording.fact_source import FactHost, FactSource, MakeSource
 from retrograd.core.recording.logged import expect_none, expect_recording
 from retrograd.core.recording.recorder import Recorder, list_sources
-from retrograd.core.recording.schedule import Overhead, every
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.weight_sums import sum_squares
 from retrograd.core.runs.attempts import leave
@@ -287,8 +286,6 @@ class Session:
             self._sink.use(writer)
             step = writer.next_step
         schedule = request.make_schedule()
-        if isinstance(schedule, Overhead) and request.overhead is None and find_rank() is not None:
-            schedule = every(1)  # each rank would find a gap of its own, and rows of steps that others lack be merged
         settings = Settings(
             sites=request.sites, schedule=schedule, tensors=request.tensors, histogram=request.histogram
         )
