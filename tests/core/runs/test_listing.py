@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from retrograd.core.runs.listed import choose_listed, find_differing, natural, r
 from retrograd.core.runs.listing import RunLine
 from retrograd.core.runs.reader import open_run
 from retrograd.core.runs.settings import read_settings
+from retrograd.core.views.runs_table import print_runs
 from tests.core.runs.written import open_writer, write_run
 
 
@@ -207,6 +210,25 @@ def test_runs_are_chosen_and_ordered_by_what_is_known_of_them(sweep: Path, capfd
     assert len(printed.splitlines()) == 6
     assert "\u202e" not in printed
     assert {"accuracy", "--lr"} <= set(printed.splitlines()[0].split())
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_a_narrow_window_leaves_out_columns_before_names(
+    sweep: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    window = io.StringIO()
+    monkeypatch.setattr(window, "isatty", lambda: True)
+    runs = choose_listed(read_listed(sweep), "name")
+    print_runs(runs, file=window)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", window.getvalue()).splitlines()
+    titles, said = re.split(r"\s{2,}", lines[0].strip()), " ".join(map(str.strip, lines)).partition(" also shows ")[2]
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    assert {line.split()[0] for line in lines} > {"run1", "run2", "run10", "run20"}
+    for title in ("loss", "started", "last step", "curve", "status"):
+        assert (title in titles) != (title in re.split(", | and ", said)), title
 
 
 def test_settings_that_go_together_have_one_column() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.amounts import count_of
-from retrograd.core.drawings import ask_view
+from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import CallError, NoSuchStepError
 from retrograd.core.guesses import Guided
 from retrograd.core.libraries import load_library
@@ -119,6 +119,8 @@ class Curve(np.lib.mixins.NDArrayOperatorsMixin, OverSteps[float]):
             )
         values = (each.values if isinstance(each, Curve) else each for each in inputs)
         return getattr(function, method)(*values, **options)
+
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_curve")
 
     def __repr__(self) -> str:
         if not len(self):
