@@ -13,7 +13,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-BESIDE = ("[!R]*.md", "benchmarks/*.md", "examples/*.md", "examples/*.py", "examples/*.ipynb")
+BESIDE = ("[!R]*.md", "benchmarks/*.md", "benchmarks/findings/healthy/*.py", "examples/*.*")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 HIDDEN = re.compile(r"^<!--.*?-->\n", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"^```python (?:raises|no-run)$", re.MULTILINE)
@@ -25,7 +25,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted(path for pattern in BESIDE for path in ROOT.glob(pattern)):
         name, made = path.relative_to(ROOT).as_posix(), {"abs_src_path": str(path)}
         if path.suffix == ".py":
-            made = {"content": f"# {name}\n\n```python\n{path.read_text()}```\n"}
+            made = {"content": f"---\nsearch: {{exclude: true}}\n---\n# {name}\n\n```python\n{path.read_text()}```\n"}
         files.append(File.generated(config, name.replace(".py", ".md"), **made))
     return files
 

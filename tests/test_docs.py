@@ -75,13 +75,13 @@ def section_of(page: Path, code: str) -> str:
 def run_session(text: str) -> None:
     """Run the commands of a session, and hold what each prints against what stands below it."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # torchrun is beside python
-    options = {"env": {**os.environ, "PATH": path}, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": False}
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         line, _, shown = part.partition("\n")
         words = shlex.split(line, comments=True)
         program = {"retrograd": [sys.executable, "-m", "retrograd"], "python": [sys.executable]}
         words = [*program.get(words[0], words[:1]), *words[1:]]
-        done = warm.run(words, check=False, **options)
+        done = warm.run(words, env={**os.environ, "PATH": path}, **streams)
         expected = re.escape(NUMBER.sub("N", shown.strip() + "\n")).replace("…\\\n", "(.*\n)*?").replace("…", ".*")
         printed = NUMBER.sub("N", done.stdout.replace(f"{Path.cwd()}/", "").strip() + "\n")
         assert done.returncode < 2, f"$ {line}\n{done.stdout}"
