@@ -38,6 +38,12 @@ def test_each_picture_is_there_small_and_shown() -> None:
     assert max(path.stat().st_size for path in GALLERY.IMAGES.iterdir()) <= 60_000
 
 
+def test_the_readme_shows_a_finding_of_it() -> None:
+    shown = (ROOT / "README.md").read_text().partition("$ retrograd explain\n…\n")[2].partition("```")[0]
+    assert shown.startswith("critical")
+    assert shown in PAGE
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",

@@ -55,7 +55,8 @@ def test_pages_that_are_files_fetch_nothing_and_are_searched(site: Path, browser
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: said.append(request.url) if request.url.startswith("http") else None)
-    for path in sorted({*site.glob("*.html"), *site.glob("api/*.html")} - {site / "404.html"}):
+    pages = sorted({*site.glob("*.html"), *site.glob("api/*.html")} - {site / "404.html"})
+    for path in pages if width < 400 else pages[:3]:
         page.goto(path.as_uri())
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path.name} is too wide"
     page.goto((site / "index.html").as_uri())
