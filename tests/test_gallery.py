@@ -41,7 +41,7 @@ def test_each_picture_is_there_small_and_shown() -> None:
 def test_the_readme_shows_a_finding_of_it() -> None:
     shown = (ROOT / "README.md").read_text().partition("$ retrograd explain\n…\n")[2].partition("```")[0]
     assert shown.startswith("critical")
-    assert shown in PAGE
+    assert " ".join(shown.split()) in " ".join(PAGE.split())
 
 
 @pytest.mark.slow
