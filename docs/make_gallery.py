@@ -161,7 +161,7 @@ def record(name: str, text: str, options: tuple[str, ...], folder: Path) -> str:
     call(str(PROGRAM), "run", "-q", "-o", "run", *options, script.name)
     found = call(str(PROGRAM), "explain", "run")
     findings = found.partition("\n\n")[2].partition("\n\n")[2].strip() or found.splitlines()[0]
-    return "\n".join(textwrap.fill(line, 100, subsequent_indent=11 * " ") for line in findings.splitlines())
+    return "\n".join(textwrap.fill(line, 92, subsequent_indent=11 * " ") for line in findings.splitlines())
 
 
 def draw(browser: Browser, run: Path, view: str, target: Path) -> None:

@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 BESIDE = ("[!R]*.md", "benchmarks/*.md", "benchmarks/findings/healthy/*.py", "examples/*.*")
-LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
+LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)([^)\s]*)\)")
 HIDDEN = re.compile(r"^<!--.*?-->\n", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"^```python (?:raises|no-run)$", re.MULTILINE)
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):<code>(?:~[\w.]*\.)?")
@@ -31,13 +31,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between files of the repository into links between pages; leave out what a page hides."""
+    """Turn links between files into links between pages, or text where there is none; leave out what is hidden."""
     here = page.file.src_uri
     folder = posixpath.dirname(here if page.file.generated_by else f"docs/{here}")
 
     def turn(link: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(folder, link[1])).removeprefix("docs/").replace(".py", ".md")
-        return posixpath.relpath(target, posixpath.dirname(here) or ".")
+        text, path, anchor = link.groups()
+        source = posixpath.normpath(posixpath.join(folder, path))
+        target = source.removeprefix("docs/").replace(".py", ".md")
+        if files.get_file_from_path(target) is None and (ROOT / source).exists():
+            return text
+        return f"[{text}]({posixpath.relpath(target, posixpath.dirname(here) or '.')}{anchor})"
 
     return LINK.sub(turn, MARK.sub("```python", HIDDEN.sub("", markdown))).replace(r"\<", "&lt;")
 
