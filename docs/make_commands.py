@@ -56,7 +56,7 @@ def _describe(command: type[Command]) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("<", r"\<")
+    return text.replace("<", r"\<").replace("%%", "%")  # which argparse writes twice
 
 
 def _tell(command: type[Command]) -> str:

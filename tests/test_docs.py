@@ -2,13 +2,18 @@
 
 The ``python`` blocks of a page run in order, in one namespace and an empty folder. A block inside an HTML comment
 runs too, which is where a page hides its preparations; ``python no-run`` marks a block that cannot run here, and
-``python raises`` one that must raise the error whose slug is the title of its section.
+``python raises`` one that must raise the error whose slug is the title of its section. ``python title="train.py"`` is
+written to that file, and of a ``console`` block each line after ``$`` is a command, which prints what stands below it:
+numbers may be others, and … is anything.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +23,7 @@ import yaml
 from retrograd.core import errors
 from retrograd.core.cli import load_commands
 from retrograd.core.launch.parser import parse
+from tests import warm
 from tests.test_imports import CORE, PARTS, SOURCE
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +32,8 @@ PAGES = sorted(page for folder in (".", "docs", "benchmarks", "examples") for pa
 NOT_RUN: dict[str, int] = {}
 """Page → how many of its blocks are marked ``no-run``; a page that is missing has none."""
 
-BLOCK = re.compile(r"^```python(?P<mark>[^\n]*)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(?:python|(?=console))(?P<mark>[^\n]*)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"(?<![\w:])\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
 LINK = re.compile(r"\]\((?!\w+:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]*))?\)")
 FILE = re.compile(r"(?:[\w.*-]+/)*(?:[\w.*-]+/|[\w*-]+\.(?:py|pyi|c|h|js|toml|md|html))")
 NAME = re.compile(r"(?:\w+\.)*([A-Za-z_]\w+)(?:\(.*\))?")
@@ -38,7 +45,7 @@ def label(page: Path) -> str:
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Marks and code of the Python blocks, the code pushed down to its line in the page."""
+    """Marks and code of the Python blocks and sessions, the code pushed down to its line in the page."""
     text = page.read_text()
     for match in BLOCK.finditer(text):
         yield match["mark"].strip(), "\n" * text.count("\n", 0, match.start("code")) + match["code"]
@@ -68,6 +75,22 @@ def section_of(page: Path, code: str) -> str:
     return title.strip("`")
 
 
+def run_session(text: str) -> None:
+    """Run the commands of a session, and hold what each prints against what stands below it."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # torchrun is beside python
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": False}
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        line, _, shown = part.partition("\n")
+        words = shlex.split(line, comments=True)
+        program = {"retrograd": [sys.executable, "-m", "retrograd"], "python": [sys.executable]}
+        words = [*program.get(words[0], words[:1]), *words[1:]]
+        done = warm.run(words, env={**os.environ, "PATH": path}, **streams)
+        expected = re.escape(NUMBER.sub("N", shown.strip() + "\n")).replace("…\\\n", "(.*\n)*?").replace("…", ".*")
+        printed = NUMBER.sub("N", done.stdout.replace(f"{Path.cwd()}/", "").strip() + "\n")
+        assert done.returncode < 2, f"$ {line}\n{done.stdout}"
+        assert re.fullmatch(expected, printed) or not shown.strip(), f"$ {line}\n{done.stdout}"
+
+
 def error_classes(base: type[errors.RetrogradError] = errors.RetrogradError) -> Iterator[type[errors.RetrogradError]]:
     yield base
     for kind in base.__subclasses__():
@@ -83,14 +106,18 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytes
             with pytest.raises(errors.RetrogradError) as raised:
                 exec(compile(code, label(page), "exec"), namespace)
             assert raised.value.slug == section_of(page, code)
+        elif mark == "console":
+            run_session(code)
+        elif mark.startswith("title="):
+            Path(mark.removeprefix("title=").strip('"')).write_text(code.lstrip("\n"))
         elif mark != "no-run":
             exec(compile(code, label(page), "exec"), namespace)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
 def test_blocks_that_do_not_run_are_known(page: Path) -> None:
-    marks = [mark for mark, _ in blocks(page)]
-    assert set(marks) <= {"", "no-run", "raises"}
+    marks = [mark for mark, _ in blocks(page) if not mark.startswith("title=")]
+    assert set(marks) <= {"", "no-run", "raises", "console"}
     assert marks.count("no-run") == NOT_RUN.get(label(page), 0)
 
 

@@ -116,3 +116,63 @@ def _list_numbers(name: str, values: FloatArray, last: float, show: Callable[[fl
     low, high = np.nanmin(values, initial=np.inf), np.nanmax(values, initial=-np.inf)
     curve = draw_sparkline(values, 40, logarithmic=name not in _LINEAR and bool(low >= 0))
     return [name, curve, show(last), *(show(float(each)) if low <= high else "-" for each in (low, high))]
+
+
+def draw_matrix(matrix: Matrix) -> str:
+    """A strip of colours for each site, on one logarithmic scale; zero is grey, what is not recorded is left out."""
+    shown = matrix.values[:MOST_ROWS]
+    if not shown.size:
+        return NotebookPage().as_html()
+    magnitudes = reduce_columns(np.abs(shown), max(1, -(-shown.shape[1] // _WIDTH))).high
+    colours, low, high = colour_map(magnitudes)
+    listed = zip(matrix.sites, colours, shown, strict=False)
+    rows = [(site, Markup(draw_strip(strip)), _last(line)) for site, strip, line in listed]
+    page = NotebookPage()
+    steps = f"steps {matrix.steps[0]:,} to {matrix.steps[-1]:,}"
+    scale = f"; |x| from {print_number(low)} (dark) to {print_number(high)} (light)" if low <= high else ""
+    page.console.print(f"{count_of(len(matrix.sites), 'site')}, {steps}{scale}; zero is grey", style="dim")
+    page.console.add(draw_table([("site", False), ("over steps", False), ("last", True)], rows))
+    if len(matrix.sites) > MOST_ROWS:
+        page.console.print(f"and {len(matrix.sites) - MOST_ROWS:,} more", style="dim")
+    return page.as_html()
+
+
+def _last(line: FloatArray) -> str:
+    known = line[~np.isnan(line)]
+    return print_number(float(known[-1])) if len(known) else "-"
+
+
+def colour_map(magnitudes: FloatArray) -> tuple[npt.NDArray[np.uint8], float, float]:
+    """Colours of magnitudes, shape ``[n, m, 4]``, and those that the darkest and the lightest stand for."""
+    usable = magnitudes[np.isfinite(magnitudes) & (magnitudes > 0)]
+    low, high = (float(usable.min()), float(usable.max())) if len(usable) else (1.0, 0.0)
+    ramp = np.array([[*bytes.fromhex(colour), 255] for colour in _RAMP], np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = (np.log(magnitudes) - np.log(low)) / max(np.log(high / low), 1e-9) if len(usable) else magnitudes
+    place = np.clip(np.nan_to_num(share, posinf=0, neginf=0), 0, 1) * (len(ramp) - 1)
+    below = np.minimum(place.astype(int), len(ramp) - 2)
+    part = (place - below)[..., None]
+    colours = (ramp[below] * (1 - part) + ramp[below + 1] * part).astype(np.uint8)
+    colours[magnitudes == 0] = _ZERO
+    colours[np.isinf(magnitudes)] = _NONFINITE
+    colours[np.isnan(magnitudes)] = 0
+    return colours, low, high
+
+
+def draw_strip(colours: npt.NDArray[np.uint8]) -> str:
+    """One line of colours, shape ``[m, 4]``, as an image."""
+    content = base64.b64encode(_write_png(colours)).decode()
+    size = f"width:{min(4 * len(colours), 480)}px;height:1em;max-width:none"
+    style = f"{size};image-rendering:pixelated;vertical-align:middle;margin:0"
+    return f'<img alt="" style="{style}" src="data:image/png;base64,{content}">'
+
+
+def _write_png(colours: npt.NDArray[np.uint8]) -> bytes:
+    head = struct.pack(">IIBBBBB", len(colours), 1, 8, 6, 0, 0, 0)
+    line = zlib.compress(b"\0" + colours.tobytes())
+    return b"\x89PNG\r\n\x1a\n" + _pack(b"IHDR", head) + _pack(b"IDAT", line) + _pack(b"IEND", b"")
+
+
+def _pack(kind: bytes, body: bytes) -> bytes:
+    """A part of such a file: its length, kind, contents and sum."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
