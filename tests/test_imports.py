@@ -24,9 +24,9 @@ PARTS = {
 """Part of the house → the parts it may import. The core imports no wing."""
 
 CORE = (
-    "errors", "guesses", "limits", "norms", "frames", "identities", "cells", "amounts", "randomness", "libraries",
-    "drawings", "addresses", "notices", "plugins", "files", "foreign", "trials", "sites", "statistics", "history",
-    "hooks", "ranks", "progress", "runs", "recording", "views", "serving", "exports", "launch", "cli",
+    "errors", "guesses", "limits", "norms", "frames", "identities", "cells", "amounts", "randomness", "spent",
+    "libraries", "drawings", "addresses", "notices", "plugins", "files", "foreign", "trials", "sites", "statistics",
+    "history", "hooks", "ranks", "progress", "runs", "recording", "views", "serving", "exports", "launch", "cli",
 )  # fmt: skip
 """Rooms of the core: each may import those before it."""
 

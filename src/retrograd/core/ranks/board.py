@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from retrograd.core.ranks.processes import ask_rank, has_other_processes
+
 
 class Board(Protocol):
     """Where one process says what all of them do."""
@@ -36,9 +38,7 @@ class StoreBoard:
     """
 
     def __init__(self, store: Any, name: str) -> None:
-        from torch import distributed
-
-        rank = str(distributed.get_rank())
+        rank = str(ask_rank())
         self._store, self._name = store, name
         self._posted = self._read = 0
         self.is_led = bytes(store.compare_set(f"{name}/first", "", rank)).decode() == rank
@@ -57,9 +57,6 @@ class StoreBoard:
 
 def find_board(name: str) -> StoreBoard | None:
     """A board of the processes that have found each other; None where this is the only one, or knows of no others."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if not has_other_processes():
         return None
-    if distributed.get_world_size() == 1:
-        return None
-    return StoreBoard(distributed.distributed_c10d._get_default_store(), name)
+    return StoreBoard(sys.modules["torch.distributed.distributed_c10d"]._get_default_store(), name)

@@ -452,6 +452,7 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
+        self.events.budget = None  # no step comes that it could choose
         backward_listeners.remove(self)
         backward_followers.remove(self._backward)
         intervention_listeners.remove(self._interventions)
