@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help demo site test thorough check triton bench gpu clean
+.PHONY: help demo site test thorough check dist triton bench gpu clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /	/' | expand -t 10
@@ -35,6 +35,13 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# The wheel is built of the archive, in a folder of its own: what was built here before is not in it.
+dist: $(VENV)/installed-dev ## build wheel and source archive in dist/, and try both where nothing else is installed
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(PYTHON) tests/distributions.py dist/*
+	if command -v actionlint >/dev/null; then actionlint; fi
 
 triton: $(VENV)/triton ## install Triton beside torch, 1 GB: without a GPU, the CUDA kernel is tested in its interpreter
 

@@ -1,13 +1,14 @@
 # ruff: noqa: INP001  # a folder of pages, not a package
 """Draws docs/images/report.png, the report of `make demo`, and served.png, the page of its script while it trains.
 
-make demo && .venv/bin/python docs/make_picture.py
+make demo && .venv/bin/python docs/make_picture.py [report compared served graph inventory]
 
 compared.png is the page of `retrograd compare healthy fast deeper --report`, scrolled to its map: three runs of
 examples/train_digits.py, as it is, with --learning-rate 0.3, and with a seventh block and zeros for weights of the
-fourth.
+fourth. graph.png is the backward graph of GPT-2, inventory.png what autograd keeps of a ResNet-50.
 """
 
+import io
 import re
 import shutil
 import subprocess
@@ -15,9 +16,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import retrograd as rg
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from benchmarks.nets import make_resnet  # noqa: E402
+
+IMAGES = ROOT / "docs" / "images"
 PROGRAM = Path(sys.executable).with_name("retrograd")
 VIEW = "#open=blocks.4.conv1%3Aoutput"
 SETTLED = 800  # milliseconds until curves are drawn
@@ -29,19 +39,59 @@ SEVENTH = ("            ResidualBlock(4 * width, 4 * width),\n", "        self.d
 ZEROS = "        nn.init.zeros_(self.blocks[4].conv2.weight)\n"
 
 
-def draw_picture(browser: Browser, address: str, target: Path) -> None:
-    """A screenshot of a report, as a PNG file."""
-    page = browser.new_page(viewport={"width": 1440, "height": 880})
-    page.goto(address + VIEW)
-    page.wait_for_selector(".panel .uplot")
-    page.wait_for_timeout(SETTLED)
-    show_map(page)
-    target.parent.mkdir(exist_ok=True)
-    page.screenshot(path=target)
+def take(page: Page, name: str, *, whole: bool = False) -> None:
+    """A screenshot in docs/images, in 256 colours: a third of the bytes."""
+    taken = Image.open(io.BytesIO(page.screenshot(full_page=whole))).convert("RGB")
+    few = taken.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # which keeps rare colours
+    few.save(IMAGES / f"{name}.png", optimize=True)
     page.close()
 
 
-def draw_served(browser: Browser, target: Path) -> None:
+def draw_report(browser: Browser) -> None:
+    """The report of the demo."""
+    page = browser.new_page(viewport={"width": 1440, "height": 880})
+    page.goto((ROOT / "runs" / "demo" / "report.html").resolve().as_uri() + VIEW)
+    page.wait_for_selector(".panel .uplot")
+    page.wait_for_timeout(SETTLED)
+    show_map(page)
+    take(page, "report")
+
+
+def draw_graph(browser: Browser) -> None:
+    """The backward graph of GPT-2, one attention opened."""
+    model = GPT2LMHeadModel(GPT2Config())
+    words = torch.randint(50257, (2, 32))
+    with rg.record_origins(), tempfile.TemporaryDirectory() as home:
+        path = rg.draw_graph(model(words, labels=words).loss, Path(home, "graph.html"))
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(path.as_uri())
+        page.locator("#search").fill("h.0.attn#1")
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(SETTLED)
+        page.locator(".match").press("Enter")
+        page.wait_for_timeout(SETTLED)
+        take(page, "graph")
+
+
+def draw_inventory(browser: Browser) -> None:
+    """What autograd keeps of a ResNet-50, its largest tensor chosen."""
+    net = make_resnet()
+    with tempfile.TemporaryDirectory() as home:
+        net.step()  # a first pass takes longer
+        inventory = rg.take_inventory(net.model, net.inputs, net.loss)
+        path = rg.write_inventory(inventory, Path(home, "inventory.html"))
+        page = browser.new_page(viewport={"width": 1280, "height": 905})
+        page.goto(path.as_uri())
+        page.wait_for_timeout(SETTLED)
+        page.locator("#treemap").click(position={"x": 60, "y": 90})
+        page.wait_for_timeout(SETTLED)
+        page.locator("#details dd", has_text=str(ROOT)).evaluate(
+            "(line, root) => (line.textContent = line.textContent.replace(root, ''))", f"{ROOT}/"
+        )
+        take(page, "inventory")
+
+
+def draw_served(browser: Browser) -> None:
     """The page of a run that is recorded meanwhile, in the dark theme."""
     with tempfile.TemporaryDirectory() as home:
         run = Path(home) / "digits"
@@ -58,12 +108,11 @@ def draw_served(browser: Browser, target: Path) -> None:
             page.get_by_text(LONG_ENOUGH).wait_for(timeout=300_000)
             page.wait_for_timeout(5 * SETTLED)  # its curves come a little later
             show_map(page)
-            page.screenshot(path=target)
-            page.close()
+            take(page, "served")
             training.terminate()
 
 
-def draw_compared(browser: Browser, target: Path) -> None:
+def draw_compared(browser: Browser) -> None:
     """The page of three runs over each other, at its map."""
     with tempfile.TemporaryDirectory() as home:
         plain = (ROOT / "examples" / "train_digits.py").read_text()
@@ -84,8 +133,7 @@ def draw_compared(browser: Browser, target: Path) -> None:
         page.wait_for_selector("html[data-ready=yes] .label")
         page.wait_for_timeout(SETTLED)
         show_map(page)
-        page.screenshot(path=target)
-        page.close()
+        take(page, "compared")
 
 
 def show_map(page: Page) -> None:
@@ -94,12 +142,18 @@ def show_map(page: Page) -> None:
     page.wait_for_timeout(SETTLED)
 
 
+DRAWN = {
+    "report": draw_report,
+    "compared": draw_compared,
+    "served": draw_served,
+    "graph": draw_graph,
+    "inventory": draw_inventory,
+}
+
 if __name__ == "__main__":
     program = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        images = ROOT / "docs" / "images"
-        draw_picture(browser, (ROOT / "runs" / "demo" / "report.html").resolve().as_uri(), images / "report.png")
-        draw_compared(browser, images / "compared.png")
-        draw_served(browser, images / "served.png")
+        for name in sys.argv[1:] or DRAWN:
+            DRAWN[name](browser)
         browser.close()

@@ -18,8 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from retrograd.core import errors
+from retrograd.core.cli import load_commands
+from retrograd.core.launch.parser import parse
 from tests import warm
 from tests.test_imports import CORE, PARTS, SOURCE
 
@@ -189,3 +192,40 @@ def test_the_map_has_the_parts_and_rooms_that_the_imports_have() -> None:
         part: others for part, others in PARTS.items() if part != "__main__"
     }
     assert tuple(room.strip("`") for room, _ in rooms) == CORE
+
+
+# ---- the list for models ----
+
+LIST = ROOT / "docs" / "llms.txt"
+ENTRY = re.compile(r"- \[[^\]]+\]\((?P<path>[\w./]+\.md)\): \S.*")
+
+
+def test_the_list_for_models_is_one_and_leads_somewhere() -> None:
+    """As llmstxt.org has it: a title, a summary, text, then sections of links with a line each."""
+    head, *parts = re.split(r"^## .+\n", LIST.read_text(), flags=re.MULTILINE)
+    assert re.match(r"# retrograd\n\n(> .+\n)+\n", head)
+    entries = [line for part in parts for line in part.splitlines() if line]
+    paths = [match["path"] for line in entries if (match := ENTRY.fullmatch(line))]
+    assert len(paths) == len(set(paths)) == len(entries)
+    assert not [path for path in paths if not (LIST.parent / path).is_file()]
+
+
+def test_commands_that_the_pages_for_tools_show_can_be_read() -> None:
+    """In code and in tables; ``train.py`` stands for any script."""
+    shown = [
+        words
+        for page in (LIST, LIST.with_name("agents.md"), LIST.with_name("ci.md"))
+        for words in re.findall(r"(?:^|`|run: )(retrograd [^`\n#…]+)", page.read_text(), flags=re.MULTILINE)
+    ]
+    assert len(shown) > 15
+    for words in shown:
+        command = shlex.split(words.partition(" > ")[0])[1:]
+        asked = parse(command, load_commands, "", "")
+        assert asked.name == command[0]
+
+
+def test_the_workflow_can_be_read() -> None:
+    [text] = re.findall(r"^```yaml\n(.*?)^```", (LIST.with_name("ci.md")).read_text(), flags=re.DOTALL | re.MULTILINE)
+    jobs = yaml.safe_load(text)["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    assert all(("run" in step) != ("uses" in step) for step in steps)

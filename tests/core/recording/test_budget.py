@@ -13,6 +13,7 @@ from torch import nn
 import retrograd as rg
 from retrograd.core.history.facts import Gap, read_facts
 from retrograd.core.history.sink import Event, Moment
+from retrograd.core.ranks.board import Board
 from retrograd.core.recording.budget import WINDOW, Budget, DeviceLaps, ThreadLaps
 from retrograd.core.recording.schedule import FULL_STEPS, Overhead
 
@@ -27,12 +28,17 @@ class Simulation:
         *,
         full_seconds: float = 0.0,
         lag: int = 0,
+        written: float = 0.0,
+        find_board: Callable[[str], Board | None] = lambda name: None,
     ) -> None:
         self.now, self.cost, self.gaps = 0.0, cost, list[Gap]()
         self.recorded, self.updates, self.spent = list[int](), list[int](), 0.0
         self._waiting, self._lag = list[float](), lag
         self._began = None
-        self.budget = Budget(Overhead(share, full_seconds), self.gaps.append, lambda: self, lambda: self.now)
+        wanted = Overhead(share, full_seconds)
+        self.budget = Budget(
+            wanted, self.gaps.append, lambda: self, lambda: self.now, lambda: written * len(self.recorded), find_board
+        )
 
     def lap(self) -> Iterable[float]:
         began, self._began = self._began, self.now
@@ -324,3 +330,66 @@ def test_a_budget_that_is_none_is_refused() -> None:
     for share in (0, -0.1, 1.5, "5%", True, math.nan):
         with pytest.raises(rg.RetrogradError, match="no schedule of overhead"):
             rg.overhead(share)
+
+
+def test_writing_is_paid_for_too() -> None:
+    steps, written = range(5000), 0.3
+    free = Simulation(0.05, steady(0.2, 0.1)).run(steps)
+    paid = Simulation(0.05, steady(0.2, 0.1), written=written).run(steps)
+    recorded = len([step for step in paid.recorded if step >= 1000])
+    assert paid.list_extra(1000, 5000, steps) + written * recorded / 4000 <= 0.05 * 1.02
+    assert recorded < len([step for step in free.recorded if step >= 1000])
+
+
+class Told:
+    """A board in one process, of which each rank has a reader of its own."""
+
+    def __init__(self) -> None:
+        self.said, self.readers = list[str](), 0
+
+    def __call__(self, name: str) -> Board:
+        self.readers += 1
+        return Reader(self, self.readers == 1)
+
+
+class Reader:
+    def __init__(self, told: Told, is_led: bool) -> None:
+        self._told, self.is_led, self._read = told, is_led, 0
+
+    def post(self, text: str) -> None:
+        assert self.is_led
+        self._told.said.append(text)
+
+    def read(self) -> Iterable[str]:
+        while self._read < len(self._told.said):
+            self._read += 1
+            yield self._told.said[self._read - 1]
+
+
+@pytest.mark.parametrize("stride", [1, 10])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_ranks_record_the_same_steps_whatever_each_of_them_costs_and_sees(ahead: int, stride: int) -> None:
+    told = Told()
+    ranks = [Simulation(0.05, steady(*costs), find_board=told) for costs in ((0.2, 0.1), (0.9, 0.0), (0.01, 4.0))]
+    for number in range(-ahead, 3000):  # the first may be a step ahead of the others
+        for rank, made in enumerate(ranks):
+            step = stride * (number + ahead * (rank == 0))
+            jumps = 9.0 if (number + rank) % 700 == 0 else 1.0
+            if 0 <= step < 3000 * stride:
+                made.run([step], lambda step, loss=jumps: loss)
+    first, *others = ranks
+    assert len(told.said) > 3
+    assert 150 < len(first.recorded) < 1000
+    for other in others:
+        assert (other.recorded, other.updates) == (first.recorded, first.updates)
+        assert [(gap.moment.step, gap.value) for gap in other.gaps] == [
+            (gap.moment.step, gap.value) for gap in first.gaps
+        ]
+    after = first.list_extra(1000 * stride, 3000 * stride, [stride * number for number in range(3000)])
+    assert after <= 0.05 * 1.1
+
+
+def test_ranks_that_cannot_agree_record_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    made = Simulation(0.05, steady(0.2, 0.1)).run(range(500))
+    assert made.recorded == list(range(500))

@@ -59,6 +59,38 @@ def test_hooks_rest_in_steps_that_are_not_recorded() -> None:
     assert count_hooks(model) == 0
 
 
+def test_hooks_rest_for_the_whole_of_a_gap_that_is_known() -> None:
+    model, between = Spy(), list[tuple[int, int]]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with rg.record(model, schedule=rg.every(4)) as recording:
+        for _ in range(14):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 3)).sum()
+            loss.backward()
+            optimizer.step()
+            between.append((count_hooks(model), len(model.first.weight._backward_hooks or ())))
+            model.first(torch.ones(2, 3))  # a part by itself begins a recorded step, too
+    assert model.seen == [2, 2, 2, 0, 2, 0, 0, 0, 2, 0, 0, 0, 2, 0]
+    assert between[3:9] == [(2, 1), (2, 1), (0, 0), (0, 0), (2, 1), (2, 1)]
+    for site in ("first:output", "second:output.grad", "first:weight.grad"):
+        assert recording.history[site].select(phase=None).steps.tolist()[:4] == [0, 4, 8, 12]
+    assert count_hooks(model) == 0
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+def test_hooks_come_back_where_steps_have_other_numbers_than_was_expected() -> None:
+    model = Spy()
+    with rg.record(model, schedule=rg.every(4)) as recording:
+        for step in (0, 1, 2, 3, 5, 6, 9, 12, 13):
+            recording.begin_step(step)
+            train(model, 1)
+            model.seen.append(count_hooks(model))
+    within, between = model.seen[::2], model.seen[1::2]
+    assert within == [2, 2, 2, 0, 0, 0, 0, 2, 0]
+    assert between == [2, 2, 2, 2, 2, 0, 2, 2, 0]  # at 5 and at 9 it was not known that they come
+    assert recording.history["first:output"].steps.tolist() == [0, 12]
+
+
 def test_what_is_recorded_is_what_a_hook_by_hand_finds() -> None:
     model, found = Spy(), []
     model.first.register_forward_hook(

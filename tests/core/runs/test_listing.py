@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from retrograd.core.cli import main
 from retrograd.core.errors import LaunchError, NotARunError
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.runs.listed import choose_listed, find_differing, natural, read_listed
-from retrograd.core.runs.listing import list_runs
+from retrograd.core.runs.listing import RunLine
 from retrograd.core.runs.reader import open_run
 from retrograd.core.runs.settings import read_settings
+from retrograd.core.views.runs_table import print_runs
 from tests.core.runs.written import open_writer, write_run
 
 
@@ -35,6 +38,10 @@ def parent(tmp_path: Path) -> Path:
     write_run(folder / "torn", range(1))
     (folder / "torn" / "rank00000" / "rank.json").write_text("{")
     return folder
+
+
+def list_runs(parent: Path) -> list[RunLine]:
+    return [run.line for run in read_listed(parent)]
 
 
 def name_in_order(parent: Path, *choice: Any, **options: Any) -> list[str]:
@@ -105,6 +112,22 @@ def test_the_last_loss_is_that_of_the_last_step_over_micro_batches_and_ranks(
     assert line.loss == open_run(tmp_path / "run").history.loss.values[-1]
     shutil.rmtree(tmp_path / "run" / "rank00001")
     assert list_runs(tmp_path)[0].loss == 5.5
+
+
+def test_a_run_is_listed_as_itself_and_an_empty_folder_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "runs" / "one", range(3))
+    (tmp_path / "none").mkdir()
+    for folder in ("runs", "runs/one", "runs/one/"):
+        assert [(line.name, line.last_step) for line in list_runs(tmp_path / folder)] == [("one", 2)]
+    monkeypatch.chdir(tmp_path / "runs" / "one")
+    assert main(["ls", "--json", "."]) == 0
+    assert json.loads(capfd.readouterr().out)["name"] == "one"
+    assert main(["ls", "--json", str(tmp_path / "none")]) == 0
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert f"there is no run in {tmp_path / 'none'}" in said.err
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
@@ -189,11 +212,32 @@ def test_runs_are_chosen_and_ordered_by_what_is_known_of_them(sweep: Path, capfd
     assert {"accuracy", "--lr"} <= set(printed.splitlines()[0].split())
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_a_narrow_window_leaves_out_columns_before_names(
+    sweep: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    window = io.StringIO()
+    monkeypatch.setattr(window, "isatty", lambda: True)
+    runs = choose_listed(read_listed(sweep), "name")
+    print_runs(runs, file=window)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", window.getvalue()).splitlines()
+    titles, said = re.split(r"\s{2,}", lines[0].strip()), " ".join(map(str.strip, lines)).partition(" also shows ")[2]
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    assert {line.split()[0] for line in lines} > {"run1", "run2", "run10", "run20"}
+    for title in ("loss", "started", "last step", "curve", "status"):
+        assert (title in titles) != (title in re.split(", | and ", said)), title
+
+
 def test_settings_that_go_together_have_one_column() -> None:
     runs = [{"argv": f"--lr {lr}", "--lr": lr, "lr": lr, "seed": 1, "host": "a"} for lr in (0.1, 0.2)]
     assert find_differing(runs) == ["--lr"]
     assert find_differing([{"argv": "a"}, {"argv": "b"}]) == ["argv"]
     assert find_differing([{"seed": 1}, {}]) == ["seed"]
+    wd = [{"--wd": 0, "weight_decay": 0.0, "x": True}, {"--wd": 1, "weight_decay": 1.0, "x": 1}]
+    assert find_differing(wd) == ["--wd", "x"]  # an option and what the optimizer makes of it are one
     assert find_differing([]) == []
     assert sorted(["b10", "B2", "a"], key=natural) == ["a", "B2", "b10"]
 

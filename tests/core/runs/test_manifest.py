@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from retrograd.core.limits import LIMITS
-from retrograd.core.runs.manifest import Manifest, gather_git
+from retrograd.core.runs.manifest import Manifest, gather_facts, gather_git
+from retrograd.core.runs.settings import read_settings
 from tests.core.history.made import make_steps
 from tests.core.runs.written import add_step, open_writer
 
@@ -72,6 +73,17 @@ def test_what_a_run_tells(repository: Path) -> None:
     assert found["model"] == {"blocks": 3}
     assert found["budget"] == "x"
     assert found["sites"][:2] == ["a:output", "a:output.grad"]
+
+
+def test_a_kernel_tells_its_notebook_instead_of_how_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrograd.core.runs.manifest.is_notebook", lambda: True)
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/first try.ipynb")
+    assert read_settings(gather_facts())["script"] == "first try.ipynb"
+    monkeypatch.delenv("JPY_SESSION_NAME")
+    assert gather_facts()["command"] == []
+    monkeypatch.undo()
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/first try.ipynb")  # a script that a notebook has started
+    assert gather_facts()["command"] == sys.orig_argv
 
 
 def test_it_is_written_only_when_there_is_something_new(tmp_path: Path) -> None:

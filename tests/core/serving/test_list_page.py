@@ -114,6 +114,36 @@ def test_a_wrong_column_is_answered_and_a_narrow_page_fits(page: Page, sweep: Pa
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("diverges", [False, True])
+def test_runs_that_diverge_leave_room_for_the_others(page: Page, tmp_path: Path, *, diverges: bool) -> None:
+    for number in range(5):
+        writer = open_writer(tmp_path / f"run{number}")
+        for step in range(40):
+            is_lost = diverges and number == 0 and step > 36
+            writer.add_event(Event(Moment(step), "loss", value=10.0**step if is_lost else 1 + number / 10, time=1.0))
+        writer.close("finished")
+    with serving(tmp_path) as server:
+        page.goto(server.address)
+        expect(page.locator("#overlay .curve")).to_have_count(5)
+        said = page.locator("#overlay .reading-line")
+        expect(said).to_have_text(f"Point at a line to read it.{' Losses above 1.4 are left out.' * diverges}")
+        boxes = [box for line in page.locator("#overlay .curve").all()[1:] if (box := line.bounding_box())]
+        assert max(box["y"] for box in boxes) - min(box["y"] for box in boxes) > 100  # pixels
+        page.goto("about:blank")
+
+
+@pytest.mark.browser
+def test_a_number_is_short_however_large(page: Page, sweep: Path) -> None:
+    with serving(sweep) as server:
+        page.goto(server.address)
+        expect(page.locator("#overlay .curve")).to_have_count(5)
+        given = [0.001, 1234.56, 9_999_999, 1e9, -1.23456e15, 1e30]
+        printed = page.evaluate("numbers => numbers.map(module_overlay.printShort)", given)
+        assert printed == ["0.001", "1235", "1e+7", "1e+9", "-1.235e+15", "1e+30"]
+        page.goto("about:blank")
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 1400])
 def test_axes_are_settings_with_the_values_that_runs_have(page: Page, tmp_path: Path, width: int) -> None:
     """The oracle is scipy: of nine settings those seven are drawn that order the runs most like the final loss."""
@@ -151,3 +181,11 @@ def test_axes_are_settings_with_the_values_that_runs_have(page: Page, tmp_path: 
         assert all(box["left"] >= 0 and box["right"] <= width for box in boxes)
         assert page.evaluate("document.documentElement.scrollWidth") == width
         page.goto("about:blank")
+
+
+@pytest.mark.browser
+def test_the_file_that_a_browser_is_given_leads_to_the_page(page: Page, sweep: Path) -> None:
+    with serving(sweep) as server:
+        page.goto(server.write_redirect().as_uri())
+        page.wait_for_url(server.address)
+        expect(page.get_by_role("link", name="run10")).to_be_visible()

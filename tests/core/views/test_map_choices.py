@@ -138,6 +138,7 @@ def test_a_question_mark_explains_and_escape_closes_it_alone(visit: Visit, small
     page.keyboard.press("?")
     for words in ("Fit all", "Fold, Unfold", "Pin a cell", "Esc"):
         expect(page.locator("#help")).to_contain_text(words)
+    expect(page.locator("#help-title")).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.locator("#help")).to_be_hidden()
     expect(page.locator(".panel")).to_have_count(1)
@@ -146,6 +147,29 @@ def test_a_question_mark_explains_and_escape_closes_it_alone(visit: Visit, small
     page.locator("#ask").click()
     page.get_by_role("button", name="Close", exact=True).click()
     expect(page.locator("#help")).to_be_hidden()
+
+
+@pytest.mark.parametrize(("count", "every"), [(8, 1), (8, 3), (6000, 1)])
+def test_steps_that_were_not_recorded_are_marked_on_the_axis(
+    visit: Visit, report: Reporter, count: int, every: int
+) -> None:
+    sites = ["a:output", "a:output.grad"]
+    page = visit.open(report(make_history(Numbers(sites, np.ones((2, count)), every=every))))
+    marks = page.evaluate("module_payload.facts.columns.first.map((_, column) => module_steps.skipsSteps(column))")
+    assert marks == [every > 1 and column > 0 for column in range(len(marks))]
+    said = page.locator("#notice").get_by_text("Only recorded steps have columns")
+    expect(said).to_have_count(int(every > 1))
+
+
+def test_in_a_frame_of_a_notebook_it_is_silent(visit: Visit, small: Path) -> None:
+    page = visit.page
+    page.set_viewport_size({"width": 900, "height": 500})
+    frame = small.with_name("frame.html")
+    frame.write_text(f'<title>a notebook</title><iframe src="{small.name}" width="100%" height="400"></iframe>')
+    page.goto(frame.as_uri())
+    inner = page.frame_locator("iframe")
+    expect(inner.locator(".label").first).to_be_visible()
+    expect(inner.locator("#help")).to_be_hidden()
 
 
 def test_all_rows_are_printed(visit: Visit, report: Reporter) -> None:

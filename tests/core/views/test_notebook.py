@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import random
+import re
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -23,6 +25,7 @@ from torch import nn
 import retrograd as rg
 from retrograd.core.cells import show_line
 from retrograd.core.errors import LibraryError
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.matrix import Matrix
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.findings import Finding, Findings
@@ -67,6 +70,12 @@ def check_inert(page: str) -> Elements:
     return found
 
 
+def list_cells(page: str) -> list[list[str]]:
+    """Texts of the cells of all rows."""
+    rows = [re.findall(r"<t[hd].*?>(.*?)</t", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
+    return [[html.unescape(re.sub("<.*?>", "", cell)) for cell in cells] for cells in rows]
+
+
 class Net(nn.Module):
     def __init__(self, name: str = "fc") -> None:
         super().__init__()
@@ -105,13 +114,16 @@ def shown(run: rg.Run) -> dict[str, Any]:
         for _ in range(3):
             net(torch.randn(4, 3)).square().mean().backward()
             optimizer.step()
+            rg.log({HOSTILE: 0.5})
     site = next(each for each in run.history.sites if each.endswith("weight.grad"))
     return {
         "a history": run.history,
         "a run": run,
         "a recording": recording,
         "a series": run.history[site],
+        "a selection": run.history["*:weight.grad"],
         "a matrix": run.history.matrix("rms"),
+        "scalars": recording.history.scalars,
         "a trace": trace,
         "a graph": graph,
         "an inventory": inventory,
@@ -148,7 +160,49 @@ def test_the_plan_of_a_budget_has_the_numbers_of_its_text(tmp_path: Path) -> Non
 def test_a_console_shows_what_it_did(shown: dict[str, Any]) -> None:
     assert repr(shown["a history"]).startswith("History(")
     assert repr(shown["a series"]).startswith("Series(")
-    assert repr(shown["a matrix"]).startswith("Matrix(")
+    assert repr(shown["a matrix"]) == f"Matrix({len(shown['a matrix'].sites)} sites × 30 steps, 0…29)"
+    assert repr(shown["a plan"]) == str(shown["a plan"])
+
+
+def test_a_long_history_begins_with_activations_and_counts_the_rest() -> None:
+    net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(MOST_ROWS)))
+    with rg.record(net) as recording:
+        net(torch.randn(4, 2)).sum().backward()
+    text = Elements(recording.history._repr_html_()).text  # an output and two parameters each, and the whole net
+    assert f"{3 * MOST_ROWS + 1} sites, steps 0 to 0" in text
+    assert text.index("0:output") < text.index(f"{MOST_ROWS - 1}:output")
+    assert "weight" not in text
+    assert text.rstrip().endswith(f"{2 * MOST_ROWS + 1} more sites")
+    [chosen] = [recording.history["3:*"]._repr_html_()]
+    assert ("3:weight" in chosen, "4:output" in chosen) == (True, False)
+
+
+def test_scalars_have_their_units_and_a_loss_that_is_lost_is_seen() -> None:
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    with rg.record(net) as recording:
+        for step in range(6):
+            optimizer.zero_grad()
+            (net(torch.ones(3, 2)).mean() * (float("nan") if step > 3 else 1.0)).backward()
+            if step == 2:
+                rg.log(**{HOSTILE.partition("\u202e")[0]: 2048.0})
+            optimizer.step()
+    scalars = recording.history.scalars
+    found = check_inert(scalars._repr_html_())
+    assert "6 steps, 0 to 5" in found.text
+    cells = {row[0]: row[1:] for row in list_cells(scalars._repr_html_())[1:]}
+    assert list(cells) == list(scalars)
+    low, high = np.nanmin(scalars["loss"].values), np.nanmax(scalars["loss"].values)
+    assert cells["loss"][1:] == ["NaN", f"{low:.3g}", f"{high:.3g}"]
+    assert cells["lr"][1:] == ["0.5"] * 3
+    assert cells["memory"][1].endswith(" MB")
+    assert cells["throughput"][1].endswith(" samples/s")
+    logged = next(numbers for name, numbers in cells.items() if name.startswith("<img"))
+    assert logged[0].strip()
+    assert logged[1:] == ["2048"] * 3
+    assert list_cells(recording.history.loss._repr_html_())[1][2:] == cells["loss"][1:]
+    assert "no steps" in check_inert(rg.History().scalars._repr_html_()).text
+    assert "no steps" in check_inert(rg.History().loss._repr_html_()).text
 
 
 def test_many_rows_are_cut_and_counted() -> None:
@@ -211,6 +265,23 @@ def test_a_matrix_is_drawn_with_zeros_and_infinities_apart(axes: Any) -> None:
     np.testing.assert_array_equal(rest.get_array().compressed(), [2, 4, 8])
     axes.figure.canvas.draw()
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "$b$"]
+
+
+def test_steps_without_a_number_leave_gaps_in_a_curve() -> None:
+    page = Curve(np.arange(5), np.array([1.0, np.nan, np.nan, np.nan, 2.0]))._repr_html_()
+    assert list_cells(page)[1][1] == "▁   █"
+    cell = page[page.rindex("<td", 0, page.index("▁")) : page.index("▁")]
+    assert "white-space:pre" in cell  # or HTML would make one blank of them
+    assert "monospace" in cell
+
+
+def test_a_matrix_of_many_sites_is_no_higher_and_names_some(axes: Any) -> None:
+    few, many = ([f"s{number}" for number in range(count)] for count in (60, 200))
+    drawn = [Matrix(sites, np.arange(3), np.ones((len(sites), 3))).plot() for sites in (few, many)]
+    assert drawn[0].figure.get_size_inches()[1] == drawn[1].figure.get_size_inches()[1]
+    assert [label.get_text() for label in drawn[0].get_yticklabels()] == few
+    assert [label.get_text() for label in drawn[1].get_yticklabels()] == many[::4]
+    assert drawn[1].get_yticks().tolist() == list(range(0, 200, 4))
 
 
 def test_a_library_that_is_missing_is_told_with_what_to_install(run: rg.Run, monkeypatch: pytest.MonkeyPatch) -> None:

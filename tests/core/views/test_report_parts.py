@@ -297,6 +297,17 @@ def test_the_loss_scale_is_told_where_it_changes() -> None:
     assert table["rows"] == [("0", "65,536"), ("2", "32,768"), ("4", "65,536")]
 
 
+def test_the_steps_that_a_budget_has_recorded_are_told_with_the_reason() -> None:
+    told = '{"updates":16,"reason":"cost","share":0.0849}'
+    gaps = [event("gap", 121, value=2.0, text=told), event("gap", 121, value=2.0, text=told)]  # of two ranks
+    gaps.append(event("gap", 300, value=1.0, text='{"reason":"<img>"}'))
+    (table,) = list_troubles({}, gaps)
+    assert table["rows"] == [
+        ("121", "1 of 2", "1 of 16", "what recording costs: 8.5 % expected"),
+        ("300", "all", "all", "<img>"),  # of a later version
+    ]
+
+
 def test_long_tables_are_cut_and_say_so() -> None:
     (table,) = list_troubles({}, [event("overwritten", step, "a") for step in range(MOST_LINES + 50)])
     assert (len(table["rows"]), table["more"]) == (MOST_LINES, 50)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrograd.core.amounts import count_of, list_names
+from retrograd.core.drawings import drawn_by
 from retrograd.core.errors import NoSuchSiteError
 from retrograd.core.guesses import Guided
 from retrograd.core.history.matrix import Matrix
@@ -47,6 +48,9 @@ class ChosenSites(Guided, Mapping[str, Series]):
 
     def __repr__(self) -> str:
         return f"<{count_of(len(self), 'site')}: {list_names(self.sites)}>"
+
+    def _repr_html_(self) -> str:
+        return drawn_by("retrograd.core.views.notebook.records", "draw_sites")((self._history, self.sites))
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *STATISTICS, *self._history.rows.custom})

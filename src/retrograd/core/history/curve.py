@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.amounts import count_of
-from retrograd.core.drawings import ask_view
+from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import CallError, NoSuchStepError
 from retrograd.core.guesses import Guided
 from retrograd.core.libraries import load_library
@@ -86,7 +86,7 @@ class OverSteps(Guided, Generic[T]):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Curve(OverSteps[float], np.lib.mixins.NDArrayOperatorsMixin):
+class Curve(np.lib.mixins.NDArrayOperatorsMixin, OverSteps[float]):
     """One number a step. For numpy, and in arithmetic, it is its values.
 
         history.loss[-1], history.loss.at(10)          the last one; that of step 10
@@ -120,6 +120,8 @@ class Curve(OverSteps[float], np.lib.mixins.NDArrayOperatorsMixin):
         values = (each.values if isinstance(each, Curve) else each for each in inputs)
         return getattr(function, method)(*values, **options)
 
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_curve")
+
     def __repr__(self) -> str:
         if not len(self):
             return "Curve(no steps)"
@@ -148,14 +150,7 @@ class Curve(OverSteps[float], np.lib.mixins.NDArrayOperatorsMixin):
         return pandas.Series(self.values, index=pandas.Index(self.steps, name="step"))
 
     def plot(self, *, ax: Axes | None = None, **line: Any) -> Axes:
-        """Draw them as a line with matplotlib.
-
-        Args:
-            ax: axes to draw on; those of a new figure when left out.
-            line: options of the line, as for ``Axes.plot``.
-
-        Returns:
-            The axes.
+        """Draw them as a line with matplotlib, on axes or a new figure; ``line`` goes to ``Axes.plot``.
 
         Raises:
             LibraryError: matplotlib is not installed.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.core.amounts import count_of
 from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import StatisticError
 from retrograd.core.history.cells import merge_picked
@@ -33,18 +34,17 @@ class Matrix(NamedTuple):
     steps: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
 
+    def __repr__(self) -> str:
+        span = f", {self.steps[0]}…{self.steps[-1]}" if len(self.steps) else ""
+        return f"Matrix({count_of(len(self.sites), 'site')} × {count_of(len(self.steps), 'step')}{span})"
+
     def _repr_html_(self) -> str:
         return drawn_by("retrograd.core.views.notebook.records", "draw_matrix")(self)
 
     def plot(self, *, ax: Axes | None = None, **mesh: Any) -> Axes:
         """Draw magnitudes as colours with matplotlib: zero is grey, what is not finite red.
 
-        Args:
-            ax: axes to draw on; those of a new figure when left out.
-            mesh: options of the colours, as for ``Axes.pcolormesh``.
-
-        Returns:
-            The axes.
+        It is on axes or a new figure; ``mesh`` goes to ``Axes.pcolormesh``.
 
         Raises:
             LibraryError: matplotlib is not installed.

@@ -7,12 +7,13 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from retrograd.core.drawings import drawn_by
 from retrograd.core.errors import NoSuchNameError
 from retrograd.core.history.arrays import read_codes, read_numbers, to_numbers
 from retrograd.core.history.curve import Curve
@@ -109,6 +110,14 @@ class Scalars(Mapping[str, Curve]):
             raise self._miss(name)
         return self._curves[name]
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Curve:
+            """The same: ``history.scalars.loss``."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return self[name]
+
     def _miss(self, name: str) -> NoSuchNameError:
         several = [each for each in self if each.startswith(f"{name}[")]
         nearest = several or difflib.get_close_matches(str(name), self, n=1)
@@ -124,6 +133,8 @@ class Scalars(Mapping[str, Curve]):
 
     def __repr__(self) -> str:
         return f"Scalars({', '.join(self)})"
+
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_scalars")
 
     def about(self, name: str) -> ScalarInfo:
         """What a series is, and how it was taken.

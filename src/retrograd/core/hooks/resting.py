@@ -1,7 +1,7 @@
-"""Hooks on modules that are out of torch's tables while none of them has anything to do.
+"""Hooks on modules and parameters that are out of torch's tables while none of them has anything to do.
 
 A hook that does nothing costs all the same, since torch calls a module that has any in another way: a tenth to a fifth
-of a step of small layers.
+of a step of small layers. One on a parameter costs a call from the engine's thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Switched(Protocol):
 
 
 class RestableTap(Protocol):
-    """A tap: on a module the very hook that its first entry has put into a table."""
+    """A tap on a module or a parameter."""
 
     @property
     def watchers(self) -> tuple[Switched, ...]:
@@ -65,21 +65,20 @@ def change_taps() -> None:
 
 
 Place = tuple[weakref.ref[dict[int, Any]], int, RestableTap]
-"""A table of hooks, the number of a tap's hook in it, and that hook."""
+"""A table of hooks, the number of a tap's hook in it, and that tap."""
 
 
 class RestingTaps:
     """Takes the hooks of all taps out of torch's tables for a while.
 
-    A hook is taken out only where it is the only one of its module, so that the order of hooks stays; and for one call
-    of a model at a time, so that any other call of a part of it is seen.
+    A hook is taken out only where it is the only one of its module, so that the order of hooks stays.
     """
 
     def __init__(self) -> None:
         self._calls = 0
         self._found: list[Place] | None = None
         self._switches: list[TapSwitch] = []
-        self._resting: list[Place] = []
+        self._resting: list[tuple[Place, Any]] = []
         _resters.add(self)
 
     def rest(self) -> None:
@@ -89,6 +88,8 @@ class RestingTaps:
         taps would be compiled anew with them. For the same reason not where anything has been compiled. And not where
         somebody else might switch taps on meanwhile.
         """
+        if self._resting:
+            return
         self._calls += 1
         if self._calls <= _CALLS_BEFORE_REST or len(_resters) > 1 or has_compiled_code():
             return
@@ -98,8 +99,10 @@ class RestingTaps:
                 return
         for place in found:
             table = place[0]()
-            if table is not None and len(table) == 1 and table.pop(place[1], None) is not None:
-                self._resting.append(place)
+            if table is not None and len(table) == 1:
+                hook = table.pop(place[1], None)
+                if hook is not None:
+                    self._resting.append((place, hook))
 
     def _find(self) -> list[Place]:
         taps = [tap for tap in _taps if tap.watchers]
@@ -110,10 +113,10 @@ class RestingTaps:
     def wake(self) -> None:
         """Put them back where somebody watches, before the hooks that have come meanwhile."""
         while self._resting:  # one by one, since another thread may let one rest meanwhile
-            find, number, tap = self._resting.pop()
+            (find, number, tap), hook = self._resting.pop()
             table = find()
             if table is not None and tap.watchers:
-                table[number] = tap
+                table[number] = hook
                 if len(table) > 1:
                     move_first(table, number)
 

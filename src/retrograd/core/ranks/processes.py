@@ -18,6 +18,12 @@ def has_other_processes() -> bool:
     return count_processes() > 1
 
 
+def is_one_of_several() -> bool:
+    """Return whether the program runs in several processes, whether or not they have found each other by now."""
+    started = os.environ.get("WORLD_SIZE", "")
+    return has_other_processes() or (started.isdecimal() and int(started) > 1)
+
+
 def find_rank() -> int | None:
     """Find this process's rank: torch.distributed's, else the launcher's ``RANK``; None where it is not known (yet)."""
     found = _find_others()

@@ -5,30 +5,42 @@ A recorded step is held against the median of the last unrecorded ones, so that 
 (a first step, a checkpoint, a collection of garbage) counts for nothing, and a net that grows slower is followed.
 
 Recorded are the steps that a power of two divides (counted in strides, where somebody numbers them 0, 10, 20 …). Two
-runs, or two ranks, with different gaps thereby have the steps of the larger gap in common.
+runs with different gaps thereby have the steps of the larger gap in common.
+
+Ranks record the same steps, for their rows are merged. One of them measures and says what all do, on a board that they
+read at every 32nd step; what it says holds from a later one of these on, when all have read it: they cannot be two
+steps apart that exchange gradients at each.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from retrograd.core.history.facts import Gap
 from retrograd.core.history.scalar_names import GRAD_NORM, LR
 from retrograd.core.history.sink import Event, Moment
+from retrograd.core.ranks.board import Board, find_board
+from retrograd.core.ranks.processes import is_one_of_several
 from retrograd.core.recording.schedule import FULL_STEPS, Overhead
+from retrograd.core.spent import seconds_spent
 
 WINDOW = 16
 """Steps that are recorded in full from a trigger on."""
 
 _MOST = 1024
 """The largest gap."""
+
+_PACE = 32
+"""Ranks read what one of them has said at the steps that this divides."""
 
 _SEEN = 4
 """Steps of each kind that are measured before a gap is chosen."""
@@ -77,6 +89,25 @@ class DeviceLaps:
 def make_laps() -> Laps:
     """A stopwatch for what the program computes on."""
     return DeviceLaps() if torch.cuda.is_initialized() else ThreadLaps()
+
+
+class Agreed(NamedTuple):
+    """What is recorded from a step on.
+
+    Attributes:
+        step: that step.
+        gap, of_updates: which steps, and at which of them updates.
+        until: all steps before this one; −1 for none of them.
+        reason: as :class:`Gap` has it.
+        share: what it is expected to cost.
+    """
+
+    step: int
+    gap: int
+    of_updates: int
+    until: int
+    reason: str
+    share: float
 
 
 class Range:
@@ -133,6 +164,9 @@ class Triggers:
         return "gradient" if any(is_beyond) else ""
 
 
+_numbers = itertools.count()
+
+
 class Budget:
     """Chooses the steps that are recorded.
 
@@ -141,6 +175,9 @@ class Budget:
         note: takes a :class:`Gap` whenever it changes.
         make_laps: makes the stopwatch, once every step has been recorded for long enough.
         now: seconds, by which that is known.
+        beside: CPU seconds that writing has taken so far, in a thread of its own, which are paid for, too.
+        find_board: finds the board of the ranks, by a name that all of them come to in the same order; None where there
+            is none.
 
     Attributes:
         with_updates: of the step that has begun updates are recorded, too.
@@ -152,16 +189,29 @@ class Budget:
         note: Callable[[Gap], None],
         make_laps: Callable[[], Laps] = make_laps,
         now: Callable[[], float] = time.monotonic,
+        beside: Callable[[], float] = seconds_spent,
+        find_board: Callable[[str], Board | None] = find_board,
     ) -> None:
         self._share, self._full_seconds = wanted.share, wanted.full_seconds
         self._note, self._make_laps, self._now = note, make_laps, now
         self._triggers = Triggers()
         self._laps: Laps | None = None
+        self._beside, self._beside_before = beside, beside()
+        self._board: Board | None = None
+        self._find_board, self._name = find_board, f"retrograd/budget/{next(_numbers)}"
+        self._planned = deque[Agreed]()
+        """What ranks have agreed on and have not come to yet."""
+        self._open = -1
+        """The step at which the last plan of this rank begins."""
+        self._written = 0.0
+        """Seconds of writing for each recorded step."""
         self._kinds: deque[int] = deque()
         """Of laps that are not known yet."""
         self._bare: deque[float] = deque(maxlen=2 * _SEEN + 1)
         self._extra = {kind: deque[float](maxlen=4 * _SEEN) for kind in (_STATISTICS, _ALL)}
         self._gap = self._of_updates = 1
+        self._share_of_gap = math.nan
+        self._is_begun = False
         self._counts = Counter[int]()
         self._step = -1
         self._stride = 0
@@ -181,7 +231,7 @@ class Budget:
     def begin_step(self, step: int) -> bool:
         """Begin a step; returns whether it is recorded."""
         if step != self._step:
-            if self._laps is None and self._counts:
+            if not self._is_begun and self._counts:
                 self._stride = math.gcd(self._stride, step - self._step)
             self._step = step
             if self._laps is not None:
@@ -193,6 +243,10 @@ class Budget:
             self._is_on, self.with_updates = kind != _NOTHING, kind == _ALL
         return self._is_on
 
+    def may_want(self, step: int) -> bool:
+        """Return whether a step that has not begun is recorded, unless something else comes to light before."""
+        return not self._is_begun or bool(self._planned) or step < self._until or self._find_kind(step) != _NOTHING
+
     def hear(self, event: Event) -> None:
         """An event was noted: begin a window, if it is one that a window can be paid for."""
         reason = self._triggers.find(event)
@@ -201,9 +255,9 @@ class Budget:
         price = WINDOW * (self._find_extra(_ALL) - self._share)
         if reason not in self._granted or self._credit >= price:  # the first of each kind is recorded in any case
             self._granted.add(reason)
-            begin = max(self._step, event.moment.step) + max(self._stride, 1)
-            self._until = begin + WINDOW * max(self._stride, 1)
-            self._tell(1, 1, reason, begin)
+            stride = max(self._stride, 1)
+            begin = self._find_begin(max(self._step, event.moment.step) + stride)
+            self._plan(Agreed(begin, self._gap, self._of_updates, begin + WINDOW * stride, reason, self._price(1, 1)))
 
     def describe(self) -> dict[str, Any]:
         """What has come of it, for the manifest: shares are of the time of unrecorded steps."""
@@ -212,11 +266,15 @@ class Budget:
             "share": self._share,
             "measured": self._cost / self._measured if self._measured else None,
             "steps": counts.total(),
-            "recorded": counts[_STATISTICS] + counts[_ALL],
+            "recorded": self._recorded,
             "updates": counts[_ALL],
         }
 
     # ---- choosing ----
+
+    @property
+    def _recorded(self) -> int:
+        return self._counts[_STATISTICS] + self._counts[_ALL]
 
     @property
     def _is_chosen(self) -> bool:
@@ -224,36 +282,74 @@ class Budget:
 
     def _choose(self, step: int) -> int:
         self._began = self._now() if self._began is None else self._began
-        if self._laps is None:
-            if self._counts.total() < FULL_STEPS or self._now() - self._began < self._full_seconds:
+        number = step // max(self._stride, 1)
+        if number % _PACE == 0:
+            self._meet_others()
+        while self._planned and self._planned[0].step <= step:
+            self._take(self._planned.popleft())
+        if self._laps is None and not self._is_follower:
+            is_full = self._counts.total() < FULL_STEPS or self._now() - self._began < self._full_seconds
+            if is_full or (self._board is None and is_one_of_several()):  # each would have a gap of its own
                 return _ALL
             self._laps = self._make_laps()
             list(self._laps.lap())
-            self._set_gap(2, 4, "measure")
-        if step < self._until:
+            self._plan(Agreed(self._find_begin(step), 2, 4, -1, "measure", math.nan))
+        if step < self._until or not self._is_begun:
             return _ALL
         if self._until >= 0:
             self._until = -1
-            self._tell(self._gap, self._of_updates, "cost")
+            self._tell(self._gap, self._of_updates, "cost", self._share_of_gap)
+        return self._find_kind(step)
+
+    @property
+    def _is_follower(self) -> bool:
+        return self._board is not None and not self._board.is_led
+
+    def _meet_others(self) -> None:
+        if self._board is None:
+            self._board = self._find_board(self._name)
+        if self._board is not None:
+            self._planned.extend(Agreed(*json.loads(text)) for text in self._board.read())
+
+    def _find_begin(self, step: int) -> int:
+        """The first step from this one on at which a plan of now can begin."""
+        if self._board is None:
+            return step
+        pace = _PACE * max(self._stride, 1)
+        return max((step // pace + 2) * pace, self._open + pace)
+
+    def _plan(self, plan: Agreed) -> None:
+        if self._board is None:
+            self._take(plan)
+        elif self._board.is_led:
+            self._open = plan.step
+            self._board.post(json.dumps(plan))
+
+    def _take(self, plan: Agreed) -> None:
+        self._is_begun = True
+        if plan.until >= 0:
+            self._until = plan.until
+            self._tell(1, 1, plan.reason, plan.share, plan.step)
+            return
+        self._gap, self._of_updates, self._share_of_gap = plan.gap, plan.of_updates, plan.share
+        if self._step >= self._until:
+            self._tell(plan.gap, plan.of_updates, plan.reason, plan.share)
+
+    def _find_kind(self, step: int) -> int:
         number = step // max(self._stride, 1)
         gap = 2 if self._gap == 1 and 0 < number % _MOST < WINDOW else self._gap  # else what is bare would be forgotten
         if number % gap:
             return _NOTHING
         return _STATISTICS if number % self._of_updates else _ALL
 
-    def _set_gap(self, gap: int, of_updates: int, reason: str) -> None:
-        self._gap, self._of_updates = gap, of_updates
-        if self._step >= self._until:
-            self._tell(gap, of_updates, reason)
-
-    def _tell(self, gap: int, of_updates: int, reason: str, step: int = -1) -> None:
-        share = self._price(gap, of_updates) if self._is_chosen else math.nan
+    def _tell(self, gap: int, of_updates: int, reason: str, share: float, step: int = -1) -> None:
         moment = Moment(self._step if step < 0 else step)
         self._note(Gap(value=gap, updates=of_updates, reason=reason, share=share, moment=moment))
 
     # ---- measuring ----
 
     def _measure(self, laps: Laps) -> None:
+        self._written = (self._beside() - self._beside_before) / max(self._recorded, 1)
         for seconds in laps.lap():
             kind = self._kinds.popleft()
             self._credit += self._share
@@ -269,17 +365,18 @@ class Budget:
     def _pay(self, extra: float) -> None:
         self._credit -= extra
         self._cost += extra
-        if not self._is_chosen:
+        if not self._is_chosen or self._open > self._step:  # else a plan has not begun yet
             return
         is_too_much = self._price(self._gap, self._of_updates) > self._share
         found = self._find_gap(self._share if is_too_much else _FINER * self._share)
         if found != (self._gap, self._of_updates) and (is_too_much or found < (self._gap, self._of_updates)):
-            self._set_gap(*found, "cost")
+            self._plan(Agreed(self._find_begin(self._step), *found, -1, "cost", self._price(*found)))
 
     def _find_extra(self, kind: int) -> float:
         """What recording adds to a step of this kind, as a share of the bare step."""
         known = self._extra[kind] or self._extra[_ALL]
-        return max(median(known), 0.0)
+        beside = self._written / max(median(self._bare), 1e-9) if self._bare else 0.0
+        return max(median(known), 0.0) + beside
 
     def _price(self, gap: int, of_updates: int) -> float:
         less, more = self._find_extra(_STATISTICS), self._find_extra(_ALL)

@@ -57,6 +57,7 @@ class Clock:
         hand_over: takes what they hold when it is complete.
         steps: says whether updates were made by hand.
         step: number of the first step.
+        may_want: whether a step that has not begun may be recorded, as far as that is known.
 
     Attributes:
         on: this step is recorded.
@@ -79,6 +80,8 @@ class Clock:
         "_aside",
         "_emitted_at",
         "_hand_over",
+        "_is_in_gap",
+        "_may_want",
         "_paused",
         "_resting",
         "_roots",
@@ -115,13 +118,16 @@ class Clock:
         hand_over: HandOver,
         steps: Steps,
         step: int = 0,
+        may_want: Schedule = lambda step: True,
     ) -> None:
         self._schedule = schedule
+        self._may_want = may_want
         self._hand_over = hand_over
         self._steps = steps
         self._roots: list[int] = []
         self._emitted_at = time.monotonic()
         self.is_over = self._stopped = self._saw_forward = self.is_led = self.is_apart = False
+        self._is_in_gap = False
         self.is_budgeted, self.measures_updates = False, True
         self._ungraded = 0
         self._aside: list[bool] = []
@@ -197,7 +203,11 @@ class Clock:
         self.buffer = buffer
 
     def rest(self) -> None:
-        """Let taps rest until the call of a recorded model that has begun has ended, unless its step is recorded."""
+        """Let taps rest, unless the step is recorded, until the call of a recorded model that has begun has ended.
+
+        In a gap of a schedule (an update has ended the step before, and this one was known not to be recorded), until
+        an update ends a step of which that is not known: else any other call of a part of the model may begin one.
+        """
         if not self.on:
             self._resting.rest()
 
@@ -301,6 +311,9 @@ class Clock:
         """End the step after its update."""
         self.settle()  # a second update without a forward in between
         self.is_over = self.stale = self.awake = True
+        self._is_in_gap = not self._may_want(self.step + 1)
+        if not self._is_in_gap:
+            self._resting.wake()
 
     def settle(self) -> None:
         """Begin the next step at once if this one is over, to flush it."""
@@ -338,7 +351,8 @@ class Clock:
         self._resting.remove()
 
     def _finish_forward(self, failed: bool) -> None:
-        self._resting.wake()
+        if failed or not self._is_in_gap:
+            self._resting.wake()
         buffer, self.buffer = self.buffer, None
         if failed and buffer is not None and buffer.touched:
             buffer.failed = True
@@ -374,6 +388,7 @@ class Clock:
 
     def _advance(self, step: int | None = None) -> None:
         self.close_all()
+        self._is_in_gap &= step in (None, self.step + 1)
         self.step = self.step + 1 if step is None else step
         self.micro = self._ungraded = 0
         self.stale = self.is_over = self._saw_forward = self.was_reached = False

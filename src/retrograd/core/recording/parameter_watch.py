@@ -15,8 +15,9 @@ from torch.utils.weak import WeakIdRef
 
 from retrograd.core.hooks.engine import uncompiled
 from retrograd.core.hooks.gradients import after_accumulation, watch_gradient
-from retrograd.core.hooks.listeners import never_raise
+from retrograd.core.hooks.listeners import HookEntry, never_raise
 from retrograd.core.hooks.parts import modules_of
+from retrograd.core.hooks.resting import TapSwitch, add_tap, change_taps
 from retrograd.core.identities import IdentitySet
 from retrograd.core.limits import LIMITS
 from retrograd.core.ranks.placements import is_summand, local_part
@@ -48,6 +49,7 @@ class ParameterWatch:
     """
 
     __slots__ = (
+        "__weakref__",
         "_backward",
         "_clock",
         "_handles",
@@ -87,9 +89,10 @@ class ParameterWatch:
         self.accumulated: TensorRecorder | None = None
         self.exchange: Exchange | None = None
         self.has_come = self.is_alone = False
-        self._handles = []
+        self._handles: list[HookEntry] = []
         if gradient is not None or local is not None:
             self._handles.append(watch_gradient(parameter, self.see_gradient))
+            add_tap(self)
         self._whole: WeakIdRef | None = None
 
     @property
@@ -97,6 +100,21 @@ class ParameterWatch:
         """The parameter; None if it is no longer there."""
         found: torch.Tensor | None = self._parameter()
         return found
+
+    @property
+    def switch(self) -> TapSwitch:
+        """Holds whether there is anything to do."""
+        return self._clock
+
+    @property
+    def watchers(self) -> tuple[ParameterWatch, ...]:
+        """This watch, while it has hooks."""
+        return (self,) if self._handles else ()
+
+    @property
+    def entries(self) -> tuple[HookEntry, ...]:
+        """Its hooks."""
+        return tuple(self._handles)
 
     @property
     def wants_whole(self) -> bool:
@@ -110,6 +128,7 @@ class ParameterWatch:
     def watch_whole(self, whole: torch.Tensor) -> None:
         """Record what comes at the whole parameter that this one is a part of: what this process finds alone."""
         self._whole = WeakIdRef(whole)
+        change_taps()
         self._handles.append(watch_gradient(whole, self.see_gradient))
 
     @uncompiled
@@ -132,6 +151,7 @@ class ParameterWatch:
 
     def remove(self) -> None:
         """Take the hooks back."""
+        change_taps()
         while self._handles:
             self._handles.pop().remove()
 

@@ -49,7 +49,7 @@ from retrograd.core.recording.omissions import Coverage, RequestedSites, list_om
 from retrograd.core.recording.optimizer_watch import LooseParameters, OptimizerWatch
 from retrograd.core.recording.parameter_watch import Reductions
 from retrograd.core.recording.scalar_watch import ScalarWatch
-from retrograd.core.recording.schedule import Overhead
+from retrograd.core.recording.schedule import NamedSchedule, Overhead
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory
@@ -118,7 +118,7 @@ class Recorder:
         self._buffers = buffers = ModeBuffers(settings)
         wanted = settings.schedule
         self._budget = events.budget = Budget(wanted, self._note_gap) if isinstance(wanted, Overhead) else None
-        self.clock = clock = Clock(self._wants_step, buffers, self._hand_over, steps, step)
+        self.clock = clock = Clock(self._wants_step, buffers, self._hand_over, steps, step, self._may_want)
         clock.is_budgeted = self._budget is not None
         clock.is_free = models is None
         clock.is_apart = settings.per_forward
@@ -256,6 +256,11 @@ class Recorder:
         except Exception as error:
             self.fault("schedule", error)
             return False
+
+    def _may_want(self, step: int) -> bool:
+        if self._budget is not None:
+            return self._budget.may_want(step)
+        return not isinstance(self.settings.schedule, NamedSchedule) or self.settings.schedule(step)
 
     def _begin_budgeted(self, budget: Budget, step: int) -> bool:
         if not budget.has_begun:

@@ -163,7 +163,7 @@ class PlannedSite:
         return self.name, self.kind, elements, " ".join(kept)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RecordingPlan:
     """A list of what would be recorded; print it.
 
@@ -185,6 +185,7 @@ class RecordingPlan:
             lines.append(f"{name:<{width}}  {kind:<20} {elements:>12}  {kept}")
         return "\n".join([*lines, self.total])
 
+    __repr__ = __str__
     _repr_html_ = drawn_by("retrograd.core.views.notebook.results", "draw_recording_plan")
 
     @property

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from retrograd.core.cells import is_notebook
 from retrograd.core.errors import DamagedRunError, RunUnreachableError
 from retrograd.core.files import remove_abandoned, write_json
 from retrograd.core.foreign.text import check_kinds, read_json
@@ -62,13 +63,19 @@ def gather_facts() -> dict[str, Any]:
             "numpy": importlib.metadata.version("numpy"),
             "python": platform.python_version(),
         },
-        "command": list(sys.orig_argv),
+        "command": _find_command(),
         "seed": torch.initial_seed(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "pid": os.getpid(),
         "started": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _find_command() -> list[str]:
+    """The command line, or the notebook that has started this kernel: how a kernel is started says nothing."""
+    notebook = os.environ.get("JPY_SESSION_NAME")
+    return list(filter(None, [notebook])) if is_notebook() else list(sys.orig_argv)
 
 
 def gather_git() -> dict[str, Any] | None:

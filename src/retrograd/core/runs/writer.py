@@ -31,6 +31,7 @@ from retrograd.core.runs.manifest import Manifest
 from retrograd.core.runs.queue import Load, Unwritten, WriteQueue, count_rows
 from retrograd.core.runs.rank_folder import RankFolder
 from retrograd.core.runs.ranks import RankClaim, is_held_here
+from retrograd.core.spent import note_spent
 
 if TYPE_CHECKING:
     from retrograd.core.runs.upload import Put, Upload
@@ -246,6 +247,7 @@ class RunWriter:
                 self._closing.wait(min(self.flush_seconds * 2 ** min(self._failures, 8), _LONGEST_PAUSE))
             if self._is_open:
                 self._write_all(is_paused=_is_not_waiting)
+                note_spent()
         self._write_last()
 
     def _write_last(self) -> None:

@@ -12,10 +12,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from retrograd.core.history.history import History
-from retrograd.core.history.scalar_names import (
-    LOSS,
-    STEP_TIME,
-)
+from retrograd.core.history.scalar_names import LOSS, STEP_TIME
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.findings import explain_run, read_findings
 from retrograd.core.runs.reader import Run
@@ -31,6 +28,7 @@ from retrograd.core.views.terminal import (
     open_console,
     print_loss,
     print_number,
+    print_quantity,
     show_frames,
 )
 
@@ -60,7 +58,7 @@ class RunGlance:
     rate: float
     loss: FloatArray
     findings: list[str]
-    newest: dict[str, float]
+    newest: dict[str, str]
     changed: list[tuple[str, float, float]]
 
 
@@ -107,7 +105,11 @@ def glance_at(record: Run | History) -> RunGlance:
         rate=float("nan") if time is None or not len(time.values) else 1.0 / max(float(time.values.mean()), 1e-9),
         loss=curve.values,
         findings=list_findings(findings),
-        newest={name: value for name, value in scalars.last.items() if name != LOSS},
+        newest={
+            name: print_quantity(value, scalars.about(name).unit)
+            for name, value in scalars.last.items()
+            if name != LOSS
+        },
         changed=_find_changes(history, last),
     )
 
@@ -152,12 +154,9 @@ def list_lines(glance: RunGlance, blocks: str = BLOCKS) -> list[str]:
         blocks: of which the curve is made.
     """
     curve = [f"loss {draw_sparkline(glance.loss, _WIDTH, blocks=blocks)} {_print_last(glance.loss)}"]
-    newest = "  ".join(f"{name} {print_number(value)}" for name, value in glance.newest.items())
-    return [
-        *(curve if len(glance.loss) else ()),
-        *([newest] if newest else ()),
-        *(glance.findings or ["no findings so far"]),
-    ]
+    newest = "  ".join(f"{name} {value}" for name, value in glance.newest.items())
+    none = "no findings so far" if glance.status == "running" else "no findings"
+    return [*(curve if len(glance.loss) else ()), *([newest] if newest else ()), *(glance.findings or [none])]
 
 
 CHANGES = {"changed most": "name", "rms": "number", f"over {_SPAN} steps": "number"}

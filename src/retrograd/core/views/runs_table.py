@@ -23,12 +23,14 @@ from retrograd.core.views.terminal import (
 )
 
 _CURVE_WIDTH = 16
+_SPARED = ("loss", "started", "last step", "curve", "status")
+"""Columns that are left out in this order where there is little room, for the names of runs stay."""
 
 
 def print_runs(runs: Sequence[ListedRun], *, file: TextIO | None = None) -> None:
     """Print a line for each run, in the order given, with the settings in which they differ.
 
-    A terminal gets as many settings as it is wide; a pipe gets all.
+    A terminal gets as many columns as it is wide, names first; a pipe gets all.
 
     Args:
         runs: those to print.
@@ -50,6 +52,10 @@ def print_runs(runs: Sequence[ListedRun], *, file: TextIO | None = None) -> None
     differing = [*logged, *find_differing([run.settings for run in runs])]
     room = (console.width if console.is_terminal else math.inf) - sum(map(_measure, columns.items()))
     left_out = []
+    for name in _SPARED:
+        if room < 0:
+            room += _measure((name, columns.pop(name)))
+            left_out.append(name)
     for name in differing:
         column = ("number", [show_setting(value_of(run, name)) for run in runs])
         room -= _measure((name, column))
@@ -60,7 +66,7 @@ def print_runs(runs: Sequence[ListedRun], *, file: TextIO | None = None) -> None
     kinds = {title: kind for title, (kind, _) in columns.items()}
     console.print(make_table(console, kinds, zip(*(cells for _, cells in columns.values()), strict=True)))
     if left_out:
-        console.print(f"They also differ in {list_names(left_out, 8)}: a wider window, a pipe or --json shows it.")
+        console.print(f"A wider window, a pipe or --json also shows {list_names(left_out, 8)}.", style="dim")
 
 
 format_runs = giving_text(print_runs)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retrograd.core.amounts import count_of
+from retrograd.core.amounts import count_more, count_of
 from retrograd.core.errors import PatternError
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Phase
@@ -101,7 +101,8 @@ def print_table(
     if left_out:
         console.print(f"not shown, because the window is too narrow: {', '.join(left_out)}", style="dim")
     if len(summaries) < len(places):
-        console.print(f"{count_of(len(places) - len(summaries), 'more site')}: retrograd view --all", style="dim")
+        how = ": retrograd view --all" if file is None else ""
+        console.print(count_more(len(places) - len(summaries), "site") + how, style="dim")
 
 
 format_table = giving_text(print_table)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, cast
 
 import numpy as np
 
+from retrograd.core.amounts import show_bytes
 from retrograd.core.foreign.text import show_plainly
 from retrograd.core.notices import end_waiting, fit_text
 from retrograd.core.randomness import random_kept
@@ -147,12 +148,21 @@ def print_name(console: Console, name: str) -> str:
 
 
 def print_number(value: float) -> str:
-    """Three significant digits, or a dash for NaN."""
+    """Three significant digits, or all before the point; a dash for NaN."""
     if math.isnan(value):
         return "-"
     if value == 0 or math.isinf(value):
         return f"{value:g}"
+    if 999.5 <= abs(value) < 1e5:
+        return f"{value:.0f}"
     return f"{value:.2e}" if abs(value) >= 1e5 or abs(value) < 1e-3 else f"{value:.3g}"
+
+
+def print_quantity(value: float, unit: str) -> str:
+    """A scalar with its unit, bytes in the largest that fits; NaN is printed."""
+    if unit == "B" and math.isfinite(value):
+        return show_bytes(value)
+    return f"{print_loss(value)} {unit}".rstrip()
 
 
 def print_loss(value: float) -> str:

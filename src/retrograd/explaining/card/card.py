@@ -43,7 +43,7 @@ class CardEntry:
         return show_plainly(f"{self.topic:<11}{': '.join(filter(None, (self.label, self.text)))}{place}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Card:
     """What a run did, as far as its record tells, without a judgement.
 
@@ -78,6 +78,7 @@ class Card:
     def __str__(self) -> str:
         return "\n".join(map(str, self.lines))
 
+    __repr__ = __str__
     _repr_html_ = drawn_by("retrograd.explaining.views.card", "draw_card")
 
 

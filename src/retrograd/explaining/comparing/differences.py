@@ -293,18 +293,19 @@ def find_dtypes(record: Record) -> frozenset[str]:
 
 
 def find_context(a: Record, b: Record, letter: str) -> list[str]:
-    """Other differences in how they were run, none of which is a cause by itself."""
+    """Other differences in how they were run, as far as both tell it, none of which is a cause by itself."""
     manifests = a.manifest, b.manifest
     named: dict[str, Callable[[Mapping[str, Any]], Any]] = {
         "commit": lambda manifest: (manifest.get("git") or {}).get("commit"),
         "uncommitted changes": lambda manifest: (manifest.get("git") or {}).get("dirty"),
         "torch": lambda manifest: (manifest.get("versions") or {}).get("torch"),
-        "command": lambda manifest: " ".join(map(str, manifest.get("command") or ())),
+        "command": lambda manifest: " ".join(map(str, manifest.get("command") or ())) or None,
         "seed": lambda manifest: manifest.get("seed"),
         "host": lambda manifest: manifest.get("host"),
     }
     values = {name: [read(each) for each in manifests] for name, read in named.items()}
-    return [f"{name}: {one} in A, {other} in {letter}" for name, (one, other) in values.items() if one != other]
+    told = {name: both for name, both in values.items() if None not in both}
+    return [f"{name}: {one} in A, {other} in {letter}" for name, (one, other) in told.items() if one != other]
 
 
 _KINDS: tuple[Callable[[Record, Record, str], Iterator[Finding]], ...] = (

@@ -183,9 +183,10 @@ def _tabulate(console: Console, lines: Sequence[_Group], by: By, total: int, has
     arrow = "→" if can_print(console, "→") else "->"
     micro = "µs" if can_print(console, "µs") else "us"
     has_norms = any(max(line.norms) != -1 for line in lines)
+    has_lines = by == "node" and any(line.slowest.line for line in lines)
     extra = ["memory"] * has_memory + ["norm in", "norm out"] * has_norms
     numbers = dict.fromkeys(("runs", "ms", "share", f"mean {micro}", *extra), "number")
-    columns = {by: "name", **numbers, "gradients": "name", **({"line": "text"} if by == "node" else {})}
+    columns = {by: "name", **numbers, "gradients": "name", **({"line": "text"} if has_lines else {})}
     rows = []
     for line in lines:
         cells = [
@@ -200,7 +201,7 @@ def _tabulate(console: Console, lines: Sequence[_Group], by: By, total: int, has
         if has_norms:
             cells += [print_norm(norm) for norm in line.norms]
         cells.append(print_flow(line.slowest, arrow))
-        if by == "node":
+        if has_lines:
             cells.append(shorten_line(line.slowest.line))
         style = "bold red" if line.raised else ""
         rows.append([Text(print_name(console, cell), style=style) for cell in cells])

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from retrograd.core.amounts import count_more
 from retrograd.core.foreign.text import show_plainly
-from retrograd.core.views.terminal import PIPED_WIDTH, ConsoleFile
+from retrograd.core.views.terminal import BLOCKS, PIPED_WIDTH, ConsoleFile
 
 MOST_ROWS = 40
 MOST_LINES = 200
@@ -131,13 +131,14 @@ def _draw_row(row: Iterable[str], aligned: Iterable[bool]) -> str:
 def _draw_cell(kind: str, content: str, is_number: bool) -> str:
     side = "right" if is_number else "left"
     rule = f";border-bottom:{_RULE}" if kind == "th" else ""
-    return f'<{kind} style="text-align:{side};padding:.1em .6em;white-space:nowrap{rule}">{content}</{kind}>'
+    return f'<{kind} style="text-align:{side};padding:.1em .6em;white-space:pre{rule}">{content}</{kind}>'
 
 
 def _draw_piece(text: str, style: Style | None) -> str:
+    said = ["font-family:monospace"] * (text.strip(BLOCKS) != text)  # a curve, whose gaps are as wide as its blocks
     if style is None:
-        return escape(text)
-    said = ["font-weight:600"] * bool(style.bold)
+        style = Style.null()
+    said += ["font-weight:600"] * bool(style.bold)
     if style.color is not None and style.color.name in _COLOURS:
         said.append(f"color:{_COLOURS[style.color.name]}")
     elif style.dim:

@@ -18,6 +18,9 @@ with library_needed("matplotlib", "3.8", "plots"):
     from matplotlib.axes import Axes
     from matplotlib.colors import ListedColormap, LogNorm
 
+_MOST_NAMES = 60
+"""Of more sites every other one has its name, or every third …, and a picture is no higher."""
+
 _RED, _GREY = "#d9534f", "#9a9a9a"
 
 
@@ -50,9 +53,10 @@ def plot_curve(curve: Curve, ax: Axes | None, **line: Any) -> Axes:
 
 def plot_matrix(matrix: Matrix, ax: Axes | None, **mesh: Any) -> Axes:
     """Draw magnitudes as colours on a logarithmic scale; zero is grey, and what is not finite red."""
-    axes = _open_axes(max(2.0, 0.22 * len(matrix.sites) + 1.2)) if ax is None else ax
+    count = len(matrix.sites)
+    axes = _open_axes(max(2.0, 0.22 * min(count, _MOST_NAMES) + 1.2)) if ax is None else ax
     sizes = np.abs(matrix.values)
-    edges = _find_edges(matrix.steps), np.arange(len(matrix.sites) + 1) - 0.5
+    edges = _find_edges(matrix.steps), np.arange(count + 1) - 0.5
     for mask, colour in ((sizes == 0, _GREY), (np.isinf(sizes), _RED)):
         if mask.any():
             axes.pcolormesh(*edges, np.ma.masked_array(mask, ~mask), cmap=ListedColormap([colour]), rasterized=True)
@@ -62,8 +66,10 @@ def plot_matrix(matrix: Matrix, ax: Axes | None, **mesh: Any) -> Axes:
         drawn = axes.pcolormesh(*edges, usable, **options)
         if axes.figure is not None:
             axes.figure.colorbar(drawn, ax=axes)
-    axes.set_yticks(range(len(matrix.sites)), list(map(show_plainly, matrix.sites)), fontsize="small", parse_math=False)
-    axes.set_ylim(len(matrix.sites) - 0.5, -0.5)
+    named = range(0, count, max(1, -(-count // _MOST_NAMES)))
+    names = [show_plainly(matrix.sites[row]) for row in named]
+    axes.set_yticks(named, names, fontsize="small", parse_math=False)
+    axes.set_ylim(count - 0.5, -0.5)
     axes.set_xlabel("step")
     return axes
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.amounts import count_of
+from retrograd.core.history.arrays import read_numbers
+from retrograd.core.history.curve import Curve
 from retrograd.core.history.history import History
 from retrograd.core.history.matrix import Matrix
+from retrograd.core.history.scalars import Scalars
 from retrograd.core.history.series import Series
 from retrograd.core.runs.reader import Run
 from retrograd.core.views.downsample import FloatArray, reduce_columns
 from retrograd.core.views.notebook.page import MOST_ROWS, Markup, NotebookPage, draw_table
-from retrograd.core.views.shown import group_places
 from retrograd.core.views.table import print_table
-from retrograd.core.views.terminal import draw_sparkline, make_table, print_loss, print_number
+from retrograd.core.views.terminal import draw_sparkline, make_table, print_loss, print_number, print_quantity
 
 _STATISTICS = ("rms", "mean", "std", "abs_max", "zero_share", "nonfinite", "update_ratio")
 _LINEAR = ("mean", "zero_share", "nonfinite")
@@ -51,38 +55,67 @@ def add_history(page: NotebookPage, history: History) -> None:
     loss = history.made_loss.values
     if len(loss):
         page.console.print(f"loss {print_loss(float(loss[-1]))}  {draw_sparkline(loss, 40)}")
-    places = group_places(history.sites)
-    shown = [site for place in places[:MOST_ROWS] for site in place.sites.values()]
     if len(history.rows) and history.rows.count:
-        print_table(history, shown, file=page)
+        print_table(history, most=MOST_ROWS, file=page)
     else:
         page.console.print(repr(history))
-    if len(places) > MOST_ROWS:
-        page.console.print(f"and {len(places) - MOST_ROWS:,} more sites", style="dim")
+
+
+def draw_sites(chosen: tuple[History, list[str]]) -> str:
+    """A line for each of the first places of some sites."""
+    page = NotebookPage()
+    print_table(*chosen, most=MOST_ROWS, file=page)
+    return page.as_html()
+
+
+def draw_scalars(scalars: Scalars) -> str:
+    """A line for each of them: its curve, and its last, smallest and largest number."""
+    page, table, last = NotebookPage(), scalars.to_arrow(), scalars.last
+    rows = [
+        _list_numbers(
+            name, read_numbers(table[name]), last[name], partial(print_quantity, unit=scalars.about(name).unit)
+        )
+        for name in scalars
+    ]
+    _print_curves(page, read_numbers(table["step"]), "scalar", rows)
+    return page.as_html()
+
+
+def draw_curve(curve: Curve) -> str:
+    """Its curve, and its last, smallest and largest number."""
+    page, values = NotebookPage(), curve.values
+    _print_curves(page, curve.steps, "", [_list_numbers("", values, values[-1], print_loss)] if len(values) else [])
+    return page.as_html()
 
 
 def draw_series(series: Series) -> str:
     """A line for each statistic: its curve, and its last, smallest and largest number."""
     page = NotebookPage()
     page.console.print(series.site, style="bold")
-    steps = series.steps
-    if not len(steps):
-        page.console.print("no steps")
-        return page.as_html()
-    page.console.print(f"{count_of(len(steps), 'step')}, {steps[0]:,} to {steps[-1]:,}", style="dim")
-    rows = [_list_numbers(name, series.statistic(name)) for name in _STATISTICS]
-    titles = {"statistic": "name", "over steps": "text", "last": "number", "min": "number", "max": "number"}
-    page.console.print(make_table(page.console, titles, [row for row in rows if row is not None]))
+    read = {name: series.statistic(name) for name in _STATISTICS}
+    rows = [
+        _list_numbers(name, values, values[-1], print_number)
+        for name, values in read.items()
+        if not np.isnan(values).all()
+    ]
+    _print_curves(page, series.steps, "statistic", rows)
     return page.as_html()
 
 
-def _list_numbers(name: str, values: FloatArray) -> list[str] | None:
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return None
-    numbers = (values[-1], known.min(), known.max())
-    curve = draw_sparkline(values, 40, logarithmic=name not in _LINEAR)
-    return [name, curve, *(print_number(float(number)) for number in numbers)]
+def _print_curves(page: NotebookPage, steps: npt.NDArray[np.int64], title: str, rows: Sequence[Sequence[str]]) -> None:
+    """Print the first and the last step, and a table of curves."""
+    if not len(steps):
+        page.console.print("no steps")
+        return
+    page.console.print(f"{count_of(len(steps), 'step')}, {steps[0]:,} to {steps[-1]:,}", style="dim")
+    titles = {title: "name", "over steps": "text", "last": "number", "min": "number", "max": "number"}
+    page.console.print(make_table(page.console, titles, rows))
+
+
+def _list_numbers(name: str, values: FloatArray, last: float, show: Callable[[float], str]) -> list[str]:
+    low, high = np.nanmin(values, initial=np.inf), np.nanmax(values, initial=-np.inf)
+    curve = draw_sparkline(values, 40, logarithmic=name not in _LINEAR and bool(low >= 0))
+    return [name, curve, show(last), *(show(float(each)) if low <= high else "-" for each in (low, high))]
 
 
 def draw_matrix(matrix: Matrix) -> str:

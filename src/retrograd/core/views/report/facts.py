@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from retrograd.core.amounts import count_of, show_duration
+from retrograd.core.history.facts import Gap, read_facts
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Event
 from retrograd.core.recording.schedule import describe_schedule
@@ -323,6 +325,12 @@ def list_troubles(
             for kind, (title, note) in _TROUBLES.items()
         ),
         _tabulate("Loss scale", "", ("step", "scale"), _list_scales(by_kind["scale"])),
+        _tabulate(
+            "Recorded within the budget",
+            "Of the other steps only scalars are known.",
+            ("from step", "recorded steps", "recorded updates", "why"),
+            _list_gaps(by_kind["gap"]),
+        ),
     ]
     return [table for table in tables if table["rows"]]
 
@@ -363,6 +371,29 @@ def _list_scales(events: Sequence[Event]) -> list[tuple[str, ...]]:
         if not lines or lines[-1][1] != scale:
             lines.append((f"{event.moment.step:,}", scale))
     return lines
+
+
+def _list_gaps(events: Sequence[Event]) -> list[tuple[str, ...]]:
+    """From which step on how many were recorded, and why."""
+    return list(dict.fromkeys(_print_gap(gap) for gap in read_facts(events) if isinstance(gap, Gap)))
+
+
+def _print_gap(gap: Gap) -> tuple[str, ...]:
+    expected = "" if math.isnan(gap.share) else f": {100 * gap.share:.2g} % expected"
+    steps, updates = (f"1 of {count:,.0f}" if count > 1 else "all" for count in (gap.value, gap.updates))
+    return (f"{gap.step:,}", steps, updates, _WHY_RECORDED.get(gap.reason, gap.reason) + expected)
+
+
+_WHY_RECORDED = {
+    "begin": "the first steps are recorded in full",
+    "measure": "to measure what recording costs",
+    "cost": "what recording costs",
+    "loss": "the loss left its range",
+    "nonfinite": "a number was not finite",
+    "gradient": "the norm of the gradient left its range",
+    "phase": "another optimizer or rate, or a checkpoint was loaded",
+}
+"""In words, by the reason of a :class:`Gap`."""
 
 
 def _print_event(event: Event) -> tuple[str, ...]:

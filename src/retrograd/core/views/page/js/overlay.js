@@ -15,7 +15,11 @@ export function draw(tag, properties = {}, ...children) {
   return element;
 }
 
-export const printShort = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(4))) : Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "-∞");
+export function printShort(value) {
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "-∞";
+  const rounded = Number(value.toPrecision(4));
+  return Math.abs(rounded) < 1e7 ? String(rounded) : rounded.toExponential();
+}
 
 /** Mean with what was before, where each value counts `share` of the one after it; without a pull to zero at the start. */
 export function smooth(values, share) {
@@ -52,6 +56,12 @@ export function makeAxis(numbers, isLog) {
   return { low, high, isLog, of: (value) => (at(value) - at(low)) / (at(high) - at(low)), ticks: findTicks(low, high, isLog) };
 }
 
+/** Without the largest 2 % where they take more than half of a logarithmic axis, as those of runs that diverge. */
+function leaveOut(numbers) {
+  const most = numbers.toSorted((a, b) => a - b)[Math.floor(numbers.length * 0.98)];
+  return makeAxis(numbers, true).of(most) < 0.5 ? numbers.filter((number) => number <= most) : numbers;
+}
+
 /**
  * Draw lines into an element: each with a `name`, a `curve`, a `color`, and if need be a `dash`.
  * `point(name or null)` is called with the run that is pointed at, `choose(name)` with the one that is clicked.
@@ -61,7 +71,9 @@ export function drawOverlay(host, lines, { isLog, share = 0, height = 240, about
   const shown = lines
     .filter(({ curve }) => curve?.values.length)
     .map((line) => ({ ...line, values: smooth(line.curve.values, share), stepOf: (place) => line.curve.first + (place + 0.5) * line.curve.width - 0.5 }));
-  const y = makeAxis(shown.flatMap(({ values }) => values.filter((value) => value !== null)), isLog);
+  const numbers = shown.flatMap(({ values }) => values.filter(Number.isFinite));
+  const usual = isLog ? leaveOut(numbers) : numbers;
+  const y = makeAxis(usual, isLog);
   const x = makeAxis(shown.flatMap(({ curve, values }) => [curve.first, curve.first + values.length * curve.width - 1]), false);
   const left = (step) => LEFT + x.of(step) * (width - LEFT - 12);
   const top = (value) => 8 + (1 - y.of(value)) * (height - 8 - BOTTOM);
@@ -79,7 +91,8 @@ export function drawOverlay(host, lines, { isLog, share = 0, height = 240, about
     line.path = draw("path", { class: "curve", d: path || "M0,0", stroke: line.color, "stroke-dasharray": line.dash ?? null });
     svg.append(line.path);
   }
-  const reading = make("p", { class: "note reading-line", "aria-live": "off" }, shown.length ? "Point at a line to read it." : "No loss is known of these runs.");
+  const idle = `Point at a line to read it.${usual.length < numbers.length ? ` Losses above ${printShort(y.high)} are left out.` : ""}`;
+  const reading = make("p", { class: "note reading-line", "aria-live": "off" }, shown.length ? idle : "No loss is known of these runs.");
   let hot = null;
   const heat = (name) => {
     hot = name;
@@ -99,7 +112,7 @@ export function drawOverlay(host, lines, { isLog, share = 0, height = 240, about
       const distance = Math.abs(top(value) - py);
       if (distance < NEAR && (!best || distance < best.distance)) best = { line, place, value, distance };
     }
-    fill(reading, best ? `${best.line.name}: ${printShort(best.value)} at step ${formatCount(Math.floor(best.line.stepOf(best.place)))}` : "Point at a line to read it.");
+    fill(reading, best ? `${best.line.name}: ${printShort(best.value)} at step ${formatCount(Math.floor(best.line.stepOf(best.place)))}` : idle);
     heat(best?.line.name ?? null);
     point(hot);
   });

@@ -3,7 +3,7 @@
 import { formatCount } from "./counts.js";
 import { find, sizeCanvas, themeColor } from "./dom.js";
 import { columnToX, geometry } from "./geometry.js";
-import { shownColumns, stepTicks } from "./steps.js";
+import { shownColumns, skipsSteps, stepTicks } from "./steps.js";
 
 const HEIGHT = 34;
 const TOP = 22;
@@ -29,13 +29,16 @@ export function drawSteps(context, width) {
 
 function drawTicks(context, width, { line, text }) {
   const [from, to] = shownColumns();
+  const place = (column) => Math.round((columnToX(column) / geometry.plot) * width);
+  context.fillStyle = themeColor("warn");
+  for (let column = from; column <= to; column++) if (skipsSteps(column)) context.fillRect(Math.max(place(column) - 1, 0), line, 2, 2);
   context.fillStyle = context.strokeStyle = themeColor("muted");
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "center";
   for (const { step, column } of stepTicks(from, to, width / 80)) {
-    const x = (columnToX(column) / geometry.plot) * width;
+    const x = place(column);
     if (x > width) continue;
-    context.fillRect(Math.round(x), line, 1, 4);
+    context.fillRect(x, line, 1, 4);
     if (x < width - 24) context.fillText(formatCount(step), Math.max(x, 8), text);
   }
 }

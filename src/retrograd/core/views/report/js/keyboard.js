@@ -11,13 +11,19 @@ export function followKeys() {
   focusOnSlash("filter");
   find("viewport").addEventListener("keydown", pressOnMap);
   const help = find("help");
-  find("ask").addEventListener("click", () => help.showModal());
+  find("ask").addEventListener("click", showHelp);
   document.addEventListener("keydown", (event) => {
     if (help.open) return; // it closes itself
     const typing = event.target.closest("input, select, textarea");
     if (event.key === "Escape") goBack(typing);
-    if (event.key === "?" && !typing) help.showModal();
+    if (event.key === "?" && !typing) showHelp();
   });
+}
+
+/** From its top; `autofocus` in the page would be an error where the page is in a frame. */
+function showHelp() {
+  find("help").showModal();
+  find("help-title").focus();
 }
 
 function pressOnMap(event) {

@@ -9,7 +9,7 @@ import { facts } from "./payload.js";
 import { hasZero, isMerged, isRatio, placesWithout, mergeRule, shown, sortColumn } from "./rows.js";
 import { valueAt } from "./scale.js";
 import { quantityOf, state } from "./state.js";
-import { nameColumn } from "./steps.js";
+import { nameColumn, skipsSteps } from "./steps.js";
 
 const BAND_WORDS = { low: "smallest", mean: "mean", high: "largest" };
 
@@ -44,5 +44,6 @@ function noticeText(statistic) {
       ? `${plural(total, "step")} drawn in ${plural(first.length, "column")} of ${width}; extremes kept (a cell shows ${kept} of its steps). `
       : "";
   const sorted = state.order === "value" ? `Rows are sorted by their value at ${nameColumn(sortColumn())}. ` : "";
-  return `${decimated}${sorted}${shown.rows.some(isMerged) ? `A folded module shows the ${mergeRule()} of its sites. ` : ""}${facts.digits ? `Numbers have ${facts.digits} significant digits.` : ""}`;
+  const skipped = first.some((_, column) => skipsSteps(column)) ? "Only recorded steps have columns: a mark on the axis says that steps before it have none. " : "";
+  return `${skipped}${decimated}${sorted}${shown.rows.some(isMerged) ? `A folded module shows the ${mergeRule()} of its sites. ` : ""}${facts.digits ? `Numbers have ${facts.digits} significant digits.` : ""}`;
 }

@@ -34,6 +34,12 @@ export function columnOf(step) {
   return low;
 }
 
+/** Whether steps in a column, or between it and the one before, were not recorded. */
+export function skipsSteps(column) {
+  const { first, last, width } = facts.columns;
+  return last[column] - first[column] >= width || (column > 0 && first[column] - last[column - 1] > 1);
+}
+
 /** Round steps to label between two columns, with their place on the axis. */
 export function stepTicks(from, to, most) {
   const { first, last } = facts.columns;

@@ -19,7 +19,7 @@ export function writeStart() {
   new MutationObserver(drawStart).observe(document.documentElement, { attributeFilter: ["data-theme"] });
   const finals = facts.curves.map(({ final }) => (final === null ? "-" : printShort(Number(final === "inf" ? Infinity : final))));
   const rows = [{ name: "final loss", values: finals }, ...facts.settings];
-  fill(find("settings-titles"), make("th", { scope: "col" }), ...facts.runs.map(({ letter, name }, number) => make("th", { scope: "col", title: name }, makeKey(number, letter))));
+  fill(find("settings-titles"), make("th", { scope: "col" }, "setting"), ...facts.runs.map(({ letter, name }, number) => make("th", { scope: "col", title: name }, makeKey(number, letter))));
   fill(find("settings"), ...rows.map(({ name, values }) => make("tr", {}, make("th", { scope: "row" }, name), ...values.map((value) => make("td", {}, value)))));
   find("settings-same").hidden = facts.settings.length > 0;
 }
