@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help demo test thorough check triton bench gpu clean
+.PHONY: help demo site test thorough check dist triton bench gpu clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /	/' | expand -t 10
@@ -21,6 +21,10 @@ demo: $(VENV)/installed-examples ## record examples/train_digits.py unmodified a
 	@echo "Open $(CURDIR)/runs/demo/report.html in a browser. To see a run in it while it trains:"
 	@echo "$(BIN)/retrograd run --open examples/train_digits.py"
 
+site: $(VENV)/installed-docs ## build the documentation into site/, where it opens as files; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "Open $(CURDIR)/site/index.html in a browser."
+
 test: $(if $(TORCH),$(VENV)/installed-test,check) ## run all checks and tests; TORCH=2.15.0: the tests with that version
 	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --max-worker-restart 0 --dist loadfile $(THOROUGH)
 
@@ -31,6 +35,13 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# The wheel is built of the archive, in a folder of its own: what was built here before is not in it.
+dist: $(VENV)/installed-dev ## build wheel and source archive in dist/, and try both where nothing else is installed
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(PYTHON) tests/distributions.py dist/*
+	if command -v actionlint >/dev/null; then actionlint; fi
 
 triton: $(VENV)/triton ## install Triton beside torch, 1 GB: without a GPU, the CUDA kernel is tested in its interpreter
 
@@ -52,7 +63,7 @@ gpu: ## all that has to be seen on a CUDA device, in nine minutes; ARGS="--only 
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/gpu.py --out $(or $(OUT),runs/gpu) $(ARGS)
 
 clean: ## remove the environments, what was built and the caches; recorded runs stay
-	rm -rf .venv .venv-* build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build dist site src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src -name '*.so' -delete
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -r {} +
 

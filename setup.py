@@ -5,6 +5,7 @@ read by torch operations, and nodes are met in Python.
 """
 
 import sys
+import sysconfig
 
 from setuptools import Extension, setup
 
@@ -34,4 +35,10 @@ native = Extension(
     **HOW,
 )
 
-setup(ext_modules=[kernel, native], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+# A Python without a GIL has no stable ABI and is not supported by the kernel, which counts on the GIL.
+HAS_GIL = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+setup(
+    ext_modules=[kernel, native] if HAS_GIL else [],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if HAS_GIL else {},
+)

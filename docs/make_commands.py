@@ -16,6 +16,18 @@ _PAGE = """<!-- Made by docs/make_commands.py; change the options, not this page
 `retrograd COMMAND --help` says the same. Put `--` before a program that follows an option with several values.
 
 {contents}
+## Exit codes
+
+| code | of | means |
+|---|---|---|
+| 0 | all | it was done; of `compare` and `replay`: the same, but for noise |
+| 1 | `explain --fail-on` | a finding is this severe, or worse |
+| | `compare`, `replay` | not the same |
+| | `hangs` | a pass hangs |
+| 2 | all | it cannot be done, and stderr says why: an error of usage, no run, a run of which no row can be read |
+| 130, 141 | all | interrupted by Ctrl-C; the reader of a pipe has gone |
+| any | `run`, `explain train.py`, `trace`, `inventory`, `debug` | that of the program; 128 + N by signal N |
+
 {sections}"""
 
 _SECTION = """
@@ -44,7 +56,7 @@ def _describe(command: type[Command]) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("<", r"\<")
+    return text.replace("<", r"\<").replace("%%", "%")  # which argparse writes twice
 
 
 def _tell(command: type[Command]) -> str:

@@ -1,5 +1,5 @@
 # ruff: noqa: INP001  # a folder of pages, not a package
-"""Makes ``explain.schema.json`` from the classes: ``python docs/make_json_schema.py``."""
+"""Makes the JSON schema in the package from the classes: ``python docs/make_json_schema.py``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import retrograd.explaining.launch
 from retrograd.core.runs.findings import Evidence, Finding
 from retrograd.explaining.card.card import CardEntry
+
+SCHEMA = Path(retrograd.explaining.launch.__file__).with_name("explain.schema.json")
 
 _NUMBER = {"type": ["number", "string"], "description": "text where it is not finite"}
 _PLAIN: dict[Any, dict[str, Any]] = {
@@ -88,4 +91,4 @@ def _list(kinds: str | list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("explain.schema.json").write_text(describe_json(), encoding="utf-8")
+    SCHEMA.write_text(describe_json(), encoding="utf-8")

@@ -6,21 +6,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from retrograd.core.hooks.private_names import NEEDED, OPTIONAL, PrivateNames
+from retrograd.core.hooks.private_names import NEEDED, OPTIONAL, PrivateNames, write_name
 
 PAGE = Path(__file__).with_name("private_names.md")
 HEAD = """# What we use of torch that is not public
 
 retrograd rests on names of torch's that may change with any release. These are all of them, from
-`core/hooks/private_names.py`, which a test holds to the source. An attribute of an object that torch has made is
-written as `._name`. The tests run with the oldest torch that is supported and with the newest.
+`core/hooks/private_names.py`, which a test holds to the source. An attribute that retrograd sets, and that newer
+versions of torch ask for, is written as `._name`. The tests run with the oldest torch that is supported and with the
+newest, and take names away to see that what stands under *without* happens. `retrograd doctor` says which of these
+names your torch has.
 """
 
 
 def build_page() -> str:
     """The whole page."""
-    needed = sum(len(each.names) for each in NEEDED)
-    optional = sum(len(each.names) for each in OPTIONAL.values())
+    needed = sum(len(_list_names(each)) for each in NEEDED)
+    optional = sum(len(_list_names(each)) for each in OPTIONAL.values())
     parts = (
         HEAD,
         f"## Needed: {needed} names\n",
@@ -36,8 +38,11 @@ def _table(groups: Iterable[PrivateNames]) -> Iterator[str]:
     yield "| for | without | names |"
     yield "|---|---|---|"
     for each in groups:
-        names = " ".join(f"`{name.replace(':', '.')}`" for name in each.names)
-        yield f"| {each.buys} | {each.without} | {names} |"
+        yield f"| {each.buys} | {each.without} | {' '.join(f'`{name}`' for name in _list_names(each))} |"
+
+
+def _list_names(group: PrivateNames) -> list[str]:
+    return list(dict.fromkeys(map(write_name, group.names)))
 
 
 if __name__ == "__main__":

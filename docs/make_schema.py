@@ -96,6 +96,30 @@ rows.filter(polars.col("nan") > 0).select("step", "site", "nan")
 
 {events}
 
+Scalars are events of the kind `scalar`, and the loss of a step is the mean of its events of the kind `loss`. What the
+program has logged has no `text`, and the last of a step counts. `recorded` are numbers of a process: of several
+`eval_loss` is their mean, and `memory` the largest. `shards` is a norm of what a process holds, whose squares add up
+over processes; for `update_ratio` it is that of the update, and `shards before` that of the weights. A learning rate
+(`lr`) and the size of a batch (`batch`) are noted where they change; the `text` of a rate is its optimizer and group.
+
+```sql
+-- DuckDB
+SELECT step, avg(value) AS loss FROM 'RUN/rank*/events/*.parquet' WHERE kind = 'loss' GROUP BY step ORDER BY step;
+```
+```sql
+-- DuckDB
+SELECT step, name, CASE
+  WHEN bool_or(text = 'shards before')
+    THEN sqrt(sum(value ^ 2) FILTER (text = 'shards') / sum(value ^ 2) FILTER (text = 'shards before'))
+  WHEN bool_or(text = 'shards') THEN sqrt(sum(value ^ 2))
+  WHEN name = 'eval_loss' THEN avg(value)
+  WHEN name = 'memory' THEN max(value)
+  ELSE arg_max(value, time) END AS value
+FROM 'RUN/rank*/events/*.parquet'
+WHERE kind = 'scalar' AND text IN ('', 'recorded', 'shards', 'shards before')
+GROUP BY step, name ORDER BY name, step;
+```
+
 ### Facts
 
 What a recording notes beside statistics, for [findings](findings.md), are events too. Their `text` is a JSON object

@@ -2,18 +2,28 @@
 
 The ``python`` blocks of a page run in order, in one namespace and an empty folder. A block inside an HTML comment
 runs too, which is where a page hides its preparations; ``python no-run`` marks a block that cannot run here, and
-``python raises`` one that must raise the error whose slug is the title of its section.
+``python raises`` one that must raise the error whose slug is the title of its section. ``python title="train.py"`` is
+written to that file, and of a ``console`` block each line after ``$`` is a command, which prints what stands below it:
+numbers may be others, and … is anything.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from retrograd.core import errors
+from retrograd.core.cli import load_commands
+from retrograd.core.launch.parser import parse
+from tests import warm
 from tests.test_imports import CORE, PARTS, SOURCE
 
 ROOT = Path(__file__).parents[1]
@@ -22,7 +32,8 @@ PAGES = sorted(page for folder in (".", "docs", "benchmarks", "examples") for pa
 NOT_RUN: dict[str, int] = {}
 """Page → how many of its blocks are marked ``no-run``; a page that is missing has none."""
 
-BLOCK = re.compile(r"^```python(?P<mark>[^\n]*)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(?:python|(?=console))(?P<mark>[^\n]*)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"(?<![\w:])\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
 LINK = re.compile(r"\]\((?!\w+:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]*))?\)")
 FILE = re.compile(r"(?:[\w.*-]+/)*(?:[\w.*-]+/|[\w*-]+\.(?:py|pyi|c|h|js|toml|md|html))")
 NAME = re.compile(r"(?:\w+\.)*([A-Za-z_]\w+)(?:\(.*\))?")
@@ -34,7 +45,7 @@ def label(page: Path) -> str:
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Marks and code of the Python blocks, the code pushed down to its line in the page."""
+    """Marks and code of the Python blocks and sessions, the code pushed down to its line in the page."""
     text = page.read_text()
     for match in BLOCK.finditer(text):
         yield match["mark"].strip(), "\n" * text.count("\n", 0, match.start("code")) + match["code"]
@@ -64,6 +75,22 @@ def section_of(page: Path, code: str) -> str:
     return title.strip("`")
 
 
+def run_session(text: str) -> None:
+    """Run the commands of a session, and hold what each prints against what stands below it."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # torchrun is beside python
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": False}
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        line, _, shown = part.partition("\n")
+        words = shlex.split(line, comments=True)
+        program = {"retrograd": [sys.executable, "-m", "retrograd"], "python": [sys.executable]}
+        words = [*program.get(words[0], words[:1]), *words[1:]]
+        done = warm.run(words, env={**os.environ, "PATH": path}, **streams)
+        expected = re.escape(NUMBER.sub("N", shown.strip() + "\n")).replace("…\\\n", "(.*\n)*?").replace("…", ".*")
+        printed = NUMBER.sub("N", done.stdout.replace(f"{Path.cwd()}/", "").strip() + "\n")
+        assert done.returncode < 2, f"$ {line}\n{done.stdout}"
+        assert re.fullmatch(expected, printed) or not shown.strip(), f"$ {line}\n{done.stdout}"
+
+
 def error_classes(base: type[errors.RetrogradError] = errors.RetrogradError) -> Iterator[type[errors.RetrogradError]]:
     yield base
     for kind in base.__subclasses__():
@@ -79,14 +106,18 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytes
             with pytest.raises(errors.RetrogradError) as raised:
                 exec(compile(code, label(page), "exec"), namespace)
             assert raised.value.slug == section_of(page, code)
+        elif mark == "console":
+            run_session(code)
+        elif mark.startswith("title="):
+            Path(mark.removeprefix("title=").strip('"')).write_text(code.lstrip("\n"))
         elif mark != "no-run":
             exec(compile(code, label(page), "exec"), namespace)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
 def test_blocks_that_do_not_run_are_known(page: Path) -> None:
-    marks = [mark for mark, _ in blocks(page)]
-    assert set(marks) <= {"", "no-run", "raises"}
+    marks = [mark for mark, _ in blocks(page) if not mark.startswith("title=")]
+    assert set(marks) <= {"", "no-run", "raises", "console"}
     assert marks.count("no-run") == NOT_RUN.get(label(page), 0)
 
 
@@ -161,3 +192,40 @@ def test_the_map_has_the_parts_and_rooms_that_the_imports_have() -> None:
         part: others for part, others in PARTS.items() if part != "__main__"
     }
     assert tuple(room.strip("`") for room, _ in rooms) == CORE
+
+
+# ---- the list for models ----
+
+LIST = ROOT / "docs" / "llms.txt"
+ENTRY = re.compile(r"- \[[^\]]+\]\((?P<path>[\w./]+\.md)\): \S.*")
+
+
+def test_the_list_for_models_is_one_and_leads_somewhere() -> None:
+    """As llmstxt.org has it: a title, a summary, text, then sections of links with a line each."""
+    head, *parts = re.split(r"^## .+\n", LIST.read_text(), flags=re.MULTILINE)
+    assert re.match(r"# retrograd\n\n(> .+\n)+\n", head)
+    entries = [line for part in parts for line in part.splitlines() if line]
+    paths = [match["path"] for line in entries if (match := ENTRY.fullmatch(line))]
+    assert len(paths) == len(set(paths)) == len(entries)
+    assert not [path for path in paths if not (LIST.parent / path).is_file()]
+
+
+def test_commands_that_the_pages_for_tools_show_can_be_read() -> None:
+    """In code and in tables; ``train.py`` stands for any script."""
+    shown = [
+        words
+        for page in (LIST, LIST.with_name("agents.md"), LIST.with_name("ci.md"))
+        for words in re.findall(r"(?:^|`|run: )(retrograd [^`\n#…]+)", page.read_text(), flags=re.MULTILINE)
+    ]
+    assert len(shown) > 15
+    for words in shown:
+        command = shlex.split(words.partition(" > ")[0])[1:]
+        asked = parse(command, load_commands, "", "")
+        assert asked.name == command[0]
+
+
+def test_the_workflow_can_be_read() -> None:
+    [text] = re.findall(r"^```yaml\n(.*?)^```", (LIST.with_name("ci.md")).read_text(), flags=re.DOTALL | re.MULTILINE)
+    jobs = yaml.safe_load(text)["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    assert all(("run" in step) != ("uses" in step) for step in steps)

@@ -40,6 +40,7 @@ DEFERRED = {
     "retrograd.following.launch.commands": "a command needs little of the others, and torch only where it replays",
     "retrograd.core.cli.commands": "what is not public (``rg.…`` is loaded late) and needs torch, which takes seconds",
     "retrograd.core.launch.bootstrap.sitecustomize": "runs in every interpreter, most of them without torch",
+    "retrograd.integrations.pytest_plugin": "every run of pytest loads it, and few are recorded",
     "retrograd.tools.features.dataset": "rich draws from `random` when it is loaded, and only a bar needs it",
     "retrograd.core.launch.chosen_run": "what opens a run loads pyarrow, and a folder is checked without it",
     "retrograd.core.launch.interpreter": "only an interpreter with options is asked whether it finds us",

@@ -2,6 +2,8 @@
 
 The names in ``__init__.pyi`` are all there is to rely on. One is loaded when it is first asked for: the command line,
 and processes that never import torch, need none of them, and wait for nothing that is imported here.
+
+PYTEST_DONT_REWRITE: to pytest, which loads our plugin, this package says that it may be loaded already.
 """
 
 from importlib import import_module

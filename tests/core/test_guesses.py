@@ -16,6 +16,7 @@ from torch import nn
 import retrograd as rg
 from retrograd.core.guesses import CALLS
 from retrograd.core.history.chosen_sites import ChosenSites
+from retrograd.core.runs.findings import Finding, Findings
 
 STEPS = 10
 
@@ -114,8 +115,36 @@ def watched(case: Case) -> bool:
     with rg.record(model) as recording:
         rg.watch(logits)
         rg.watch(logits, "second")
+        recording.watch(logits * 2)
+        recording.watch(logits, "third")
+        recording.log(a=1)
+        recording.log({"b": 2})
         (model(torch.randn(4, 8)).sum() + logits.sum()).backward()
-    return {"watch/logits.grad", "watch/second.grad"} <= {*recording.history}
+    scalars: Any = recording.history.scalars
+    assert (scalars.a.last, scalars.b.last) == (1, 2)
+    return {"watch/logits.grad", "watch/second.grad", "watch/logits * 2", "watch/third.grad"} <= {*recording.history}
+
+
+def chosen_by_module(case: Case) -> bool:
+    """A module is its name: one alone, several, and one that is not called by itself."""
+    model = nn.Sequential(make(), nn.Linear(1, 1))
+    for modules, names in ((model[1], "1"), ([model[0], model[1]], ["0", "1"]), (model[0], "0")):
+        with rg.record(model, sites=modules) as recording, rg.record(model, sites=names) as by_name:
+            train(model, 2)
+        if recording.history.sites != by_name.history.sites:
+            return False
+    return True
+
+
+def log_unnamed(case: Case) -> None:
+    with rg.record(make()) as recording:
+        recording.log(1)  # type: ignore[arg-type]
+
+
+def tabulated(case: Case) -> bool:
+    """Findings as a table: of none too it has the columns."""
+    found = Findings([Finding(detector="a", severity="note", message="One."), *rg.explain(case.h)]).to_pandas()
+    return list(found["detector"]) == ["a"] and list(rg.explain(case.h).to_pandas().columns) == list(found.columns)
 
 
 def saved(case: Case) -> bool:
@@ -174,6 +203,12 @@ WORKS: dict[str, Callable[[Case], Any]] = {
     "rg.compare": lambda c: rg.compare(c.h, c.h).verdict == "identical",
     "compare paths": lambda c: rg.compare(str(c.folder), str(c.folder)).verdict == "identical",
     "rg.watch(x)": watched,
+    "rec[site]": lambda c: list(c.rec["0:weight.grad"].l2) == list(c.s.l2),
+    "run[site]": lambda c: len(rg.open_run(c.folder)["0:weight.grad"]) == 3,
+    "scalars.loss": lambda c: list(c.h.scalars.loss.values) == list(c.h.loss.values),
+    "a.loss - b.loss": lambda c: not (c.h.loss - c.h.loss).any(),
+    "sites=module": chosen_by_module,
+    "findings.to_pandas()": tabulated,
     "rg.watch(x, 'x')": lambda c: rg.watch(c.x, "x") is c.x,
     "rg.explain(rec)": lambda c: len(rg.explain(c.rec)) == 0,
     "== []": lambda c: rg.explain(c.rec) == [] and rg.explain(c.rec) == rg.explain(c.h) and rg.explain(c.rec) != [1],
@@ -248,6 +283,35 @@ WORDS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "summary": (lambda c: rg.summary(c.model), "rg.plan_recording(model)"),  # type: ignore[attr-defined]
     "callback": (lambda c: rg.RetrogradCallback, "retrograd.integrations.lightning"),  # type: ignore[attr-defined]
     "chosen": (lambda c: c.h["0*"]["2:output"], "history["),
+    "h[module]": (lambda c: c.h[c.model[0]], "history.sites"),
+    "rewrite(module)": (lambda c: rg.rewrite(c.model, {c.model[0]: rg.rules.Zero()}), "name a slot"),
+    "select(module)": (lambda c: c.h.select(c.model[0]), "0:weight.grad"),
+    "sites=another": (lambda c: rg.record(c.model, sites=make()[0]), "0:output"),
+    "in run": (lambda c: "0:output" in rg.open_run(c.folder), "history.sites"),
+    "series - series": (lambda c: c.s - c.h["0:output"], "a.rms - b.rms"),
+    "series / series": (lambda c: c.s / c.h["0:output"], "a.rms - b.rms"),
+    "run - run": (lambda c: rg.open_run(c.folder) - 1, "rg.compare(a, b)"),  # type: ignore[operator]
+    "select('eval')": (lambda c: c.s.select("eval"), 'phase="eval"'),
+    "scalars.los": (lambda c: c.h.scalars.los, "history.scalars['loss']"),
+    "findings[slug]": (lambda c: rg.explain(c.h)["dead-units"], "findings.of('dead-units')"),  # type: ignore[call-overload]
+    "findings.keys()": (lambda c: rg.explain(c.h).keys(), ".detector"),  # type: ignore[attr-defined]
+    "rules.Clip": (lambda c: rg.rules.Clip(1.0), "rg.rules.ClipNorm(1.0)"),  # type: ignore[attr-defined]
+    "rules.clipnorm": (lambda c: rg.rules.Clipnorm, "ClipNorm"),  # type: ignore[attr-defined]
+    "rg.lightning": (lambda c: rg.lightning, "retrograd.integrations.lightning"),  # type: ignore[attr-defined]
+    "open=True": (lambda c: rg.write_report(c.h, open=True), "--open"),  # type: ignore[call-arg]
+    "export(run)": (lambda c: rg.export(c.folder), '"csv"'),  # type: ignore[call-arg]
+    "open_run()": (lambda c: rg.open_run(), "retrograd ls"),  # type: ignore[call-arg]
+    "mirror(to)": (lambda c: rg.mirror("wandb"), "rg.mirror(recording,"),  # type: ignore[call-arg]
+    "check_batch(model)": (lambda c: rg.check_batch(c.model), "(model, batch)"),  # type: ignore[call-arg]
+    "find_kinks(model)": (lambda c: rg.find_kinks(c.model), "(model, batch)"),
+    "draw_graph(model)": (lambda c: rg.draw_graph(c.model), "give the loss"),
+    "watch('x')": (lambda c: rg.watch("x"), "rg.watch(logits)"),
+    "rec.watch('x')": (lambda c: c.rec.watch("x"), "rg.watch(logits)"),
+    "rec.log(1)": (log_unnamed, "rg.log(loss=0.3)"),
+    "rg.ls": (lambda c: rg.ls("runs"), "retrograd ls"),  # type: ignore[attr-defined]
+    "a folder of runs": (lambda c: rg.open_run(c.folder.parent), "retrograd ls"),
+    "run.args": (lambda c: rg.open_run(c.folder).args, 'run.manifest["command"]'),  # type: ignore[attr-defined]
+    "final_loss": (lambda c: c.h.final_loss, "history.loss.values[-15:]"),
     "slip": (lambda c: c.s.exponentz, "exponents"),
 }
 
@@ -266,6 +330,12 @@ def test_another_one_names_the_right_call(name: str, case: Case) -> None:
     assert words in error.value.repair
 
 
+def test_an_error_shows_no_numbers_of_a_tensor() -> None:
+    with pytest.raises(rg.RetrogradError, match="Tensor is not a torch") as error:
+        rg.record(torch.randn(50, 50))  # type: ignore[arg-type]
+    assert "tensor(" not in str(error.value)
+
+
 def test_scalars_are_attributes_of_a_history(case: Case) -> None:
     for name in ("lr", "grad_norm", "step_time"):
         if name in case.h.scalars:
@@ -277,7 +347,7 @@ def test_scalars_are_attributes_of_a_history(case: Case) -> None:
 
 
 def test_no_guess_is_a_name_that_there_is(case: Case) -> None:
-    things = {"retrograd": rg, "Series": case.s, "Curve": case.h.loss}
+    things = {"retrograd": rg, "Series": case.s, "Curve": case.h.loss, "rules": rg.rules}
     for kind, guesses in CALLS.items():
         assert not guesses.keys() & {*dir(things.get(kind) or getattr(rg, kind))}
 

@@ -19,11 +19,12 @@ R = TypeVar("R")
 
 _CALLBACK = "from retrograd.integrations.lightning import RetrogradCallback (or .transformers, for its Trainer)"
 _TABLE = "history.to_pandas(), .to_polars(), or .table() for Arrow"
+_DIFFERENCE = 'rg.compare(a, b), or of numbers: a.matrix("rms").values - b.matrix("rms").values'
 _MATRIX = 'history.matrix("l2").values, an array of sites × steps'
 
 CALLS: dict[str, dict[str, str]] = {
     "retrograd": {
-        "RetrogradCallback": _CALLBACK,
+        **dict.fromkeys(("RetrogradCallback", "lightning", "transformers"), _CALLBACK),
         "Recorder": "rg.record(model)",
         "Session": "rg.record(model)",
         "start": "recording = rg.record(model), and recording.close() at the end",
@@ -33,7 +34,10 @@ CALLS: dict[str, dict[str, str]] = {
         "check_nan": "rg.find_nan(model, batch)",
         **dict.fromkeys(("add_scalar", "log_metrics", "log_dict", "log_scalar"), "rg.log(loss=0.3)"),
         **dict.fromkeys(("finish", "close"), "recording.close(), of recording = rg.record(model)"),
-        **dict.fromkeys(("runs", "list_runs", "Api"), "`retrograd ls DIR`, or rg.open_run(path) of each"),
+        **dict.fromkeys(
+            ("runs", "list_runs", "open_runs", "ls", "best", "Api"),
+            "`retrograd ls DIR --sort final`, with --json for other tools, or rg.open_run(path) of each",
+        ),
         **dict.fromkeys(
             ("get_activations", "activations", "extract_features", "log_forward_pass"),
             'rg.extract(model, batch, ["layer2"])',
@@ -54,7 +58,20 @@ CALLS: dict[str, dict[str, str]] = {
         "serve": "`retrograd serve PATH` on the command line",
         "run": "`retrograd run train.py` on the command line",
     },
+    "rules": {
+        "Clip": "rg.rules.ClipNorm(1.0), ClipValue(1.0) for each element, or Clamp for activations",
+        "Freeze": "rg.rules.Zero()",
+        "GradientReversal": "rg.rules.Reverse()",
+        "SignSGD": "rg.rules.KeepSign()",
+    },
+    "Findings": {
+        **dict.fromkeys(("to_df", "df", "dataframe"), "findings.to_pandas()"),
+        "to_json": "findings.as_json_lines()",
+        **dict.fromkeys(("keys", "slugs", "names"), "[each.detector for each in findings]"),
+        **dict.fromkeys(("filter", "get", "select"), "findings.of(slug), or by their .severity, .site and .step"),
+    },
     "History": {
+        "-": _DIFFERENCE,
         "to_df": _TABLE,
         "df": _TABLE,
         "dataframe": _TABLE,
@@ -62,6 +79,7 @@ CALLS: dict[str, dict[str, str]] = {
         "config": "history.manifest",
         "metrics": "history.scalars",
         "summary": "rg.describe(history), or history.scalars.last",
+        "final_loss": "np.mean(history.loss.values[-15:]), say; `retrograd ls` takes the last twentieth of the steps",
         "losses": "history.loss, which has .steps and .values",
         "learning_rate": "history.lr",
         "learning_rates": "history.lr",
@@ -103,6 +121,7 @@ CALLS: dict[str, dict[str, str]] = {
         "diff": ".to_pandas().diff()",
     },
     "Series": {
+        "-": "one statistic of both, of the same steps: a.rms - b.rms; a.to_pandas() - b.to_pandas() aligns the steps",
         "values": ".rms, .l2, .mean or another statistic: one number a step",
         "norms": ".norm, which is .l2",
         "max_abs": ".abs_max",
@@ -133,12 +152,18 @@ CALLS: dict[str, dict[str, str]] = {
         "load_state_dict": "rg.record(model, path, resume=state)",
     },
     "Run": {
+        "-": _DIFFERENCE,
         "loss": "run.history.loss",
         "scalars": "run.history.scalars",
         "metrics": "run.history.scalars",
         "summary": "rg.describe(run), or run.history.scalars.last",
         "findings": "rg.explain(run)",
+        "describe": "rg.describe(run)",
         "name": "run.path.name",
+        **dict.fromkeys(
+            ("settings", "args", "argv", "params", "hyperparameters", "optimizer"),
+            'run.manifest["command"] and run.manifest["optimizers"]; in words rg.describe(run)',
+        ),
         "sites": "run.history.sites",
         "to_pandas": "run.history.to_pandas()",
         "matrix": 'run.history.matrix("rms")',
@@ -164,7 +189,8 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("histograms", "hist", "bins"), "histogram="),
         **dict.fromkeys(("budget", "max_bytes"), "tensor_budget="),
         **dict.fromkeys(("optimizer", "opt", "loss", "criterion"), "nothing: what trains the model is found by itself"),
-    }
+    },
+    "write_report": {"open": "nothing: it returns the path; `retrograd report RUN --open` shows it in the browser"},
 }
 """Function → argument that is tried → the one to give."""
 
@@ -180,6 +206,15 @@ USES: dict[str, str] = {
     "find_nan": "rg.find_nan(model, batch), or with a function from output to loss as third argument",
     "rewrite": 'rg.rewrite(model, {"*:output.grad": rg.rules.KeepSign()})',
     "plan_recording": 'rg.plan_recording(model, sites="blocks.*")',
+    "open_run": 'rg.open_run("runs/NAME"); `retrograd ls runs` lists them, the newest first',
+    "describe": "rg.describe(run)",
+    "export": 'rg.export(run, "csv"), or "parquet", "tensorboard", "wandb" or "mlflow"',
+    "mirror": 'rg.mirror(recording, "tensorboard"), or "wandb" or "mlflow"',
+    "write_report": 'rg.write_report(run, "report.html")',
+    "check_batch": "rg.check_batch(model, batch)",
+    "check_causal": "rg.check_causal(model, tokens)",
+    "find_kinks": "rg.find_kinks(model, batch), or rg.find_kinks(loss) before its backward",
+    "Series.select": 'series.select(phase="eval"), or by backward=, micro=, rank=, call=',
     "History.select": 'history.select("*:output.grad") for names; of phases: history[name].select(phase="eval")',
 }
 """Function → how it is called."""
@@ -210,6 +245,18 @@ class Guided:
             if hasattr(type(self), name):  # the property itself has raised: say what
                 return object.__getattribute__(self, name)
             raise guide(type(self).__name__, name, dir(self), what=f"{type(self).__name__!r} object")
+
+    def __sub__(self, other: object) -> Any:
+        """Not at all.
+
+        Raises:
+            CallError: it names what can be.
+        """
+        if not (repair := CALLS.get(type(self).__name__, {}).get("-")):
+            return NotImplemented
+        raise CallError(f"{type(self).__name__} cannot be calculated with as a whole.", repair=f"{repair}.")
+
+    __add__ = __mul__ = __truediv__ = __sub__
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:

@@ -199,6 +199,12 @@ class Limits:
 
     # ---- pages of runs that go on ----
 
+    tool_letters: int = 20_000
+    """Letters of JSON that a tool gives to an agent, but for one entry that is longer: some 5,000 tokens."""
+
+    tool_steps: int = 200
+    """Steps of a series that it gives."""
+
     page_columns: int = 1000
     """Columns in which the steps are drawn at first; when there are twice as many, each holds twice as many steps."""
 
@@ -207,6 +213,19 @@ class Limits:
 
     compared_pause: float = 5.0
     """Seconds after which a page of runs of which one goes on asks whether there is anything new, at least."""
+
+    connections: int = 64
+    """Connections that a server of pages has at one time; a new one then takes the place of the oldest that is idle."""
+
+    connection_seconds: float = 60.0
+    """For how long a connection may be idle, or an answer may take to be sent."""
+
+    answers_at_once: int = 16
+    """Answers that are computed at one time; a browser asks for six, which may all wait for one slow run."""
+
+    answer_cells: int = 1 << 25
+    """Numbers of one answer: statistics times sites times columns. A page asks for some 4,000 × 2,000 at most, of two
+    or three statistics; a cell of exponents counts as 64."""
 
     # ---- files and budgets ----
 

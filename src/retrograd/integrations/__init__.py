@@ -1,1 +1,1 @@
-"""Integrations: callbacks for trainers that are not ours, one library a file; nothing else imports this room."""
+"""Integrations: callbacks for trainers, and the plugin for pytest, a library each; nothing else imports this room."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from retrograd.core.errors import CannotRewriteError, PatternError, RewriteError
-from retrograd.core.sites.pattern import Candidate, Pattern, describe_pattern
+from retrograd.core.sites.pattern import Candidate, Pattern, describe_pattern, is_module
 from retrograd.core.sites.selection import Selection
 from retrograd.core.sites.site import WATCH
 from retrograd.rewriting.rules.pass_rule import PassRule
@@ -28,7 +28,7 @@ class Assignment:
     __slots__ = ("pattern", "rules", "selection", "was_reached")
 
     def __init__(self, pattern: Pattern, rules: RuleLike | Iterable[RuleLike]) -> None:
-        if isinstance(pattern, type) or (isinstance(pattern, str) and not _names_a_slot(pattern)):
+        if isinstance(pattern, type) or is_module(pattern) or (isinstance(pattern, str) and not _names_a_slot(pattern)):
             raise PatternError(
                 f"{describe_pattern(pattern)} does not say what of a module is to be rewritten.",
                 repair="name a slot, 'blocks.*:output.grad', 'fc:weight.grad', 'watch/logits', a function, "

@@ -146,3 +146,4 @@ def test_mlflow(run: rg.Run, tmp_path: Path) -> None:
     check_same(read, some, 1e-12)
     for finding in rg.explain(run):
         assert finding.message in found.data.tags[f"finding.{finding.detector}"]
+        assert finding.message in found.data.tags["mlflow.note.content"]  # the description

@@ -62,6 +62,40 @@ def test_a_run_is_served_from_before_it_begins_and_is_no_child_of_the_program(tm
         assert program.returncode == 0
 
 
+@pytest.mark.slow
+def test_the_browser_of_a_run_is_given_a_file_that_goes_with_the_run(tmp_path: Path) -> None:
+    """Whoever lists processes sees its command line, and not the token."""
+    (tmp_path / "train.py").write_text("import sys\nsys.stdin.readline()\n")
+    browser = tmp_path / "browser"
+    browser.write_text('#!/bin/sh\necho "$@" >opened\ncp "${1#file://}" page.html\n')
+    browser.chmod(0o755)
+    files = tmp_path / "temporary"
+    files.mkdir()
+    with warm.Popen(
+        [sys.executable, "-m", "retrograd", "run", "--open", "-q", "-o", "run", "train.py"],
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "BROWSER": str(browser), "TMPDIR": str(files)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        told = re.search(r"http://[\w.:]+/([\w-]+)/", program.stderr.readline())
+        assert told
+        for _ in range(300):
+            if (tmp_path / "page.html").is_file():
+                break
+            threading.Event().wait(0.1)
+        assert told[1] not in (tmp_path / "opened").read_text()
+        assert f'url={told[0]}"' in (tmp_path / "page.html").read_text()
+        program.communicate("\n", timeout=60)
+    for _ in range(600):
+        if not list(files.glob("retrograd-*.html")):
+            break
+        threading.Event().wait(0.1)
+    assert not list(files.glob("retrograd-*.html"))
+
+
 def test_a_server_ends_with_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LIMITS, "page_seconds", 0.0)
     monkeypatch.setattr(LIMITS, "page_pause", 0.01)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from retrograd.core.runs.listing import list_runs
+from retrograd.core.runs.listing import read_line
 from retrograd.core.runs.reader import open_run
 from retrograd.core.views.table import format_table
 from retrograd.explaining.findings.explain import explain
@@ -111,8 +111,7 @@ def test_plain_tensors_that_are_updated_by_hand(outcome: Outcome) -> None:
     assert [repr(event["value"]) for event in outcome.events("loss")] == outcome.output.split()
     assert "rg.watch(" in outcome.words[1]
     assert outcome.words[2:] == [f"retrograd: recorded 5 steps at 0 sites; {HEALTHY}"]
-    [line] = list_runs(outcome.run.parent)
-    assert line.last_step == 4
+    assert read_line(outcome.run).last_step == 4
     history = open_run(outcome.run).history
     assert history.made_steps.tolist() == list(range(5))
     assert "steps 0 to 4" in format_table(history)
@@ -123,7 +122,7 @@ def test_plain_tensors_that_are_updated_by_hand(outcome: Outcome) -> None:
 def test_what_runs_behind_the_last_update_makes_no_step(outcome: Outcome) -> None:
     assert outcome.words[-1].startswith("retrograd: recorded 3 steps at ")
     assert explain(outcome.run).about.startswith("3 steps at ")
-    [line] = list_runs(outcome.run.parent)
+    line = read_line(outcome.run)
     assert line.last_step == 2
     assert line.loss == pytest.approx(sum(map(float, outcome.output.split()[8:12])) / 4)
     table = format_table(outcome.run)
@@ -137,7 +136,7 @@ def test_an_optimizer_that_updates_less_often_makes_no_step_behind_the_last(outc
     assert outcome.words[-1].startswith("retrograd: recorded 12 steps at ")
     history = open_run(outcome.run).history
     assert history.made_steps.tolist() == list(range(12))
-    [line] = list_runs(outcome.run.parent)
+    line = read_line(outcome.run)
     assert line.last_step == 11
     assert repr(line.loss) == outcome.output.split()[-1]
     assert "steps 0 to 11" in format_table(outcome.run)

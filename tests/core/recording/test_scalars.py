@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 import torch
@@ -74,14 +76,18 @@ def test_norms_are_those_of_what_the_optimizer_gets(
     assert history.scalars["grad_norm"].steps.tolist() == [0, 1, 2, 3]
 
 
-def test_each_parameter_has_the_norm_of_what_several_passes_left(net: nn.Sequential) -> None:
+@pytest.mark.parametrize("most", [None, 0.01])
+def test_each_parameter_has_the_norm_of_what_several_passes_left(net: nn.Sequential, most: float | None) -> None:
+    """It is taken when the optimizer begins to step: clipped, where something clips it."""
     optimizer, norms = torch.optim.SGD(net.parameters(), lr=0.1), []
+    optimizer.register_step_pre_hook(lambda *args: norms.append(net[0].weight.grad.norm().item()))
     with rg.record(net) as recording:
         for step in range(4):
             optimizer.zero_grad()
             for _ in range(1 if step == 0 else 3):
                 loss_of(net).backward()
-            norms.append(net[0].weight.grad.norm().item())
+            if most is not None:
+                clip_grad_norm_(net.parameters(), most)
             optimizer.step()
     series = recording.history["0:weight.accumulated"]
     assert series.steps.tolist() == [1, 2, 3]
@@ -408,3 +414,33 @@ def test_a_resumed_run_has_no_step_as_long_as_the_pause(
     assert scalars["lr"].steps.tolist() == list(range(40))
     assert 20 not in scalars["step_time"].steps.tolist()
     assert scalars["step_time"].values.max() < 3000
+
+
+def test_the_sql_of_the_page_reads_scalars_from_the_folder(net: nn.Sequential, tmp_path: Path) -> None:
+    """As the history has them; what is logged, by hand too: of two of a step the last."""
+    page = Path(__file__).parents[3] / "docs" / "run_folder.md"
+    queries = re.findall(r"^```sql\n-- DuckDB\n(.*?);\n```", page.read_text(), re.DOTALL | re.MULTILINE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    criterion = nn.MSELoss()
+    with rg.record({"head": net}, tmp_path) as recording:
+        for step in range(5):
+            optimizer.zero_grad()
+            for _ in range(2):
+                criterion(net(torch.randn(4, 6)), torch.zeros(4, 1)).backward()
+            clip_grad_norm_(net.parameters(), 0.1)
+            rg.log(accuracy=9.0)
+            rg.log(accuracy=step / 10)
+            optimizer.step()
+            with torch.no_grad():
+                criterion(net(torch.randn(4, 6)), torch.zeros(4, 1))
+    scalars = recording.history.scalars
+    rows, loss, each = (duckdb.sql(query.replace("RUN", str(tmp_path))).fetchall() for query in queries)
+    assert [step for step, _ in rows] == sorted([*range(5)] * 2)  # a row for each micro-batch
+    assert loss == list(zip(range(5), scalars["loss"].values.tolist(), strict=True))
+    assert [(step, value) for step, name, value in each if name == "accuracy"] == [(n, n / 10) for n in range(5)]
+    names = {name for _, name, _ in each} - {"batch"}
+    assert names == {"accuracy", "eval_loss", "grad_norm", "grad_norm_clipped", "memory", "update_ratio"}
+    for name in names:
+        mine = [(step, value) for step, of, value in each if of == name]
+        assert [step for step, _ in mine] == scalars[name].steps.tolist()
+        assert [value for _, value in mine] == pytest.approx(scalars[name].values.tolist(), rel=1e-12)

@@ -17,7 +17,7 @@ from retrograd.core.cli import main
 from retrograd.core.errors import LaunchError, NotARunError
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.runs.listed import choose_listed, find_differing, natural, read_listed
-from retrograd.core.runs.listing import list_runs
+from retrograd.core.runs.listing import RunLine
 from retrograd.core.runs.reader import open_run
 from retrograd.core.runs.settings import read_settings
 from retrograd.core.views.runs_table import print_runs
@@ -38,6 +38,10 @@ def parent(tmp_path: Path) -> Path:
     write_run(folder / "torn", range(1))
     (folder / "torn" / "rank00000" / "rank.json").write_text("{")
     return folder
+
+
+def list_runs(parent: Path) -> list[RunLine]:
+    return [run.line for run in read_listed(parent)]
 
 
 def name_in_order(parent: Path, *choice: Any, **options: Any) -> list[str]:
@@ -108,6 +112,22 @@ def test_the_last_loss_is_that_of_the_last_step_over_micro_batches_and_ranks(
     assert line.loss == open_run(tmp_path / "run").history.loss.values[-1]
     shutil.rmtree(tmp_path / "run" / "rank00001")
     assert list_runs(tmp_path)[0].loss == 5.5
+
+
+def test_a_run_is_listed_as_itself_and_an_empty_folder_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "runs" / "one", range(3))
+    (tmp_path / "none").mkdir()
+    for folder in ("runs", "runs/one", "runs/one/"):
+        assert [(line.name, line.last_step) for line in list_runs(tmp_path / folder)] == [("one", 2)]
+    monkeypatch.chdir(tmp_path / "runs" / "one")
+    assert main(["ls", "--json", "."]) == 0
+    assert json.loads(capfd.readouterr().out)["name"] == "one"
+    assert main(["ls", "--json", str(tmp_path / "none")]) == 0
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert f"there is no run in {tmp_path / 'none'}" in said.err
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
@@ -216,6 +236,8 @@ def test_settings_that_go_together_have_one_column() -> None:
     assert find_differing(runs) == ["--lr"]
     assert find_differing([{"argv": "a"}, {"argv": "b"}]) == ["argv"]
     assert find_differing([{"seed": 1}, {}]) == ["seed"]
+    wd = [{"--wd": 0, "weight_decay": 0.0, "x": True}, {"--wd": 1, "weight_decay": 1.0, "x": 1}]
+    assert find_differing(wd) == ["--wd", "x"]  # an option and what the optimizer makes of it are one
     assert find_differing([]) == []
     assert sorted(["b10", "B2", "a"], key=natural) == ["a", "B2", "b10"]
 

@@ -7,14 +7,17 @@ import http.client
 import json
 import shutil
 import socket
+import stat
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode, urlsplit
 
 import numpy as np
 import pytest
 
+from retrograd.core.cli import main
 from retrograd.core.errors import LaunchError, NotARunError
 from retrograd.core.history.sink import Phase
 from retrograd.core.limits import LIMITS
@@ -316,3 +319,122 @@ def test_losses_are_told_once_and_again_when_a_run_goes_on(tmp_path: Path, monke
         shutil.rmtree(tmp_path / "done")
         assert "done" not in [line["name"] for line in json.loads(ask(server, "runs")[1])["runs"]]
     writer.close()
+
+
+def connect(server: RunServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
+
+
+def test_many_idle_connections_shut_nobody_out(server: RunServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "connections", 8)
+    before = threading.active_count()
+    idle = [connect(server) for _ in range(100)]
+    try:
+        for _ in range(3):
+            assert ask(server, "")[0] == 200
+        assert idle[0].recv(1) == b"", "the oldest have given way"
+        deadline = time.monotonic() + 20
+        while threading.active_count() > before + 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert threading.active_count() <= before + 8
+    finally:
+        for each in idle:
+            each.close()
+
+
+def test_where_all_connections_are_answered_another_is_refused(
+    server: RunServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LIMITS, "connections", 3)
+    let_go, begun = threading.Event(), threading.Semaphore(0)
+
+    def wait() -> dict[str, object]:
+        begun.release()
+        assert let_go.wait(20)
+        return {}
+
+    monkeypatch.setattr(server.served.listed, "tell_lines", wait)
+    found: list[int] = []
+    asking = [threading.Thread(target=lambda: found.append(ask(server, "runs")[0])) for _ in range(3)]
+    for each in asking:
+        each.start()
+    for _ in asking:
+        assert begun.acquire(timeout=20)
+    try:
+        with connect(server) as another:
+            assert another.recv(1) == b""
+    finally:
+        let_go.set()
+        for each in asking:
+            each.join(20)
+    assert found == [200, 200, 200]
+
+
+def test_few_answers_are_computed_at_one_time(server: RunServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, now, most = threading.Lock(), 0, 0
+
+    def count() -> dict[str, object]:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.05)
+        with lock:
+            now -= 1
+        return {}
+
+    monkeypatch.setattr(server.served.listed, "tell_lines", count)
+    asking = [threading.Thread(target=ask, args=(server, "runs")) for _ in range(40)]
+    for each in asking:
+        each.start()
+    for each in asking:
+        each.join(20)
+    assert 1 < most <= LIMITS.answers_at_once
+
+
+def test_an_answer_has_a_largest_size(server: RunServer, parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = len(open_run(parent / "done").history.sites)
+    monkeypatch.setattr(LIMITS, "answer_cells", 5 * sites)
+    assert ask(server, f"run/done/numbers?{of_all(parent)}")[0] == 200
+    twice = json.dumps(["rms", "rms"])
+    assert ask(server, f"run/done/numbers?{of_all(parent, names=twice)}")[0] == 413
+    assert ask(server, f"run/done/exponents?{of_all(parent)}")[0] == 413
+    many = json.dumps(["loss"] * 5 * sites)
+    assert ask(server, f"run/done/scalars?{of_all(parent, names=many)}")[0] == 413
+
+
+def test_a_body_is_not_read_and_is_no_further_request(server: RunServer) -> None:
+    inner = f"GET /{server.token}/ HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n"
+    outer = inner.replace("\r\n\r\n", f"\r\nContent-Length: {len(inner)}\r\n\r\n")
+    assert say(server, (outer + inner).encode()).count(b"HTTP/1.1 200") == 1
+    assert say(server, (inner + inner).encode()).count(b"HTTP/1.1 200") == 2
+    assert say(server, outer.replace("GET", "POST", 1).encode()).startswith(b"HTTP/1.1 501")
+
+
+def test_a_browser_is_given_a_file_that_only_its_user_reads(
+    parent: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """And the file is gone when the server is; its name, which is on the command line of the browser, tells nothing."""
+    seen: list[tuple[str, str, int]] = []
+
+    def open_it(address: str) -> bool:
+        path = Path(unquote(urlsplit(address).path))
+        seen.append((address, path.read_text(), stat.S_IMODE(path.stat().st_mode)))
+        return True
+
+    def interrupt(server: RunServer, poll_interval: float = 0.5) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "temporary files").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary files"))
+    monkeypatch.setattr("webbrowser.open", open_it)
+    monkeypatch.setattr(RunServer, "serve_forever", interrupt)
+    assert main(["serve", "--open", str(parent)]) == 0
+    address = capsys.readouterr().out.strip()
+    token = address.split("/")[3]
+    [(opened, page, mode)] = seen
+    assert opened.startswith("file://")
+    assert token not in opened
+    assert f'url={address}"' in page
+    assert mode == 0o600
+    assert list((tmp_path / "temporary files").iterdir()) == []

@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from retrograd.core.errors import RetrogradWarning
+from retrograd.core.notices import Notices
+from retrograd.core.statistics import slab as slabs
 from retrograd.core.statistics.slab import NativeSlab, Slab, TorchSlab, UnreadableTensorError, make_slab, make_turns
 from tests.core.statistics.oracle import assert_reads, assert_row, drain, elements, expected_bins
 
@@ -208,3 +211,15 @@ def test_the_kernel_refuses_what_cannot_count(turns: object) -> None:
         pytest.skip("the kernel is not compiled here")
     with pytest.raises((TypeError, ValueError, BufferError)):
         NativeSlab(True, torch.Tensor.clone, turns)  # type: ignore[arg-type]
+
+
+def test_that_the_kernel_is_missing_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slabs, "NativeSlab", None)
+    monkeypatch.setattr(slabs, "_notices", Notices())
+    monkeypatch.setenv("RANK", "1")
+    assert isinstance(make_slab("cpu"), TorchSlab)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.warns(RetrogradWarning, match="retrograd doctor") as said:
+        make_slab("cpu")
+        make_slab("cpu")
+    assert len(said) == 1

@@ -114,6 +114,7 @@ def shown(run: rg.Run) -> dict[str, Any]:
         for _ in range(3):
             net(torch.randn(4, 3)).square().mean().backward()
             optimizer.step()
+            rg.log({HOSTILE: 0.5})
     site = next(each for each in run.history.sites if each.endswith("weight.grad"))
     return {
         "a history": run.history,
@@ -122,6 +123,7 @@ def shown(run: rg.Run) -> dict[str, Any]:
         "a series": run.history[site],
         "a selection": run.history["*:weight.grad"],
         "a matrix": run.history.matrix("rms"),
+        "scalars": recording.history.scalars,
         "a trace": trace,
         "a graph": graph,
         "an inventory": inventory,

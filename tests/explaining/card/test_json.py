@@ -14,7 +14,8 @@ from retrograd.core.cli import main
 from tests.explaining.findings.made import MADE
 from tests.explaining.launch.test_explaining import record_run
 
-SCHEMA = Path(__file__).parents[3] / "docs" / "explain.schema.json"
+MADE_BY = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "make_json_schema.py"))
+SCHEMA: Path = MADE_BY["SCHEMA"]
 
 
 def check(value: object) -> None:
@@ -24,8 +25,12 @@ def check(value: object) -> None:
 
 
 def test_the_schema_is_that_of_the_classes() -> None:
-    made = runpy.run_path(str(SCHEMA.with_name("make_json_schema.py")))["describe_json"]()
-    assert SCHEMA.read_text() == made, "run `python docs/make_json_schema.py`"
+    assert SCHEMA.read_text() == MADE_BY["describe_json"](), "run `python docs/make_json_schema.py`"
+
+
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--schema"]) == 0
+    assert capsys.readouterr().out == SCHEMA.read_text()
 
 
 def test_what_the_command_prints_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,8 @@ class Script:
     perturb: float = 0.0
     batch: int = 16
     at_step: dict[int, Callable[[nn.Module, torch.optim.Optimizer], Any]] = field(default_factory=dict)
+    before_update: dict[int, Callable[[nn.Module], Any]] = field(default_factory=dict)
+    micros: int = 1
     options: dict[str, Any] = field(default_factory=dict)
     compiled: bool = False
     redraw: int | None = None
@@ -70,12 +72,15 @@ class Script:
             for step in range(self.steps):
                 if step in self.at_step:
                     self.at_step[step](net, optimizer)
-                x = torch.randn(self.batch, 6, generator=generator)
-                y = x[:, :3].argmax(1)
-                with torch.autocast("cpu", torch.bfloat16, enabled=self.is_half):
-                    loss = nn.functional.cross_entropy(model(x), y, label_smoothing=self.smoothing)
                 optimizer.zero_grad()
-                loss.backward()
+                for _ in range(self.micros):
+                    x = torch.randn(self.batch, 6, generator=generator)
+                    y = x[:, :3].argmax(1)
+                    with torch.autocast("cpu", torch.bfloat16, enabled=self.is_half):
+                        loss = nn.functional.cross_entropy(model(x), y, label_smoothing=self.smoothing)
+                    (loss / self.micros if self.micros > 1 else loss).backward()
+                if step in self.before_update:
+                    self.before_update[step](net)
                 optimizer.step()
         return recording.history
 
@@ -209,6 +214,18 @@ def test_parameters_that_are_written_to(first: History) -> None:
     assert slugs(comparison) == ["parameters"]
     assert place(comparison) == ("0:output", 5)
     assert "0:weight" in str(comparison)
+
+
+def test_what_the_optimizer_is_given_for_several_passes() -> None:
+    def scale(net: nn.Module) -> None:
+        gradient = net[3].weight.grad  # type: ignore[index, union-attr]
+        gradient.mul_(1.1)
+
+    first = Script(micros=3).run()
+    comparison = rg.compare(first, Script(micros=3, before_update={4: scale}).run())
+    assert place(comparison) == ("3:weight.accumulated", 4)
+    assert slugs(comparison) == ["update"]
+    assert "given for 3:weight differs at step 4, though the gradients of all passes agree" in str(comparison)
 
 
 def test_a_module_that_computes_otherwise(first: History) -> None:
@@ -417,6 +434,10 @@ def test_folders_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     head, *findings = map(json.loads, capsys.readouterr().out.splitlines())
     assert (head["verdict"], head["site"], head["step"]) == ("different", "0:weight.update", 0)
     assert findings[0]["detector"] == "learning-rate"
+    losses = [rg.open_run(run).history.loss.values for run in (a, lr)]
+    assert (head["scalars"]["lr"], head["settings"]) == ([0.1, 0.2], {"lr": [0.1, 0.2]})
+    assert head["scalars"]["loss"] == [each[-1] for each in losses]
+    assert head["final"] == [each[-1:].mean() for each in losses]  # one in twenty of twelve steps is the last
     assert main(["compare", a, str(tmp_path / "none")]) == 2
 
 

@@ -149,11 +149,11 @@ NEVER = [("forward", "backward", "step")]
 GRADIENTS = gather(
     faulty(  # of the whole run: what the first pass leaves is never cleared
         "missing-zero-grad", calls(NEVER * 10, make_optimizer(), backward=SOME), "critical",
-        "never cleared: 9 of 9 updates of SGD", step=0, last_step=9, line="train.py:12",
+        "never cleared: all 9 updates of SGD after the first", step=0, last_step=9, line="train.py:12",
     ),
     faulty(
         "missing-zero-grad", calls([PLAIN if step % 5 == 0 else NEVER[0] for step in range(20)], backward=SOME),
-        "critical", "mostly not cleared: 16 of 19",
+        "critical", "mostly not cleared: 16 of the 19",
     ),
     faulty("missing-zero-grad", lambda: _gan(clears_both=False), "critical", site="Adam_2"),
     alike(

@@ -291,10 +291,11 @@ def decay(
     )
 
 
-def epsilon(value: float, gradient: float, update: float, losses: list[float] = FLAT) -> Make:
-    """An Adam with this ε, and the root mean squares of a gradient and its update."""
+def epsilon(value: float, gradient: float, update: float, losses: list[float] = FLAT, given: float = 0) -> Make:
+    """An Adam with this ε, and the root mean squares of a gradient, its update, and what several passes add up to."""
     made = OptimizerMade(name="Adam", groups=({"lr": 1e-3, "eps": value},))
     sites = {"0:weight.grad": spread(4 * gradient), "0:weight.update": spread(4 * update)}
+    sites |= {"0:weight.accumulated": spread(4 * given)} if given else {}
     return lambda: make_record(range(40), lambda step: sites, losses, facts=[made], optimizer="Adam")
 
 
@@ -321,11 +322,13 @@ HYPER_PARAMETERS = gather(
     ),
     unknown("weight-decay-dominates", no_optimizer, "no optimizer"),
     faulty("adam-epsilon", epsilon(10.0, 1e-3, 1e-7), "warning", "ε of Adam is 10, and its gradients are 0.001"),
+    faulty("adam-epsilon", epsilon(10.0, 1e-3, 1e-7, given=4e-3), "warning", "its gradients are 0.004"),
     faulty("adam-epsilon", epsilon(10.0, 1e-3, 1e-7, FALLING), "warning"),  # no recipe has such a one
     alike(
         "adam-epsilon", epsilon(1e-8, 1e-3, 1e-3), epsilon(1e-4, 1e-3, 1e-3), epsilon(0.05, 1e-3, 1e-7, FALLING),
         epsilon(10.0, 1e-3, 1e-3),  # the updates are large all the same
         epsilon(1e-8, 1e-12, 1e-7),
+        epsilon(1e-2, 0.9e-3, 1e-6, given=2e-3),  # of several passes it gets their sum
     ),
     unknown("adam-epsilon", no_optimizer, "no optimizer"),
     faulty("momentum", momentum(FLAT[:20] + [2.0] * 20, momentum=0.999), "warning", "1000 steps"),

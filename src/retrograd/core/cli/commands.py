@@ -27,7 +27,7 @@ from retrograd.core.launch.hook_file import install_hook, remove_hook
 from retrograd.core.launch.options import Command, option
 from retrograd.core.launch.requests import RunRequest
 from retrograd.core.limits import LIMITS
-from retrograd.core.notices import print_text, waiting
+from retrograd.core.notices import print_text, say, waiting
 from retrograd.core.plugins import list_provided
 from retrograd.core.runs.layout import PARENT
 from retrograd.core.runs.listing import find_runs
@@ -78,12 +78,12 @@ address are answered. Nothing is written. Ctrl-C ends it.
             check_run(self.run)
 
     def carry_out(self) -> None:
-        from retrograd.core.serving.server import serve
+        from retrograd.core.serving.server import RunServer, serve
 
-        def tell(address: str) -> None:
-            print_text(address, flush=True)
+        def tell(server: RunServer) -> None:
+            print_text(server.address, flush=True)
             if self.open:
-                show_in_browser(address)
+                show_in_browser(server.address, server.write_redirect())
 
         with contextlib.suppress(KeyboardInterrupt):
             serve(path_to_read(choose_run(None) if self.run is None else self.run).absolute(), self.port, told=tell)
@@ -257,11 +257,35 @@ are counted where they were computed, as `retrograd run` does at the end.
 
         with waiting(f"reading the runs of {self.folder}"):
             runs = read_listed(path_to_read(self.folder))
+        if not runs:
+            say(f"there is no run in {self.folder}")
         runs = choose_listed(runs, self.sort, self.filter, self.search, is_reversed=self.reverse)
         if self.json:
             print_text("".join(f"{each.as_json()}\n" for each in runs), end="", is_json=True)
         else:
             print_runs(runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor(Command):
+    """Say what is installed here, and what is slower or off because something is missing."""
+
+    name: ClassVar[str] = "doctor"
+    examples: ClassVar[str] = """
+examples:
+  retrograd doctor
+  retrograd doctor --json | jq '.checks[] | select(.is_fine | not)'
+
+Looked at are versions, our compiled parts, every private name of torch that we use, the device, folders that are
+written to, and what others run in every process. The exit code is 1 where anything is missing, else 0.
+"""
+
+    json: bool = option("--json", False, "print one JSON object")
+
+    def carry_out(self) -> int:
+        from retrograd.core.cli.doctor import print_health
+
+        return print_health(as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,10 +308,21 @@ examples:
 
 _ORDER = (
     "run", "explain", "compare", "report", "serve", "view", "ls", "export", "compact", "trace", "inventory", "debug",
-    "hangs", "replay", "install-hook", "completion",
+    "hangs", "replay", "mcp", "doctor", "install-hook", "completion",
 )  # fmt: skip
 
-OWN: tuple[type[Command], ...] = (RunRequest, Report, Serve, View, ListRuns, Export, Compact, InstallHook, Completion)
+OWN: tuple[type[Command], ...] = (
+    RunRequest,
+    Report,
+    Serve,
+    View,
+    ListRuns,
+    Export,
+    Compact,
+    Doctor,
+    InstallHook,
+    Completion,
+)
 
 COMMANDS: tuple[type[Command], ...] = tuple(
     sorted((*OWN, *chain.from_iterable(list_provided("commands"))), key=lambda each: _ORDER.index(each.name))

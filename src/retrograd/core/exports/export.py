@@ -12,6 +12,7 @@ from retrograd.core.exports.numbers import list_row_steps, list_steps, read_hist
 from retrograd.core.exports.tables import export_csv, export_parquet, export_scalars
 from retrograd.core.exports.tracker import TRACKERS, open_tracker
 from retrograd.core.files import refuse_link
+from retrograd.core.guesses import names_arguments
 from retrograd.core.history.matrix import check_name
 from retrograd.core.runs.findings import explain_run
 from retrograd.core.runs.reader import Given, Run, read_run
@@ -30,6 +31,7 @@ _PLACES = {"csv": "statistics.csv", "parquet": "statistics.parquet"}
 """Names in the run folder; that of the format where nothing is said."""
 
 
+@names_arguments
 def export(
     run: Given,
     to: str,

@@ -14,6 +14,7 @@ from retrograd.core.amounts import count_of
 from retrograd.core.errors import ExportError, NoSuchSiteError
 from retrograd.core.exports.numbers import StepArray, list_steps, read_histograms, read_numbers, spread_steps
 from retrograd.core.exports.tracker import TRACKERS, Tracker, find_library, open_tracker, use_tracker
+from retrograd.core.guesses import names_arguments
 from retrograd.core.history.history import History
 from retrograd.core.history.matrix import check_name
 from retrograd.core.history.rows import StoredPart
@@ -53,6 +54,7 @@ class Closing(Protocol):
         """Have a function called when the record is complete."""
 
 
+@names_arguments
 def mirror(
     run: Given,
     to: Any,

@@ -22,6 +22,9 @@ _LONGEST_NAME = 250
 _LONGEST_TAG = 5000
 """What the server takes."""
 
+_DESCRIPTION = "mlflow.note.content"
+"""The tag that the page of a run shows as text."""
+
 _STRANGE = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
@@ -61,6 +64,8 @@ class MlflowRun:
         text = f"{finding.severity}: {write_finding(finding)}"
         self._tags[name] = "\n\n".join(filter(None, (self._tags.get(name), text)))[:_LONGEST_TAG]
         self._client.set_tag(self._run, name, self._tags[name])
+        if self._is_ours:
+            self._client.set_tag(self._run, _DESCRIPTION, "\n\n".join(self._tags.values())[:_LONGEST_TAG])
 
     def close(self, status: str) -> None:
         if self._is_ours:

@@ -86,7 +86,7 @@ class OverSteps(Guided, Generic[T]):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Curve(OverSteps[float], np.lib.mixins.NDArrayOperatorsMixin):
+class Curve(np.lib.mixins.NDArrayOperatorsMixin, OverSteps[float]):
     """One number a step. For numpy, and in arithmetic, it is its values.
 
         history.loss[-1], history.loss.at(10)          the last one; that of step 10
@@ -150,14 +150,7 @@ class Curve(OverSteps[float], np.lib.mixins.NDArrayOperatorsMixin):
         return pandas.Series(self.values, index=pandas.Index(self.steps, name="step"))
 
     def plot(self, *, ax: Axes | None = None, **line: Any) -> Axes:
-        """Draw them as a line with matplotlib.
-
-        Args:
-            ax: axes to draw on; those of a new figure when left out.
-            line: options of the line, as for ``Axes.plot``.
-
-        Returns:
-            The axes.
+        """Draw them as a line with matplotlib, on axes or a new figure; ``line`` goes to ``Axes.plot``.
 
         Raises:
             LibraryError: matplotlib is not installed.

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -228,8 +228,12 @@ class History(Guided):
 
         Raises:
             NoSuchSiteError: for a site that was not recorded (a KeyError); the nearest are named.
+            CallError: for what is not a text.
         """
-        name = self._names.read_dotted(str(site))
+        if not isinstance(site, str):
+            repair = "history['fc:output.grad'], or a pattern; history.sites lists the names."
+            raise CallError(f"A history is asked by the name of a site, not by {type(site).__name__}.", repair=repair)
+        name = self._names.read_dotted(site)
         if name in self._names:
             relatives = Relatives(self._names, self.__getitem__, self.list_tensors, self._explain, self._find_signed)
             return Series(self.rows, name, self._find(name), relatives)
@@ -272,12 +276,6 @@ class History(Guided):
         written = self._names.written
         tensors = {name: [pack_kept(kept) for kept in self.list_tensors(name)] for name in written}
         return _restore, (self.manifest, self.rank, written, rows, self.event_table, tensors)
-
-    def __sub__(self, other: object) -> NoReturn:
-        raise CallError(
-            "Histories cannot be subtracted.",
-            repair='compare two runs with rg.compare(a, b); subtract numbers: a.matrix("rms").values - b.matrix(…).',
-        )
 
     def __contains__(self, site: object) -> bool:
         return site in self._names

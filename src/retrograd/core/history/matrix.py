@@ -44,12 +44,7 @@ class Matrix(NamedTuple):
     def plot(self, *, ax: Axes | None = None, **mesh: Any) -> Axes:
         """Draw magnitudes as colours with matplotlib: zero is grey, what is not finite red.
 
-        Args:
-            ax: axes to draw on; those of a new figure when left out.
-            mesh: options of the colours, as for ``Axes.pcolormesh``.
-
-        Returns:
-            The axes.
+        It is on axes or a new figure; ``mesh`` goes to ``Axes.pcolormesh``.
 
         Raises:
             LibraryError: matplotlib is not installed.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.core.errors import NoSuchSiteError
-from retrograd.core.sites.pattern import Candidate, Pattern
+from retrograd.core.sites.pattern import Candidate, Pattern, describe_pattern
 from retrograd.core.sites.selection import Selection, suggest
 from retrograd.core.sites.site import BEFORE, Site, parse_leniently, parse_site, says_call
 
@@ -118,7 +118,7 @@ class SiteNames:
         selection.settle(listed)
         for pattern in selection.unmatched(listed):
             repair = suggest(pattern, listed) if listed else "nothing is recorded yet: run a step first."
-            raise NoSuchSiteError(f"The pattern {str(pattern)!r} matches no recorded site.", repair=repair)
+            raise NoSuchSiteError(f"The pattern {describe_pattern(pattern)} matches no recorded site.", repair=repair)
         found = [code for code, candidate in candidates.items() if selection.wants(candidate)]
         if not found:
             raise NoSuchSiteError(

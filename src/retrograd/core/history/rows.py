@@ -353,10 +353,6 @@ class Rows(Mapping[str, npt.NDArray[Any]]):
         """A column, which a record that is too long to hold columns reads anew each time."""
         return self[name]
 
-    def read_one(self, index: int) -> Part:
-        """One row, without its histogram, as columns that are read when they are asked for."""
-        return Picked(self, slice(index, index + 1))
-
     @cached_property
     def codes(self) -> npt.NDArray[np.int64]:
         """Codes of the sites that have rows, rising."""

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +109,14 @@ class Scalars(Mapping[str, Curve]):
         if name not in self._curves:
             raise self._miss(name)
         return self._curves[name]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Curve:
+            """The same: ``history.scalars.loss``."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return self[name]
 
     def _miss(self, name: str) -> NoSuchNameError:
         several = [each for each in self if each.startswith(f"{name}[")]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from retrograd.core.amounts import count_of
 from retrograd.core.drawings import ask_view, drawn_by
 from retrograd.core.errors import CallError, NoSuchSiteError, NothingKeptError
+from retrograd.core.guesses import names_arguments
 from retrograd.core.history.cells import merge_picked
 from retrograd.core.history.curve import OverSteps
 from retrograd.core.history.data_facts import SignedHistogram
@@ -363,6 +364,7 @@ class Series(OverSteps[StepStatistics]):
         self._is_held = True  # whoever asks for a second one may ask for more
         return compute_statistic(self._merged, name, self._rows.custom)
 
+    @names_arguments
     def select(self, **wanted: Unpack[SelectOptions]) -> Series:
         """This site with other rows selected.
 

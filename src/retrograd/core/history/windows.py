@@ -24,7 +24,6 @@ from retrograd.core.history.rows import (
     CALLS_OF,
     ROW_TYPES,
     Part,
-    Picked,
     Rows,
     StoredPart,
     concatenate_columns,
@@ -58,15 +57,6 @@ class LongRows(Rows):
     def read(self, name: str) -> npt.NDArray[Any]:
         """See Rows; the result is not cached."""
         return self[name] if name in self._loaded else self._load(name)
-
-    def read_one(self, index: int) -> Part:
-        """See Rows; reads only the part that contains it."""
-        for part in self.parts:
-            count = part.count if isinstance(part, StoredPart) else len(part["step"])
-            if index < count:
-                return Picked(Rows([part], None, self.merges), slice(index, index + 1))
-            index -= count
-        raise IndexError("there is no such row")
 
     def hold(
         self, codes: Iterable[int], names: Sequence[str], first: int | None = None, last: int | None = None

@@ -174,6 +174,11 @@ def construction_line(thing: nn.Module | Optimizer) -> str:
     return _lines.get(thing, "")
 
 
+def list_constructed() -> list[nn.Module | Optimizer]:
+    """Modules and optimizers that were made while somebody was watching, the oldest first."""
+    return list(_lines)
+
+
 def constructed_optimizers() -> list[Optimizer]:
     """Optimizers that were made while somebody was watching and are complete, the oldest first."""
     return [thing for thing in list(_lines) if isinstance(thing, Optimizer) and "param_groups" in vars(thing)]

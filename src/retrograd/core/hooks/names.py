@@ -71,7 +71,7 @@ def name_models(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mod
     for name, model in named.items():
         if not isinstance(model, nn.Module):
             raise AttachError(
-                f"{model!r} is not a torch.nn.Module.",
+                f"{type(model).__name__} is not a torch.nn.Module.",
                 repair="pass the model, or a dict of models by name: rg.record({'generator': G, 'critic': D}).",
             )
         if any(isinstance(module, nn.DataParallel) for module in modules_of(model)):

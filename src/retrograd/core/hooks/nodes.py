@@ -326,7 +326,7 @@ def _find_roots(roots: Any) -> Iterator[tuple[Any, int]]:
         case _:
             raise NoGraphError(
                 f"A graph cannot begin at {type(roots).__name__}.",
-                repair="give tensors, gradient edges, nodes (tensor.grad_fn), or tuples, lists and dicts of them.",
+                repair="give the loss, other tensors, edges or nodes (tensor.grad_fn), several as a list or dict.",
             )
 
 

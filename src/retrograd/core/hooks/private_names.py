@@ -1,6 +1,8 @@
 """Every name of torch's that is not public and that we rest on: what it buys, and what happens without it.
 
-A name is written as the code has it, from ``torch`` on; an attribute of an object that torch has made as ``._name``.
+A name is written as the code has it, from ``torch`` on; an attribute as ``holder:_name``, with the class or module that
+has it, or as ``holder:self._name`` with the one that gives it to objects. One that we set, and later versions of torch
+ask for, is ``._name``.
 ``tests/core/hooks/test_private_names.py`` holds the table to the source, and ``docs/private_names.md`` is made of it.
 
 Those in ``NEEDED`` are there in each torch that is supported, which the tests run with. Those in ``OPTIONAL`` are asked
@@ -9,7 +11,11 @@ for, as ``module:name``, before they are used: where one is missing, that is sai
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +38,25 @@ def _names(buys: str, without: str, *words: str) -> PrivateNames:
 
 
 _STOPS = "retrograd cannot be imported"
-_RAISES = "what needs it raises"
+_RAISES = "what needs it raises; while a program trains, a warning says so, and less is recorded"
 
 NEEDED: tuple[PrivateNames, ...] = (
     _names(
         "which backward pass and which node run in this thread, and the number of the next node",
         _STOPS,
-        "torch._C._current_graph_task_id torch._C._current_autograd_node torch.autograd._get_sequence_nr ._sequence_nr",
+        "torch._C._current_graph_task_id torch._C._current_autograd_node torch.autograd._get_sequence_nr "
+        "torch._C._functions.AccumulateGrad:_sequence_nr",
     ),
     _names(
         "the norm of many small gradients in one call",
-        _STOPS,
+        _RAISES,
         "torch._utils._flatten_dense_tensors",
     ),
     _names(
         "gradients by sample: what a convolution computes, and which modules normalise",
         _RAISES,
-        "._conv_forward ._BatchNorm ._InstanceNorm",
+        "torch.nn.Conv2d:_conv_forward torch.nn.modules.batchnorm:_BatchNorm "
+        "torch.nn.modules.instancenorm:_InstanceNorm",
     ),
     _names(
         "a call at the end of a pass",
@@ -58,27 +66,33 @@ NEEDED: tuple[PrivateNames, ...] = (
     _names(
         "a pass of our own inside one of the program's, and passes that checkpoints begin",
         _RAISES,
-        "torch.autograd.graph._engine_run_backward ._set_sequence_nr",
+        "torch.autograd.graph._engine_run_backward torch._C._functions.AccumulateGrad:_set_sequence_nr",
     ),
     _names(
         "what a node is, what it keeps, and whose function it came from",
         _STOPS,
-        "torch._C._FunctionBase.__basicsize__ torch._C._autograd.SavedTensor "
-        "torch._C._functions.AccumulateGrad ._input_metadata ._backward_cls ._forward_cls",
+        "torch._C._FunctionBase.__basicsize__ torch._C._autograd.SavedTensor torch._C._functions.AccumulateGrad "
+        "torch._C._functions.AccumulateGrad:_input_metadata torch.autograd.function.FunctionMeta:self._backward_cls "
+        "torch.autograd.function.BackwardCFunction:self._forward_cls",
     ),
     _names(
         "hooks on tensors and nodes without a number of torch's, so that the program's keep theirs",
         _RAISES,
-        "._backward_hooks ._register_hook_dict ._post_accumulate_grad_hooks",
+        "torch.Tensor:_backward_hooks torch._C._functions.AccumulateGrad:_register_hook_dict "
+        "torch.Tensor:_post_accumulate_grad_hooks",
     ),
     _names(
         "hooks on all modules and optimizers, and those on one that refuses to be asked for them",
         _RAISES,
-        "._global_forward_hooks ._global_forward_hooks_always_called ._global_forward_pre_hooks "
-        "._global_module_registration_hooks ._global_parameter_registration_hooks ._global_optimizer_pre_hooks "
-        "._global_optimizer_post_hooks ._optimizer_step_pre_hooks ._optimizer_step_post_hooks",
+        "torch.nn.modules.module:_global_forward_hooks "
+        "torch.nn.modules.module:_global_forward_hooks_always_called "
+        "torch.nn.modules.module:_global_forward_pre_hooks "
+        "torch.nn.modules.module:_global_module_registration_hooks "
+        "torch.nn.modules.module:_global_parameter_registration_hooks "
+        "torch.optim.optimizer:_global_optimizer_pre_hooks torch.optim.optimizer:_global_optimizer_post_hooks "
+        "torch.optim.Optimizer:self._optimizer_step_pre_hooks torch.optim.Optimizer:self._optimizer_step_post_hooks",
     ),
-    _names("on the stack, which module is called", _STOPS, "._call_impl"),
+    _names("on the stack, which module is called", _STOPS, "torch.nn.Module:_call_impl"),
     _names(
         "losses of evaluations that the program computes itself: the functions that `torch.nn.functional` calls",
         _STOPS,
@@ -92,37 +106,38 @@ NEEDED: tuple[PrivateNames, ...] = (
         "torch._C._autograd._pop_saved_tensors_default_hooks torch._C._autograd._push_saved_tensors_default_hooks "
         "torch._C._autograd._saved_tensors_hooks_is_enabled torch._C._autograd._top_saved_tensors_default_hooks "
         "torch._C._autograd torch._C._get_tracing_state torch._C._set_tracing_state "
-        "._pop_saved_tensors_default_hooks ._push_saved_tensors_default_hooks ._top_saved_tensors_default_hooks "
-        "._saved_tensors_hooks_is_enabled ._saved_tensors_hooks_disable "
-        "._saved_tensors_hooks_get_disabled_error_message ._checkpoint_internal ._user_hooks",
+        "torch._C._autograd:_pop_saved_tensors_default_hooks torch._C._autograd:_push_saved_tensors_default_hooks "
+        "torch._C._autograd:_top_saved_tensors_default_hooks torch._C._autograd:_saved_tensors_hooks_is_enabled "
+        "torch._C._autograd:_saved_tensors_hooks_disable "
+        "torch._C._autograd:_saved_tensors_hooks_get_disabled_error_message ._checkpoint_internal ._user_hooks",
     ),
     _names(
         "which part of a forward a checkpoint computes again",
         _RAISES,
         "torch.utils.checkpoint._StopRecomputationError torch._higher_order_ops.cond.CondAutogradOp "
-        "torch._C._set_grad_enabled ._checkpoint_without_reentrant_generator",
+        "torch._C._set_grad_enabled torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
     ),
     _names(
         "function modes: which are on, and ours as the innermost",
         _RAISES,
         "torch._C.DisableTorchFunction torch._C.DisableTorchFunctionSubclass torch._C._get_function_stack_at "
-        "torch._C._len_torch_function_stack torch._C._pop_torch_function_stack torch._C._push_on_torch_function_stack "
-        "torch.overrides._get_current_function_mode_stack torch.overrides._push_mode ._push_mode "
-        "torch.utils._device.DeviceContext",
+        "torch._C._len_torch_function_stack torch._C._pop_torch_function_stack "
+        "torch._C._push_on_torch_function_stack torch.overrides._get_current_function_mode_stack "
+        "torch.overrides._push_mode torch.utils._python_dispatch:_push_mode torch.utils._device.DeviceContext",
     ),
     _names(
         "operations below autograd: which modes are on, and running one past them",
         _RAISES,
-        "torch._C.DispatchKey.ADInplaceOrView torch._C.DispatchKey.Conjugate "
-        "torch._C.DispatchKey.Negative torch._C.DispatchKey.ZeroTensor torch._C._AutoDispatchBelowAutograd "
-        "torch._C._DisableTorchDispatch torch._C._InferenceMode torch._C._dispatch_tls_is_dispatch_key_excluded "
-        "torch._C._dispatch_tls_set_dispatch_key_excluded torch._C._get_dispatch_mode torch._C._get_dispatch_stack_at "
-        "torch._C._TorchDispatchModeKey torch._C._len_torch_dispatch_stack torch._C._pop_torch_dispatch_stack "
-        "torch._C._push_on_torch_dispatch_stack torch._ops.OpOverload torch._ops.OpOverloadPacket "
-        "torch._ops._len_torch_dispatch_stack_pre_dispatch torch.utils._python_dispatch "
-        "torch.utils._python_dispatch.TorchDispatchMode "
-        "torch.utils._python_dispatch._disable_current_modes ._disable_current_modes ._get_current_dispatch_mode_stack "
-        "._schema",
+        "torch._C.DispatchKey.ADInplaceOrView torch._C.DispatchKey.Conjugate torch._C.DispatchKey.Negative "
+        "torch._C.DispatchKey.ZeroTensor torch._C._AutoDispatchBelowAutograd torch._C._DisableTorchDispatch "
+        "torch._C._InferenceMode torch._C._dispatch_tls_is_dispatch_key_excluded "
+        "torch._C._dispatch_tls_set_dispatch_key_excluded torch._C._get_dispatch_mode "
+        "torch._C._get_dispatch_stack_at torch._C._TorchDispatchModeKey torch._C._len_torch_dispatch_stack "
+        "torch._C._pop_torch_dispatch_stack torch._C._push_on_torch_dispatch_stack torch._ops.OpOverload "
+        "torch._ops.OpOverloadPacket torch._ops._len_torch_dispatch_stack_pre_dispatch "
+        "torch.utils._python_dispatch torch.utils._python_dispatch.TorchDispatchMode "
+        "torch.utils._python_dispatch._disable_current_modes torch.utils._python_dispatch:_disable_current_modes "
+        "torch.utils._python_dispatch:_get_current_dispatch_mode_stack torch._ops.OpOverload:self._schema",
     ),
     _names(
         "what kind of tensor this is: whether it has memory, a mode of its own, or stands for others",
@@ -131,13 +146,14 @@ NEEDED: tuple[PrivateNames, ...] = (
         "torch._C._functorch.is_legacy_batchedtensor torch._C._functorch.peek_interpreter_stack "
         "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack torch._C._is_tracing "
         "torch._is_functional_tensor torch._mkldnn torch._neg_view torch._efficientzerotensor "
-        "torch.utils._python_dispatch.is_traceable_wrapper_subclass ._is_view ._is_zerotensor ._indices",
+        "torch.utils._python_dispatch.is_traceable_wrapper_subclass torch.Tensor:_is_view "
+        "torch.Tensor:_is_zerotensor torch.Tensor:_indices",
     ),
     _names(
         "which storages share memory, and who holds one",
         _RAISES,
         "torch._C._storage_Use_Count torch.UntypedStorage._new_with_weak_ptr "
-        "torch._C._autograd._unsafe_set_version_counter ._cdata",
+        "torch._C._autograd._unsafe_set_version_counter torch.UntypedStorage:_cdata",
     ),
     _names(
         "a call of ours that leaves all settings of a thread as they were",
@@ -150,8 +166,15 @@ NEEDED: tuple[PrivateNames, ...] = (
     _names(
         "gradients that are sharded, reduced or gathered: by DDP, FSDP and pipelines",
         "sharded parameters are not recorded as wholes",
-        "._active_ddp_module ._check_reducer_finalized ._PipelineStageBase ._spec ._fsdp_param_group ._get_fsdp_state "
-        "._module_info ._partial_reduce_output ._params ._use_orig_params torch.distributed._composable_state",
+        "torch.nn.parallel.DistributedDataParallel:_active_ddp_module "
+        "torch.nn.parallel.DistributedDataParallel:_check_reducer_finalized "
+        "torch.distributed.pipelining.stage:_PipelineStageBase torch.distributed.tensor.DTensor:_spec "
+        "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState:self._fsdp_param_group "
+        "torch.distributed.fsdp.FSDPModule:_get_fsdp_state "
+        "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam:self._module_info "
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup:self._partial_reduce_output "
+        "torch.distributed.fsdp._flat_param.FlatParameter:self._params "
+        "torch.distributed.fsdp._flat_param.FlatParamHandle:self._use_orig_params torch.distributed._composable_state",
     ),
     _names(
         "the store of a process group, by which ranks agree on the steps that a budget records",
@@ -161,15 +184,18 @@ NEEDED: tuple[PrivateNames, ...] = (
     _names(
         "our functions run in the interpreter, whatever torch.compile does around them",
         _STOPS,
-        "torch._C._dynamo.eval_frame ._FrameAction ._FrameExecStrategy ._debug_get_cache_entry_list "
-        "._torchdynamo_disable ._torchdynamo_disable_msg ._dynamo_marked_constant torch._dynamo.graph_break "
-        "._compiled_call_impl",
+        "torch._C._dynamo.eval_frame torch._C._dynamo.eval_frame:_FrameAction "
+        "torch._C._dynamo.eval_frame:_FrameExecStrategy torch._C._dynamo.eval_frame:_debug_get_cache_entry_list "
+        "torch._dynamo.decorators:self._torchdynamo_disable torch._dynamo.decorators:self._torchdynamo_disable_msg "
+        "torch._dynamo.decorators:self._dynamo_marked_constant torch._dynamo.graph_break "
+        "torch.nn.Module:_compiled_call_impl",
     ),
     _names(
         "where calls of compiled code begin and end, and what has been compiled",
         "said once; inside compiled code less is recorded",
-        "torch._dynamo.eval_frame torch._dynamo.convert_frame torch._dynamo.external_utils torch._dynamo.output_graph "
-        "torch._dynamo.symbolic_convert torch._dynamo.compiled_autograd torch.export._trace",
+        "torch._dynamo.eval_frame torch._dynamo.convert_frame torch._dynamo.external_utils "
+        "torch._dynamo.output_graph torch._dynamo.symbolic_convert torch._dynamo.compiled_autograd "
+        "torch.export._trace",
     ),
     _names(
         "operations of ours in a graph: whether it is traced without values, and autograd inside of one",
@@ -274,3 +300,37 @@ OPTIONAL: dict[str, PrivateNames] = {
     ),
 }
 """Names of torch.compile's layers, by what needs them."""
+
+
+def is_there(name: str) -> bool:
+    """Whether the torch of this process has one of these names; loads its module.
+
+    What objects are given when they are made is looked for in the source.
+    """
+    if name.startswith("."):
+        return True
+    holder, _, attribute = name.partition(":self.")
+    try:
+        found = _find(holder.replace(":", "."))
+        return not attribute or re.search(rf"\b{attribute}\b", inspect.getsource(found)) is not None
+    except (ImportError, AttributeError, OSError):
+        return False
+
+
+def write_name(name: str) -> str:
+    """A name of these tables as text."""
+    return name.replace(":self.", ".").replace(":", ".")
+
+
+def _find(path: str) -> Any:
+    """A module, or what it holds."""
+    parts = path.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(path)

@@ -56,14 +56,8 @@ def check_run(given: Path | None, *, can_be_parent: bool = True) -> None:
     """
     if given is None or is_remote(given):
         return
-    runs = [] if is_run(given) else list_runs_in(given)
-    if not runs:
+    if not (can_be_parent and list_runs_in(given)):
         find_rank_folders(open_folder(given))
-    elif not can_be_parent:
-        raise NotARunError(
-            f"{str(given)!r} is a folder of {count_of(len(runs), 'run')}, not a run.",
-            repair=f"name one, such as {str(find_latest(given))!r}; {_name_list(given)} lists them.",
-        )
 
 
 def check_is_no_script(given: Path | None) -> None:
@@ -95,23 +89,20 @@ def choose_run(given: Path | None) -> Path:
         return given
     newest = find_latest(given)
     others = [run.name for run in runs if run != newest]
-    beside = f", beside {list_names(others)}: name one, or see {_name_list(given)}" if others else ""
+    see = f"name one, or see `retrograd ls {shlex.quote(str(given))}`"
+    beside = f", beside {list_names(others)}: {see}" if others else ""
     say(show_plainly(f"the newest of {count_of(len(runs), 'run')} in {given}: {newest}{beside}", keep=""))
     return newest
-
-
-def _name_list(parent: Path) -> str:
-    return f"`retrograd ls {shlex.quote(str(parent))}`"
 
 
 def tell_page(path: Path, *, is_opened: bool, file: TextIO | None = None) -> None:
     """Print which file was written, and show it in the browser if that is wanted."""
     print_text(str(path), file=file)
     if is_opened:
-        show_in_browser(path.absolute().as_uri())
+        show_in_browser(path.absolute().as_uri(), path)
 
 
-def show_in_browser(address: str) -> None:
-    """Show a page in the browser of whoever sits here, or say where it is."""
-    if not webbrowser.open(address):
+def show_in_browser(address: str, file: Path) -> None:
+    """Show a file, which may lead to an address, in the browser of whoever sits here, or say where the page is."""
+    if not webbrowser.open(file.absolute().as_uri()):
         say(f"no browser was found; open {address}")

@@ -13,27 +13,30 @@ from retrograd.core.limits import LIMITS
 from retrograd.core.serving.server import RunServer, Served
 
 
-def serve_beside(run: Path) -> str:
+def serve_beside(run: Path, *, is_opened: bool) -> tuple[str, Path]:
     """Serve a run as long as this process lives, whatever program it becomes.
 
     Args:
         run: its folder, which may come later.
+        is_opened: write a file that leads to the page.
 
     Returns:
-        The address.
+        The address, and that file.
 
     Raises:
         LaunchError: it cannot be served.
     """
-    return start_beside(__name__, str(run), str(os.getpid()))
+    words = [str(run), str(os.getpid()), *(["open"] if is_opened else [])]
+    address, _, file = start_beside(__name__, *words).partition(" ")
+    return address, Path(file)
 
 
 def main() -> None:
-    """Serve the run of a process: both are the arguments."""
+    """Serve the run of a process: both are the arguments, and whether it is opened."""
     run, process = Path(sys.argv[1]), int(sys.argv[2])
     with RunServer(Served(run, is_awaited=True)) as server:
         threading.Thread(target=end_with, args=(server, process), daemon=True).start()
-        answer(server.address)
+        answer(f"{server.address} {server.write_redirect()}" if sys.argv[3:] else server.address)
         server.serve_forever()
 
 

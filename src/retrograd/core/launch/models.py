@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -53,6 +53,7 @@ class Search:
             for models that have run before.
         failed: called when the search ends before its time.
         left_out: called with what could not be looked at, and why; all else is looked at as before.
+        earlier: modules and optimizers that were there before, of which none is found unless it is used.
     """
 
     def __init__(
@@ -60,11 +61,12 @@ class Search:
         found: Callable[[list[nn.Module], nn.Module | None], None],
         failed: Callable[[Exception], None],
         left_out: Callable[[object, Exception], None],
+        earlier: Iterable[nn.Module | Optimizer] = (),
     ) -> None:
         self._found = found
         self._failed = failed
         self._left_out = left_out
-        self._parents = ModuleParents()
+        self._parents = ModuleParents(earlier)
         self._models: IdentitySet[nn.Module] = IdentitySet()
         self._known: IdentitySet[nn.Module] = IdentitySet()
         self._uncalled: IdentitySet[nn.Module] = IdentitySet()
@@ -172,6 +174,7 @@ class Search:
     def update_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
         if optimizer not in self._settled:
             with self._lock:
+                self._parents.use(optimizer)
                 self._settle(optimizer, has_run=not has_closure)
         self.step_made()
 
@@ -240,9 +243,13 @@ class ModuleParents:
 
     A copied or unpickled model never tells who its parents are: only looking at all objects finds them. What torch
     offers is asked past the modules' own classes, of which some have a ``children`` or ``parameters`` of their own.
+
+    Args:
+        earlier: modules and optimizers that were there before: none is trained unless an optimizer in use updates it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Iterable[nn.Module | Optimizer] = ()) -> None:
+        self._earlier: IdentitySet[nn.Module | Optimizer] = IdentitySet(earlier)
         self._parents: IdentityDict[nn.Module, IdentitySet[nn.Module]] = IdentityDict()
         self._optimizers: IdentitySet[Optimizer] = IdentitySet()
         self._modules: IdentitySet[nn.Module] = IdentitySet()
@@ -251,11 +258,16 @@ class ModuleParents:
         """``child`` is a submodule of ``parent``."""
         self._parents.setdefault(child, IdentitySet()).add(parent)
 
+    def use(self, optimizer: Optimizer) -> None:
+        """An optimizer updates: it is not over."""
+        self._earlier.discard(optimizer)
+
     def look_around(self) -> None:
         """Learn from all live objects."""
         for thing in list_instances(Optimizer, nn.Module):
             if issubclass(type(thing), Optimizer):
-                self._optimizers.add(thing)
+                if thing not in self._earlier:
+                    self._optimizers.add(thing)
             elif is_complete(thing):
                 self._modules.add(thing)
                 for child in children_of(thing):
@@ -290,7 +302,8 @@ class ModuleParents:
         found: dict[int, nn.Module] = {}
         for module in self._modules:
             own = own_parameters(module)
-            if any(id(p) not in known and (id(p) in trained if trained else p.requires_grad) for p in own):
+            is_alive = module not in self._earlier
+            if any(id(p) not in known and (id(p) in trained if trained else p.requires_grad and is_alive) for p in own):
                 model = self.find_model(module)
                 found[id(model)] = model
                 known.update(map(id, parameters_of(model)))

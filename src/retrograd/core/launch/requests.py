@@ -181,10 +181,10 @@ a line at the start, critical findings at once, and all findings at the end.
             from retrograd.core.launch.chosen_run import show_in_browser
             from retrograd.core.launch.live_page import serve_beside
 
-            address = serve_beside(local_path(self.path))
+            address, file = serve_beside(local_path(self.path), is_opened=self.open)
             say(f"live, while it runs: {address}")
             if self.open:
-                show_in_browser(address)
+                show_in_browser(address, file)
         return variables
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from retrograd.core.addresses import call_at_end
 from retrograd.core.amounts import count_of
@@ -63,8 +64,7 @@ def start_session() -> None:
             say(f"{request.undone}{_tell_unchosen(request)}")
         return
     session = Session(request)
-    follow_process(session.close, session.start_over)
-    call_before_exec(session.leave)
+    session.follow_process()
     session.take_inventory()
 
 
@@ -93,9 +93,14 @@ def _tell_unchosen(request: RunRequest) -> str:
 
 
 class Session:
-    """Finds the models of a process, records them, and says at its end what has become of it."""
+    """Finds the models of a program, and records them; of a process it says at the end what has become of it.
 
-    def __init__(self, request: RunRequest) -> None:
+    Args:
+        request: what is recorded, and where.
+        earlier: modules and optimizers that were there before, which are left alone unless they are used.
+    """
+
+    def __init__(self, request: RunRequest, earlier: Iterable[nn.Module | Optimizer] = ()) -> None:
         self._request = request
         self._chosen = read_ranks(request.ranks)
         self._recorder: Recorder | None = None
@@ -105,10 +110,10 @@ class Session:
         self._obstacle = "no backward pass was seen"
         self._closed = False
         self._lock = threading.RLock()
-        self._exit = ExitNote()
+        self._exit: ExitNote | None = None
         self._spare = SpareFiles()
         self._inventory: Any = None
-        self._search = Search(self._record, self._give_up, self._leave_out)
+        self._search = Search(self._record, self._give_up, self._leave_out, earlier)
         self._has_given_up = self._has_left_out = self._is_unchosen = False
         self._step: int | None = None
         backward_listeners.add(self)
@@ -117,8 +122,28 @@ class Session:
         load_watch.hold()
         self._sink = LateSink(self._open_unless_apart, self._make_step, self._give_up)
 
+    def follow_process(self) -> None:
+        """Record until the process ends."""
+        self._exit = ExitNote()
+        follow_process(self.close, self.start_over)
+        call_before_exec(self.leave)
+
     def close(self) -> None:
-        """End the recording and say so, once."""
+        """End the recording with the process and say so, once."""
+        if self._closed:
+            return
+        self.end(find_exception())
+        try:
+            has_loss_alone = self._sink.steps and not self._sink.sites and not self._names
+            if has_loss_alone and is_reporting_process() and not self._request.quiet:
+                say(_LOSS_ALONE)
+            say_end(self._tell_obstacle(), self._tell_done())
+        except Exception as error:  # there may be no memory left
+            say(f"how the recording ended is not known: {error!r}")
+        end_as_interrupted()
+
+    def end(self, raised: BaseException | None = None) -> None:
+        """End the recording, once; ``raised`` has ended the program."""
         if self._closed:
             return
         self._closed = True
@@ -132,20 +157,12 @@ class Session:
             self._inventory.close()
         try:
             if self._recorder is not None:
-                error = self._find_error(self._recorder)
+                error = self._describe_error(self._recorder, raised)
                 if error is not None and error["kind"] not in _LEFT and self._search.has_optimizers():
                     self._sink.means_to_train()
                 self._recorder.close("finished" if error is None else "failed", error)
         except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
-        try:
-            has_loss_alone = self._sink.steps and not self._sink.sites and not self._names
-            if has_loss_alone and is_reporting_process() and not self._request.quiet:
-                say(_LOSS_ALONE)
-            say_end(self._tell_obstacle(), self._tell_done())
-        except Exception as error:  # there may be no memory left
-            say(f"how the recording ended is not known: {error!r}")
-        end_as_interrupted()
 
     def _tell_obstacle(self) -> str:
         """Why nothing was recorded, and of how many steps."""
@@ -168,13 +185,15 @@ class Session:
         """How many steps attempts of the same work have recorded (before ``exec``, say) that this one goes on from."""
         return sum(map(self._request.make_schedule(), range(self._step or 0)))
 
-    def _find_error(self, recorder: Recorder) -> dict[str, Any] | None:
-        """The exception that ends the process."""
-        error = find_exception()
-        return self._exit.failure if error is None else describe_exception(error, recorder.find_path)
+    def _describe_error(self, recorder: Recorder, raised: BaseException | None) -> dict[str, Any] | None:
+        """The exception, or the exit, that has ended the program."""
+        if raised is not None:
+            return describe_exception(raised, recorder.find_path)
+        return None if self._exit is None else self._exit.failure
 
     def _make_step(self) -> None:
-        self._exit.forget()
+        if self._exit is not None:
+            self._exit.forget()
         self._search.step_made()
 
     def start_over(self) -> None:
@@ -246,6 +265,9 @@ class Session:
             if called is not None and self._recorder is not None:
                 self._recorder.add_root(called)
         except RetrogradError as error:  # what was asked for cannot be had: better now than after a night of training
+            if self._exit is None:
+                self._give_up(error)
+                return
             self._obstacle = error.problem
             say(str(error))
             raise SystemExit(2) from None
@@ -326,7 +348,8 @@ class Session:
 
         request = self._request
         writer = RunWriter(request.path, resume=request.resume, step=self._step, join=True, chosen=self._chosen)
-        call_at_end(self.close, writer.path)  # again: what is registered last runs first, and the writer has its own
+        if self._exit is not None:  # again: what is registered last runs first, and the writer has its own
+            call_at_end(self.close, writer.path)
         close_with_child(self.close)
         writer.describe(command=self._request.command)
         return writer

@@ -74,9 +74,7 @@ def log(scalars: Mapping[str, Any] | None = None, /, step: int | None = None, **
     Raises:
         ScalarError: for what is not a number; the message names it.
     """
-    if not isinstance(scalars, Mapping | None):
-        raise ScalarError(f"{scalars!r} has no name.", repair=f"give numbers by name: {USES['log']}.")
-    checked, at = check_scalars({**(scalars or {}), **named}, step)
+    checked, at = check_scalars(scalars, step, named)
     for taker in tuple(_takers):
         taker.log(checked, at)
     if _takers or is_compiling():
@@ -90,13 +88,15 @@ def log(scalars: Mapping[str, Any] | None = None, /, step: int | None = None, **
         warn("rg.log was called where nothing is recorded: what it was given is not kept.")
 
 
-def check_scalars(scalars: Mapping[str, Any], step: int | None) -> Logged:
+def check_scalars(scalars: Mapping[str, Any] | None, step: int | None, named: Mapping[str, Any]) -> Logged:
     """Numbers by name, and their step, as recorders take them.
 
     Raises:
         ScalarError: for what is not a number, or not a step.
     """
-    checked = {name: _check(name, value) for name, value in _flatten(scalars, "").items()}
+    if not isinstance(scalars, Mapping | None):
+        raise ScalarError(f"{scalars!r} has no name.", repair=f"give numbers by name: {USES['log']}.")
+    checked = {name: _check(name, value) for name, value in _flatten({**(scalars or {}), **named}, "").items()}
     if step is not None and (isinstance(step, bool) or not isinstance(step, numbers.Integral) or step < 0):
         raise ScalarError(f"{step!r} is not a step.", repair="give a whole number of at least 0, or leave it out.")
     return checked, None if step is None else int(step)

@@ -40,6 +40,7 @@ from retrograd.core.sites.site import check_watch_name
 
 if TYPE_CHECKING:
     from retrograd.core.history.history import History
+    from retrograd.core.history.series import Series
     from retrograd.core.runs.reader import Run
 
 P = ParamSpec("P")
@@ -93,6 +94,10 @@ class Recording(Guided):
         self.flush()
         return cast("History", self._sink)
 
+    def __getitem__(self, site: str) -> Series:
+        """One site over time: the same as ``recording.history[site]``."""
+        return self.history[site]
+
     @property
     def run(self) -> Run | None:
         """The run on disk with all that was recorded so far, always the same one; None for a recording in memory."""
@@ -142,14 +147,14 @@ class Recording(Guided):
         """Take each call of this part of a model for a forward of its own, for loops that call parts, not the model."""
         self._recorder.add_root(module)
 
-    def watch(self, name: str, tensor: Any) -> None:
-        """Record a tensor, or a nest of them, as ``watch/NAME``."""
-        self._recorder.watch(name, tensor)
+    def watch(self, name: Any, tensor: Any = _NOT_GIVEN) -> None:
+        """Record a tensor, or a nest of them, in this recording alone, see :func:`retrograd.watch`."""
+        self._recorder.watch(*_read_watched(name, tensor))
 
-    def log(self, scalars: Mapping[str, Any], *, step: int | None = None) -> None:
+    def log(self, scalars: Mapping[str, Any] | None = None, /, step: int | None = None, **named: Any) -> None:
         """Record numbers of a step in this recording alone, see :func:`retrograd.log`."""
         if self.is_open:
-            self._recorder.log(*check_scalars(scalars, step))
+            self._recorder.log(*check_scalars(scalars, step, named))
 
     def call_when_closed(self, call: Callable[[], None]) -> None:
         """Have a function called once the record is complete, at once if it is; what it raises is told as a warning."""
@@ -309,9 +314,9 @@ class UnrecordedRank(Recording):
 
     def add_root(self, module: nn.Module) -> None: ...
 
-    def watch(self, name: str, tensor: Any) -> None: ...
+    def watch(self, name: Any, tensor: Any = None) -> None: ...
 
-    def log(self, scalars: Mapping[str, Any], *, step: int | None = None) -> None: ...
+    def log(self, scalars: Mapping[str, Any] | None = None, /, step: int | None = None, **named: Any) -> None: ...
 
     def _close(self, status: str, error: dict[str, Any] | None = None) -> None:
         self._is_complete = True
@@ -511,13 +516,12 @@ def watch(name: Any, tensor: Any = _NOT_GIVEN) -> Any:
         SiteSyntaxError: for a name that cannot be one.
         CallError: for a module.
     """
-    if not isinstance(name, str):
-        name, tensor = tensor, name
     if is_compiling():
+        if not isinstance(name, str):
+            name, tensor = tensor, name
         trace_watched(name if isinstance(name, str) else "tensor", tensor)
         return tensor
-    if not isinstance(name, str):
-        name = _name_watched(name, tensor)
+    name, tensor = _read_watched(name, tensor)
     if watched_rewriters.all:
         check_watch_name(name)
         tensor = rewrite_watched(name, tensor)
@@ -528,6 +532,14 @@ def watch(name: Any, tensor: Any = _NOT_GIVEN) -> Any:
             if recording.is_of_this_thread():
                 recording.watch(name, tensor)
     return tensor
+
+
+def _read_watched(name: Any, tensor: Any) -> tuple[str, Any]:
+    """A name and a tensor, in either order; without a name, the one that the call says."""
+    if not isinstance(name, str):
+        name, tensor = tensor, name
+    is_whole = isinstance(name, str) and tensor is not _NOT_GIVEN
+    return (name if is_whole else _name_watched(name, tensor)), tensor
 
 
 def _name_watched(given: object, tensor: object) -> str:

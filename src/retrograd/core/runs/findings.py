@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, overload
@@ -15,9 +15,12 @@ from retrograd.core.addresses import bounded
 from retrograd.core.amounts import count_of
 from retrograd.core.cells import show_line
 from retrograd.core.drawings import drawn_by
+from retrograd.core.errors import CallError
 from retrograd.core.files import to_utf8, write_whole
 from retrograd.core.foreign.text import parse_object, show_plainly
+from retrograd.core.guesses import Guided
 from retrograd.core.history.history import History
+from retrograd.core.libraries import load_library
 from retrograd.core.plugins import find_provided
 from retrograd.core.runs.layout import FINDINGS
 from retrograd.core.runs.reader import Given, Run
@@ -158,7 +161,7 @@ class NotChecked:
     reason: str
 
 
-class Findings(Sequence[Finding]):
+class Findings(Guided, Sequence[Finding]):
     """Findings, the worst first, causes before symptoms. True when there is one that is more than a note.
 
     Args:
@@ -230,6 +233,8 @@ class Findings(Sequence[Finding]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
     def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
+        if isinstance(index, str):
+            raise CallError("Findings are asked by place.", repair=f"findings.of({index!r}), those of a detector.")
         return self._found[index]
 
     def __len__(self) -> int:
@@ -258,6 +263,16 @@ class Findings(Sequence[Finding]):
         return f"<{self.headline}>\n{self}" if self._found else f"<{self.headline}>"
 
     _repr_html_ = drawn_by("retrograd.core.views.notebook.results", "draw_findings")
+
+    def to_pandas(self) -> Any:
+        """A line each as a ``pandas.DataFrame``, with the attributes of :class:`Finding` as columns.
+
+        Raises:
+            LibraryError: pandas is not installed.
+        """
+        found = [each.as_dict() for each in self._found]
+        columns = [field.name for field in fields(Finding)]
+        return load_library("pandas", "pandas", "2.0").DataFrame(found, columns=columns)
 
     def as_json_lines(self) -> str:
         """Write each finding as one line of JSON."""

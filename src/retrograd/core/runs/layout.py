@@ -10,10 +10,12 @@ import contextlib
 import difflib
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from retrograd.core.addresses import bounded, is_remote, list_names, reaching
+from retrograd.core.amounts import count_of
 from retrograd.core.errors import NotARunError
 
 FORMAT = 1
@@ -223,10 +225,15 @@ def find_rank_folders(path: Path) -> list[Path]:
         return [path]
     folders = list_rank_folders(path)
     if not folders and not (path / MANIFEST).exists():
-        raise NotARunError(
-            f"{str(path)!r} contains no run: neither {MANIFEST} nor the folder of a rank.",
-            repair="give the folder that a run was recorded in.",
-        )
+        runs = [] if is_remote(path) else list_runs_in(path)
+        problem = f"contains no run: neither {MANIFEST} nor the folder of a rank"
+        repair = "give the folder that a run was recorded in."
+        if runs:
+            problem = f"is a folder of {count_of(len(runs), 'run')}, not a run"
+            repair = (
+                f"name one, such as {str(find_latest(path))!r}; `retrograd ls {shlex.quote(str(path))}` lists them."
+            )
+        raise NotARunError(f"{str(path)!r} {problem}.", repair=repair)
     return folders
 
 

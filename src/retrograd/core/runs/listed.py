@@ -104,7 +104,7 @@ def find_differing(settings: Sequence[Mapping[str, Setting]]) -> list[str]:
     ``argv`` is left out where options say the same.
     """
     names = list(dict.fromkeys(name for each in settings for name in each))
-    columns = {name: tuple(repr(each.get(name)) for each in settings) for name in names}
+    columns = {name: tuple(_sort_of(each.get(name)) for each in settings) for name in names}
     differing = {name: column for name, column in columns.items() if len(set(column)) > 1}
     argv = differing.pop("argv", None)
     first = {column: name for name, column in reversed(differing.items())}
@@ -112,6 +112,11 @@ def find_differing(settings: Sequence[Mapping[str, Setting]]) -> list[str]:
     if argv is not None and len(set(argv)) > len(set(zip(*(columns[name] for name in kept), strict=True))):
         kept.insert(0, "argv")
     return kept
+
+
+def _sort_of(value: Setting | None) -> str:
+    """A text that is the same for the same setting: of 0 and 0.0, as an option and an optimizer have it, too."""
+    return repr(float(value)) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
 
 
 def value_of(run: ListedRun, column: str) -> Any:

@@ -94,23 +94,16 @@ def to_plain(value: Any) -> Any:
     return value if not isinstance(value, float) or abs(value) < float("inf") else str(value)
 
 
-def list_runs(parent: Path) -> list[RunLine]:
-    """All runs in a folder, in no order.
-
-    Raises:
-        NotARunError: there is no such folder.
-    """
-    return each_run(read_line, find_runs(parent))
-
-
 def find_runs(parent: Path) -> list[Path]:
-    """The folders in a folder that are runs.
+    """The folders in a folder that are runs; of a run, itself.
 
     Raises:
         NotARunError: there is no such folder.
     """
     if not parent.is_dir():
         raise NotARunError(f"{str(parent)!r} is not a folder.", repair="name the folder that holds the runs.")
+    if is_run(parent):
+        return [parent if parent.name else parent.absolute()]
     folders = [path for path in sorted(parent.iterdir()) if path.is_dir()]
     return [path for path, is_one in zip(folders, each_run(is_run, folders), strict=True) if is_one]
 

@@ -268,21 +268,6 @@ class PartFile:
         names = self.metadata.schema.to_arrow_schema().names if columns is None else list(columns)
         return self.open().read_row_group(number, columns=names, use_threads=False)
 
-    def read_rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Some columns of the rows from one on up to another, row group by row group.
-
-        Raises:
-            ValueError: there are not so many.
-        """
-        if self.metadata.num_rows < stop:
-            raise ValueError(f"it should hold at least {stop:,} rows")
-        end = 0
-        for number in range(self.metadata.num_row_groups):
-            begin, end = end, end + self.metadata.row_group(number).num_rows
-            low, high = max(start, begin), min(stop, end)
-            if low < high:
-                yield self.read_group(number, columns).slice(low - begin, high - low)
-
 
 def _open_source(path: Path) -> tuple[pa.NativeFile | None, int]:
     """A file to read, and how much of it is in memory; None for a large one in a store, which each reader opens."""

@@ -16,10 +16,11 @@ from retrograd.core.amounts import count_of, list_names
 from retrograd.core.drawings import drawn_by
 from retrograd.core.errors import DamagedRunError, NotARunError, NothingRecordedError, RunUnreachableError
 from retrograd.core.foreign.text import check_kinds, read_json
-from retrograd.core.guesses import Guided
+from retrograd.core.guesses import Guided, names_arguments
 from retrograd.core.history.ahead import read_each
 from retrograd.core.history.history import History
 from retrograd.core.history.names import SiteNames
+from retrograd.core.history.series import Series
 from retrograd.core.history.sink import Event
 from retrograd.core.history.table import read_events
 from retrograd.core.limits import LIMITS
@@ -78,6 +79,7 @@ class Rank:
     is_extra: bool = False
 
 
+@names_arguments
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run folder, or the folder of one of its ranks.
 
@@ -133,6 +135,10 @@ class Run(Guided):
         return f"Run({str(self.path)!r}, {self.status}, {ranks}{only}{also}{damaged}, {self.history!r})"
 
     _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_run")
+
+    def __getitem__(self, site: str) -> Series:
+        """One site over time: the same as ``run.history[site]``."""
+        return self.history[site]
 
     def refresh(self) -> None:
         """Take in what has been written since. Series and matrices that were taken before stay as they are.

@@ -55,6 +55,10 @@ class NotServedError(LookupError):
     """What was asked for is not there."""
 
 
+class TooMuchError(ValueError):
+    """More was asked for than one answer holds."""
+
+
 class OtherSitesError(LookupError):
     """Numbers of sites that were asked for mean others by now; the page learns of them with the next news."""
 
@@ -179,12 +183,14 @@ class FollowedRun:
         Nothing where there are new ones that are not read yet: the page asks again with the next news.
 
         Raises:
+            TooMuchError: that would be more than an answer holds.
             DamagedRunError: a file cannot be read.
         """
         with self._lock:
             self._read_curves()
             steps = self._scoped.columns.steps
             begin, end = np.searchsorted(steps, columns.step), np.searchsorted(steps, columns.until, side="right")
+            _check_size((len(names) + 1) * int(end - begin) // max(columns.width, 1))
             if self._curves_of != self._run.history.all_events.count:
                 return b""
             first = columns.step if begin else None
@@ -213,6 +219,7 @@ class FollowedRun:
         Raises:
             NotServedError: there is no such statistic.
             OtherSitesError: the run has other sites by now.
+            TooMuchError: that would be more than an answer holds.
             DamagedRunError: a file cannot be read.
         """
         return self._read(lambda scope: _pack_numbers(names, _choose(scope, chosen)), columns)
@@ -222,6 +229,7 @@ class FollowedRun:
 
         Raises:
             OtherSitesError: the run has other sites by now.
+            TooMuchError: that would be more than an answer holds.
             DamagedRunError: a file cannot be read.
         """
         return self._read(lambda scope: _describe_exponents(_choose(scope, chosen)), columns)
@@ -384,7 +392,13 @@ def _choose(scope: Scope, chosen: ChosenSites) -> Scope:
     return replace(scope, sites=[scope.sites[number] for number in chosen.series])
 
 
+def _check_size(cells: int) -> None:
+    if cells > LIMITS.answer_cells:
+        raise TooMuchError
+
+
 def _pack_numbers(names: Sequence[str], scope: Scope) -> bytes:
+    _check_size(len(names) * len(scope.sites) * len(scope.columns))
     known = {each.name: each for each in list_measures(scope.history.manifest)}
     if not known.keys() >= set(names):
         raise NotServedError
@@ -403,6 +417,7 @@ def _pack_numbers(names: Sequence[str], scope: Scope) -> bytes:
 
 
 def _describe_exponents(scope: Scope) -> dict[str, Any]:
+    _check_size(64 * len(scope.sites) * len(scope.columns))
     block = make_exponent_block(scope)
     return {"exponents": block and block.facts, "text": block.text if block else ""}
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import secrets
+import socket
 import sys
+import tempfile
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,11 +22,19 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from retrograd.core.errors import LaunchError, RunError
 from retrograd.core.foreign.text import parse_json, parse_object, show_plainly
+from retrograd.core.limits import LIMITS
 from retrograd.core.notices import say
 from retrograd.core.runs.layout import find_rank_folders, is_run
 from retrograd.core.runs.listing import find_runs
 from retrograd.core.serving.compared_runs import ComparedRuns
-from retrograd.core.serving.followed_run import ChosenSites, ColumnRange, FollowedRun, NotServedError, OtherSitesError
+from retrograd.core.serving.followed_run import (
+    ChosenSites,
+    ColumnRange,
+    FollowedRun,
+    NotServedError,
+    OtherSitesError,
+    TooMuchError,
+)
 from retrograd.core.serving.listed_runs import ListedRuns
 from retrograd.core.views.page.frame import frame_page
 
@@ -37,6 +48,10 @@ _LARGEST = 1 << 53
 
 _NOTHING_YET = b"""<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>retrograd</title>
 <p>Nothing was recorded yet. This page looks again every second."""
+
+_REDIRECT = """<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={0}"><title>retrograd</title><p><a href="{0}">The page of the run</a>
+"""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -143,17 +158,75 @@ class RunServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, served: Served, port: int = 0) -> None:
         self.served = served
         self.token = secrets.token_urlsafe(18)
+        self.answering = threading.BoundedSemaphore(LIMITS.answers_at_once)
         self._reported: set[str] = set()
+        self._lock = threading.Lock()
+        self._idle: dict[socket.socket, None] = {}
+        self._connected = 0
+        self._redirect: Path | None = None
         super().__init__((HOST, port), _Handler)
 
     @property
     def address(self) -> str:
         """What to open in a browser."""
         return f"http://{HOST}:{self.server_port}/{self.token}/"
+
+    def write_redirect(self) -> Path:
+        """Write a page that leads to ours, and that this user alone can read: command lines can be read by everybody.
+
+        It is removed when the server closes.
+        """
+        handle, name = tempfile.mkstemp(prefix="retrograd-", suffix=".html")  # mode 0600
+        with open(handle, "w", encoding="utf-8") as file:  # noqa: PTH123  # of a number
+            file.write(_REDIRECT.format(self.address))
+        self._redirect = Path(name)
+        return self._redirect
+
+    def server_close(self) -> None:
+        """Close, and remove what was written."""
+        super().server_close()
+        if self._redirect is not None:
+            self._redirect.unlink(missing_ok=True)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, unless there are too many and none of them is idle."""
+        with self._lock:
+            self._connected += 1
+            oldest = next(iter(self._idle), None) if self._connected > LIMITS.connections else None
+            is_refused = self._connected > LIMITS.connections and oldest is None
+            if oldest is not None:
+                del self._idle[oldest]
+                with contextlib.suppress(OSError):  # it has gone away itself
+                    oldest.shutdown(socket.SHUT_RDWR)  # which wakes its thread
+            if not is_refused:
+                self._idle[request] = None
+        if is_refused:
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        with self._lock:
+            self._connected -= 1
+            self._idle.pop(request, None)
+        super().shutdown_request(request)
+
+    @contextlib.contextmanager
+    def working(self, request: socket.socket) -> Iterator[None]:
+        """While it is answered, a connection is not idle."""
+        with self._lock:
+            self._idle.pop(request, None)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._idle[request] = None
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A browser that goes away in the middle of an answer is no news; anything else is."""
@@ -175,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "retrograd"
     sys_version = ""
     protocol_version = "HTTP/1.1"
-    timeout = 60
+    timeout = LIMITS.connection_seconds
     kinds: ClassVar[dict[str, str]] = {
         "page": "text/html; charset=utf-8",
         "json": "application/json",
@@ -183,13 +256,22 @@ class _Handler(BaseHTTPRequestHandler):
     }
 
     def do_GET(self) -> None:
+        with self.server.working(self.connection):
+            self._answer_get()
+
+    def _answer_get(self) -> None:
+        if {"content-length", "transfer-encoding"} & {name.lower() for name in self.headers}:
+            self.close_connection = True  # a question has no body: it is not read
         path, _, query = self.path.partition("?")  # as it came: nothing is made of it for who lacks the token
         _, token, *words = [*map(unquote, path.split("/")), ""]
         if not self._is_from_here() or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._answer(HTTPStatus.FORBIDDEN, "page", b"The address is that which retrograd serve has printed.")
             return
         try:
-            kind, content = self._find(words[:-1], parse_qsl(query))
+            with self.server.answering:
+                kind, content = self._find(words[:-1], parse_qsl(query))
+        except TooMuchError:
+            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "page", b"This is more than one answer holds.")
         except NotServedError:
             self._answer(HTTPStatus.NOT_FOUND, "page", b"There is nothing here.")
         except _QueryError as error:
@@ -318,13 +400,13 @@ def _make_list(told: dict[str, Any]) -> str:
     return frame_page("retrograd.core.serving", "Runs", told, {}, is_served=True)
 
 
-def serve(path: Path, port: int, *, told: Callable[[str], None]) -> None:
+def serve(path: Path, port: int, *, told: Callable[[RunServer], None]) -> None:
     """Serve until somebody interrupts.
 
     Args:
         path: a run, or a folder that holds runs.
         port: where; 0 for any that is free.
-        told: called with the address once it can be opened.
+        told: called with the server once its address can be opened.
 
     Raises:
         NotARunError: there is nothing to serve.
@@ -337,5 +419,5 @@ def serve(path: Path, port: int, *, told: Callable[[str], None]) -> None:
         problem = f"Port {port} cannot be used: {error.strerror or error}."
         raise LaunchError(problem, repair="give another --port, or none.") from error
     with server:
-        told(server.address)
+        told(server)
         server.serve_forever()

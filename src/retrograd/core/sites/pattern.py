@@ -6,6 +6,7 @@
     "*:parameters.grad"         all sites of a kind: ``outputs``, ``inputs`` or ``parameters``; see below
     "re:^blocks[.][0-3]:"       regular expression, searched; a compiled one does as well
     nn.LayerNorm                a module type: everything that is recorded by default of its instances
+    model.blocks[3]             a module, where the model is at hand: the same as its name
     lambda c: c.site.path ...   any predicate on a :class:`Candidate`
 
 Functions that modules call are meant by patterns that name them, behind a slash or by the nodes that they make, and by
@@ -176,6 +177,12 @@ class Candidate:
 Pattern = str | re.Pattern[str] | type | Callable[[Candidate], bool]
 Test = Callable[[Candidate], bool]
 
+
+def is_module(pattern: object) -> bool:
+    """Return whether it is a module itself; torch is not loaded for the question."""
+    return hasattr(type(pattern), "named_modules")
+
+
 _CALLED = re.compile(r'(?P<path>(?:"(?:[^"\\]|\\.)*"|[^#"])*)#(?P<call>[^:]*)(?::.*)?', re.DOTALL)
 
 
@@ -197,6 +204,8 @@ def compile_pattern(pattern: Pattern) -> Test:
         return lambda candidate: pattern.search(name(candidate.site)) is not None
     if isinstance(pattern, type):
         return lambda candidate: isinstance(candidate.module, pattern) and candidate.is_default
+    if is_module(pattern):
+        return lambda candidate: candidate.module is pattern and candidate.is_default
     if callable(pattern):
         return lambda candidate: bool(pattern(candidate))
     raise PatternError(
@@ -277,7 +286,7 @@ def describe_pattern(pattern: Pattern) -> str:
         return repr(pattern)
     if isinstance(pattern, re.Pattern):
         return f"'re:{pattern.pattern}'"
-    return getattr(pattern, "__qualname__", repr(pattern))
+    return f"a {type(pattern).__name__}" if is_module(pattern) else getattr(pattern, "__qualname__", repr(pattern))
 
 
 def _compile_glob(pattern: str) -> Test:

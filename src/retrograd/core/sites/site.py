@@ -164,6 +164,12 @@ def accumulated_gradient(parameter: Site) -> Site:
     return replace(parameter, keys=(*parameter.keys, ACCUMULATED))
 
 
+def read_accumulated(site: Site) -> Site | None:
+    """The parameter of which this is what an optimizer gets; None for any other site."""
+    is_one = site.kind == "parameter" and site.keys[1:] and site.keys[-1] == ACCUMULATED
+    return replace(site, keys=site.keys[:-1]) if is_one else None
+
+
 def parse_site(text: str) -> Site:
     """Read the name of a site. ``str(parse_site(text))`` is ``text`` in its shortest form.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from functools import partial
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from retrograd.core.notices import Notices
 from retrograd.core.randomness import random_kept
 from retrograd.core.statistics.readable import UnreadableTensorError, make_readable
 from retrograd.core.statistics.row import ROW
@@ -27,6 +29,8 @@ __all__ = [
     "NativeSlab", "Slab", "Taken", "TorchSlab", "UnreadableTensorError", "copy_elements", "make_slab", "make_turns",
     "observe_updates", "sum_bits", "take",
 ]  # fmt: skip
+
+_notices = Notices()
 
 
 class Slab(Protocol):
@@ -146,4 +150,10 @@ def make_slab(device: str | torch.device = "cpu", histogram: bool = True, turns:
             from retrograd.core.statistics.cuda_slab import CudaSlab
 
         return CudaSlab(device, histogram, turns=turns)
+    if device.type == "cpu" and os.environ.get("RANK", "0") == "0":  # of many ranks one says it
+        _notices.warn_once(
+            "kernel",
+            "Statistics are computed by torch's operations, in about six times the time: retrograd's compiled kernel "
+            "is missing here. `retrograd doctor` says why.",
+        )
     return TorchSlab(device, histogram, turns)

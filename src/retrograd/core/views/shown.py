@@ -7,14 +7,14 @@ A run records sites; a person looks at places. ``fc:weight``, ``fc:weight.grad``
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from retrograd.core.history.history import History
 from retrograd.core.history.matrix import check_name
 from retrograd.core.history.sink import PHASES, Phase
 from retrograd.core.history.ungraded import list_ungraded
-from retrograd.core.sites.site import ACCUMULATED, WATCH, Quantity, Site, parse_leniently, says_call
+from retrograd.core.sites.site import WATCH, Quantity, Site, parse_leniently, read_accumulated, says_call
 
 
 def choose_sites(history: History, patterns: Iterable[str] | None) -> list[str]:
@@ -85,8 +85,8 @@ def group_places(sites: Iterable[str]) -> list[ModelPlace]:
     for text in sites:
         site = parse_leniently(text)
         quantity: Shown = site.quantity
-        if site.keys[-1:] == (ACCUMULATED,) and _kind(site) == "parameter":
-            site, quantity = replace(site, keys=site.keys[:-1]), "accumulated"
+        if parameter := read_accumulated(site):
+            site, quantity = parameter, "accumulated"
         name, label = (site.value.numbered, site.numbered_label) if says_call(text) else (str(site.value), site.label)
         place = places.get(name)
         if place is None:

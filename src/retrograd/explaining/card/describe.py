@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
+from retrograd.core.guesses import names_arguments
 from retrograd.core.runs.findings import Explained
 from retrograd.core.runs.reader import Given
 from retrograd.explaining.card.card import Card, CardEntry
@@ -27,6 +28,7 @@ TOPICS: tuple[Callable[[Record], Iterator[CardEntry]], ...] = (
 """What is said of a record, the most telling first."""
 
 
+@names_arguments
 def describe(what: Given) -> Card:
     """Describe what a run did, as far as its record tells: what was trained, on what, by which loss, and how.
 

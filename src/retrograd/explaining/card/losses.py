@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from retrograd.core.runs.loss_curve import reduce_curve
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import show, show_change, show_share
 from retrograd.explaining.findings.chain import factor_of
@@ -31,7 +32,7 @@ _EXACT = re.compile(r"\d+\.\d{4,}(?:e-?\d+)?")
 def describe_losses(record: Record) -> Iterator[CardEntry]:
     """What backward passes began from, by the line that made it; its values where all are of one loss."""
     losses, training = [each for each in describe_loss(record) if _is_minimised(record, each)], record.once(Training)
-    first, last, lost = training.initial, training.late, training.lost
+    first, last, lost = training.initial, reduce_curve(training.loss).final, training.lost
     curve, values = "", {}
     if len(losses) <= 1 and np.isfinite(first) and _is_one(training):
         ended = show(last) if lost is None else f"not finite from step {lost:,} on"

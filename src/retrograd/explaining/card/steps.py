@@ -40,7 +40,7 @@ def describe_cycle(record: Record) -> Iterator[CardEntry]:
     held = Counter(str(first.details.get("held", "")) for each in updates for first in each.named("backward")[:1])
     clears = list(dict.fromkeys(call.line for call in record.called("zero_grad")))
     text = " → ".join(_fold(calls))
-    text += f" (in {followed:,} of {len(looked):,} updates)" if others else ""
+    text += f" (so in {followed:,} of the {len(looked):,} updates after the first)" if others else ""
     text += "; updated without an optimizer of torch" if optimizer == BY_HAND else ""
     if "zero_grad" not in calls:
         before = _HELD.get(held.most_common(1)[0][0] if held else "", "")

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -79,8 +79,13 @@ class Comparison:
 
     __repr__ = __str__
 
-    def as_json_lines(self, run: str = "") -> str:
-        """Write the verdict as a line of JSON, and each finding as another; ``run`` names the second run of several."""
+    def as_json_lines(self, run: str = "", **told: Any) -> str:
+        """Write the verdict as a line of JSON, and each finding as another; ``run`` names the second run of several.
+
+        Args:
+            run: its name.
+            told: more of both runs, as JSON values.
+        """
         place = self.parting or self.first
         head = {
             **({"letter": self.letter, "run": run} if run else {}),
@@ -91,6 +96,7 @@ class Comparison:
             "distance": place.distance if place else 0.0,
             "limit": place.limit if place else None,
             "context": list(self.context),
+            **told,
         }
         plain = {name: str(value) if value == float("inf") else value for name, value in head.items()}
         lines = [json.dumps(plain, ensure_ascii=False, allow_nan=False), *(each.as_json() for each in self.findings)]

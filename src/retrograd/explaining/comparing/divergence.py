@@ -12,7 +12,7 @@ import numpy as np
 from retrograd.core.amounts import list_names
 from retrograd.core.history.sink import PHASES, Moment
 from retrograd.core.runs.findings import Evidence, Finding
-from retrograd.core.sites.site import Site, parse_leniently
+from retrograd.core.sites.site import Site, parse_leniently, read_accumulated
 from retrograd.explaining.comparing.differences import knows_inputs
 from retrograd.explaining.comparing.distance import FORMATS, GROWTH, ROUNDINGS, UPDATE, Distances, FloatArray, Floor
 from retrograd.explaining.comparing.pairs import Pairs
@@ -267,6 +267,9 @@ def tell_parting(parting: Divergence, a: Record, b: Record, before: Predecessors
 def _explain(site: Site, step: int, a: Record, before: Predecessors, *, knows_inputs: bool) -> tuple[str, str]:
     if site.quantity == "update" and str(site.value) in before.other_weights:
         return "parameters", f"Something has changed {site.value} before it was updated at step {step}."
+    if (parameter := read_accumulated(site)) is not None:
+        given = f"What the optimizer is given for {parameter} differs at step {step}"
+        return "update", f"{given}, though the gradients of all passes agree: something changes .grad after them."
     if site.quantity == "update":
         return "update", f"The update of {site.value} differs at step {step}, though its gradient agrees."
     if site.quantity == "grad":

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from retrograd.core.history.facts import Input, NonFinite, Operation
 from retrograd.core.history.rows import encode_phase
-from retrograd.core.sites.site import Site, parse_leniently
+from retrograd.core.sites.site import Site, parse_leniently, read_accumulated
 from retrograd.explaining.findings.chain import Chain, argument_of, count, name_of, shape_of
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.findings.training import Training
@@ -298,20 +298,23 @@ class Births:
     def _place(self, first: Site, step: int, *, is_behind: bool) -> Birth:
         if is_behind:  # the loss is lost, and all that the model gave is finite
             return Birth("forward", step, is_outside=True)
+        if parameter := read_accumulated(first):
+            reason = "its .grad is not finite before the update, though what each pass gave is"
+            return replace(self._place_update(str(parameter), step, knows_step=False), reason=reason)
         if first.quantity == "update":
-            return self._place_update(str(first.value), step)
+            return self._place_update(str(first.value), step, knows_step=True)
         if first.quantity == "grad":
             return Birth("backward", step, first.path, is_behind=first.kind == "output")
         return Birth("input" if first.kind == "input" else "forward", step, first.path)
 
-    def _place_update(self, parameter: str, step: int) -> Birth:
-        """The optimizer that holds a parameter, the line of its step, and whether its eps is 0 for that parameter."""
+    def _place_update(self, parameter: str, step: int, *, knows_step: bool) -> Birth:
+        """The optimizer that holds a parameter, the line of its step, and whether its eps is 0, if its step did it."""
         for name, made in self._record.optimizers.items():
             for group in made.groups:
                 if parameter in group.get("parameters", ()):
                     steps = [call for call in self._record.calls if call.name == "step" and call.about == name]
                     line = next((call.line for call in reversed(steps) if call.step <= step), "")
-                    reason = self._judge_epsilon(name, group.get("eps"), parameter, step)
+                    reason = self._judge_epsilon(name, group.get("eps"), parameter, step) if knows_step else ""
                     return Birth("update", step, parameter, (reason and made.line) or line, f"{name}.step", reason)
         return Birth("update", step, parameter)
 

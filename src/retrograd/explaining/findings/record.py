@@ -31,7 +31,7 @@ from retrograd.core.history.outline import RecordOutline
 from retrograd.core.history.rows import encode_phase
 from retrograd.core.history.series import Series
 from retrograd.core.history.sink import Event
-from retrograd.core.sites.site import ROOT, Site, parse_leniently
+from retrograd.core.sites.site import ROOT, Site, accumulated_gradient, parse_leniently
 from retrograd.explaining.findings.chain import Chain, name_of
 from retrograd.explaining.findings.updates import Update, by_optimizer, find_updates
 
@@ -209,6 +209,11 @@ class Record:
     def of_kind(self, kind: str, quantity: str = "value") -> list[Site]:
         """Recorded sites of one kind (``output``, ``input``, ``parameter``, ``watched``), in order of execution."""
         return [site for site in self.sites if site.kind == kind and site.quantity == quantity]
+
+    def gradient_of(self, parameter: Site) -> Site | None:
+        """What an optimizer gets for a parameter: of several passes what they left; None where it was not recorded."""
+        known = (site for site in (accumulated_gradient(parameter), parameter.grad) if str(site) in self.history)
+        return next(known, None)
 
     def series(self, site: Site | str, *, histograms: bool = False) -> Series:
         """A site over the training steps.

@@ -10,7 +10,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from retrograd.core.errors import AdjointError, FreedGraphError, NoGraphError
+from retrograd.core.errors import AdjointError, CallError, FreedGraphError, NoGraphError
+from retrograd.core.guesses import USES
 from retrograd.core.history.facts import Kink
 from retrograd.core.hooks.isolation import clone, copy_module, copy_nest, isolated_autograd, unseen_by_discovery
 from retrograd.core.hooks.names import compiled_regions, name_models, spread_batch, walk_modules
@@ -109,10 +110,13 @@ def find_kinks(model: nn.Module | Tensor, batch: Any = None, loss: Loss | None =
         FreedGraphError: a backward pass has freed the graph.
         AdjointError: the model cannot be copied.
         AttachError: for what is not a model.
+        CallError: a model, and no batch.
     """
     if isinstance(model, Tensor):
         return _look_at_graph(model)
     next(iter(name_models(model).values()))
+    if batch is None:
+        raise CallError("A model is run on a batch, and there is none.", repair=f"{USES['find_kinks']}.")
     randomness = Randomness()
     try:
         with unseen_by_discovery(), isolated_autograd():

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
 from types import FrameType
@@ -30,7 +30,7 @@ from retrograd.core.launch.start import make_environment, resolve_command
 from retrograd.core.limits import LIMITS
 from retrograd.core.notices import print_text, say, waiting
 from retrograd.core.runs.findings import Findings, store_findings
-from retrograd.core.runs.layout import find_latest, is_run
+from retrograd.core.runs.layout import MANIFEST, find_latest, is_run
 from retrograd.core.runs.reader import Run, open_run
 from retrograd.core.views.findings_text import format_findings, list_findings
 from retrograd.explaining.card.card import Card
@@ -38,6 +38,7 @@ from retrograd.explaining.card.describe import describe_record
 from retrograd.explaining.findings.explain import explain_record, make_record
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.launch.options import ExplainOptions
+from retrograd.explaining.views.annotations import find_root, format_github, format_sarif
 
 
 def explain_as_asked(arguments: ExplainOptions) -> int:
@@ -55,9 +56,11 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
     code = 0
     if arguments.card and arguments.fail_on:
         raise LaunchError("--card checks nothing that --fail-on could fail on.", repair="give one of the two.")
+    if arguments.card and arguments.form in ("github", "sarif"):
+        raise LaunchError(f"--card has no --format {arguments.form}.", repair="--format json, or leave it out.")
     if arguments.command:
         request = _make_request(arguments)
-        code = _run_watched(arguments.command, request, is_quiet=arguments.json)
+        code = _run_watched(arguments.command, request, is_quiet=arguments.form != "text")
         run, shown = open_folder(request.path), request.shown
         if not is_run(run):  # what was in the way has been said
             return code
@@ -72,9 +75,10 @@ def explain_as_asked(arguments: ExplainOptions) -> int:
             _print_card(card, about, arguments)
             return code
         findings, others = find_and_store(opened, record), find_in_others(opened, LIMITS.rows_at_end)
-    _print(about, findings, card, arguments)
+        place = find_place(opened)
+    _print(about, findings, card, arguments, place)
     if told := list_others(others, shown):
-        (say if arguments.json else print_text)("\n".join(told))
+        (print_text if arguments.form == "text" else say)("\n".join(told))
     if findings.unread:
         return 2
     asked = [findings, *(each for each in others.values() if each is not None)]
@@ -206,8 +210,15 @@ def list_others(others: Mapping[str, Findings | None], shown: str) -> list[str]:
     return lines
 
 
+def find_place(run: Run) -> str:
+    """``file:line`` of what has no line of its own: the beginning of the script that was recorded, or of the record."""
+    words = map(str, run.history.manifest.get("command", ()))
+    scripts = (word for word in words if word.endswith(".py") and Path(word).is_file())
+    return f"{next(scripts, run.path / MANIFEST)}:1"
+
+
 def _print_card(card: Card, about: str, arguments: ExplainOptions) -> None:
-    if arguments.json:
+    if arguments.form == "json":
         print_text(card.as_json(), is_json=True)
         return
     lines = [
@@ -224,9 +235,14 @@ def _list_card(card: Card, arguments: ExplainOptions) -> list[str]:
     return [text for line, more in zip(card.lines, details, strict=True) for text in (str(line), *more)]
 
 
-def _print(about: str, findings: Findings, card: Card, arguments: ExplainOptions) -> None:
-    if arguments.json:
-        print_text(findings.as_json_lines(), end="", is_json=True)
+def _print(about: str, findings: Findings, card: Card, arguments: ExplainOptions, place: str) -> None:
+    if arguments.form != "text":
+        formats: dict[str, Callable[[], str]] = {
+            "json": findings.as_json_lines,
+            "github": lambda: format_github(findings, find_root()),
+            "sarif": lambda: format_sarif(findings, find_root(), place),
+        }
+        print_text(formats[arguments.form](), end="", is_json=arguments.form != "github")
         return
     is_seen = sys.stdout.isatty()
     said = format_findings(

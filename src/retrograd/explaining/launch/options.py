@@ -24,6 +24,7 @@ examples:
   retrograd explain                                      the newest run below runs/
   retrograd explain runs/train-20250131-120000 -v        with the evidence
   retrograd explain runs/first --json --fail-on warning  JSON lines, and an exit code for CI
+  retrograd explain runs/first --format sarif > log.sarif
   retrograd explain runs/first --card                    what it did, without what is wrong
   retrograd explain train.py --lr 0.1                    run it, watched closely, and explain what it did
   retrograd explain --steps 20 -m package.train          no longer than 20 steps
@@ -40,9 +41,22 @@ to it.
     all: bool = option("--all", False, "all findings (default: at most five)")
     not_checked: bool = option("--not-checked", False, "what could not be checked, and why")
     card: bool = option("--card", False, "what the run did, alone: nothing is checked")
-    json: bool = option("--json", False, "all findings, as lines of JSON; with --card the card, as one object")
+    format: Literal["text", "json", "github", "sarif"] = option(
+        "--format",
+        "text",
+        "all findings as lines of JSON (with --card the card, as an object), as annotations of GitHub Actions, or in "
+        "SARIF 2.1.0",
+        group="form",
+    )
+    json: bool = option("--json", False, "the same as --format json", group="form")
+    schema: bool = option("--schema", False, "print the JSON schema of --format json, and nothing else", group="form")
     fail_on: Literal["critical", "warning", "note"] | None = option(
         "--fail-on", None, "exit with 1 if a finding is this severe, or worse"
     )
     steps: int | None = option("--steps", None, "of a command: stop it after N steps", metavar="N")
     output: str | None = option("-o --output", None, "of a command: run folder, as for `retrograd run`", metavar="DIR")
+
+    @property
+    def form(self) -> str:
+        """The format that is asked for."""
+        return "json" if self.json else self.format

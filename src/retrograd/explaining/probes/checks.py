@@ -6,12 +6,14 @@ from typing import Any
 
 from torch import nn
 
+from retrograd.core.guesses import names_arguments
 from retrograd.explaining.probes.batch import read_batch
 from retrograd.explaining.probes.mixing import MixingProbe, PositionProbe, SampleProbe
 from retrograd.explaining.probes.result import Mixing
 from retrograd.explaining.probes.trial import Trial
 
 
+@names_arguments
 def check_batch(model: nn.Module, batch: Any, *, dim: int = 0) -> Mixing:
     """Check that what a model returns for a sample does not depend on other samples of the batch.
 
@@ -38,6 +40,7 @@ def check_batch(model: nn.Module, batch: Any, *, dim: int = 0) -> Mixing:
     return _ask(SampleProbe, model, batch, dim)
 
 
+@names_arguments
 def check_causal(model: nn.Module, tokens: Any, *, dim: int = 1) -> Mixing:
     """Check that what a model returns for a position does not depend on later positions.
 

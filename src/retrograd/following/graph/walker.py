@@ -239,9 +239,9 @@ def as_graph(given: Any) -> Iterable[Node]:
     """A graph as it is; of a tensor, or several, the graph that :func:`walk` finds.
 
     Raises:
-        NoGraphError: a tensor has none.
+        NoGraphError: a tensor has none; for a model.
     """
     several = given if isinstance(given, (list, tuple)) else (given,)
     is_of_tensors = bool(several) and all(isinstance(each, Tensor) for each in several)
-    graph: Iterable[Node] = walk(given) if is_of_tensors else given
+    graph: Iterable[Node] = walk(given) if is_of_tensors or isinstance(given, nn.Module) else given
     return graph

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import tempfile
 import traceback
@@ -33,6 +32,7 @@ from retrograd.core.hooks.nodes import (
 )
 from retrograd.core.hooks.reach import PassNodes
 from retrograd.core.norms import norm
+from retrograd.core.recording.scalar_watch import measure_memory
 from retrograd.following.bundles.bundle import open_bundle
 from retrograd.following.bundles.program import describe_error
 from retrograd.following.bundles.writer import write_bundle
@@ -386,7 +386,7 @@ def choose_meter(devices: set[torch.device]) -> Callable[[], int]:
     others = sorted((device for device in devices if device.type == "cuda"), key=str)
     if others:
         return lambda: torch.cuda.memory_allocated(others[0])
-    return _ask_glibc() or _resident_bytes
+    return _ask_glibc() or (lambda: int(measure_memory(()) or 0))
 
 
 def _ask_glibc() -> Callable[[], int] | None:
@@ -401,14 +401,6 @@ def _ask_glibc() -> Callable[[], int] | None:
         return int(info.uordblks + info.hblkhd)
 
     return read
-
-
-def _resident_bytes() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 # ---- pending ----

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.core.errors import RunWriteError
+from retrograd.core.guesses import names_arguments
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Phase
 from retrograd.core.history.ungraded import list_ungraded
@@ -37,6 +38,7 @@ from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_pl
 FILE_NAME = "report.html"
 
 
+@names_arguments
 def write_report(
     run: Given,
     path: str | os.PathLike[str] | None = None,

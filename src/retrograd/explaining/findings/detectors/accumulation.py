@@ -52,8 +52,8 @@ def _describe_missing_zero_grad(entry: Entry, optimizer: str, stale: list[Update
     held = {str(call.details.get("held", "")) for update in stale for call in update.named("backward")}
     seen = ", and .grad was neither None nor zero when backward began" if held == {"some"} else ""
     return entry.finding(
-        f"Gradients are {how} cleared: {len(stale)} of {len(later)} {whose} add to what the batches before had "
-        "left in .grad, so each is made of their sum",
+        f"Gradients are {how} cleared: {'all' if is_never else f'{len(stale)} of the'} {len(later)} {whose} after the "
+        "first add to what the batches before had left in .grad, so each is made of their sum",
         site=optimizer,
         step=0 if is_never else stale[0].step,
         last_step=stale[-1].step,

@@ -66,8 +66,8 @@ def _measure_share(
     norms = weights[:half]
     if group.get("decoupled_weight_decay"):
         return median(np.minimum(divide(rate * decay * norms, changes[:half]), 1.0))
-    sites = [str(updates.sites[k].value.grad) for k in lines]
-    known = [site for site in sites if site in record.history]
+    sites = [record.gradient_of(updates.sites[k].value) for k in lines]
+    known = [str(site) for site in sites if site is not None]
     pieces = (add_up(matrix.values) for [matrix] in record.history.matrices(["l2"], known))
     gradients = np.concatenate(list(pieces))[:half]
     size = min(len(gradients), len(norms))
@@ -119,11 +119,11 @@ def adam_epsilon(record: Record, entry: Entry) -> Iterator[Finding]:
 def _measure(record: Record, names: set[str]) -> tuple[float, float]:
     """Median over parameters and steps of the root mean square of gradients, and of updates."""
     sites = [site for site in record.of_kind("parameter", "update") if not names or str(site.value) in names]
-    sites = [site for site in sites if site.value.grad in record.sites]
-    if not sites:
+    given = {str(site): str(got) for site in sites if (got := record.gradient_of(site.value)) is not None}
+    if not given:
         return float("nan"), float("nan")
-    gradients = record.history.matrix("rms", [str(site.value.grad) for site in sites]).values
-    moved = record.history.matrix("rms", [str(site) for site in sites]).values
+    gradients = record.history.matrix("rms", [*given.values()]).values
+    moved = record.history.matrix("rms", [*given]).values
     return median(gradients), median(moved)
 
 

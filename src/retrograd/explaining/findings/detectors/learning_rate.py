@@ -12,6 +12,7 @@ from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.births import Births
 from retrograd.explaining.findings.detectors.units import DEAD, list_dead
 from retrograd.explaining.findings.entry import Entry, Family
+from retrograd.explaining.findings.jumps import tell_jump
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import MOVED, ROSE, Training, is_adaptive
 from retrograd.explaining.findings.update_norms import UpdateNorms
@@ -115,6 +116,7 @@ def _describe_learning_rate_too_high(
         line=record.optimizer_line,
         evidence=[
             ("‖Δw‖/‖w‖", ratio, f"> {LARGE:g}"),
+            *tell_jump(record, step),
             ("loss before", before),
             ("largest finite loss", float(finite.max()), f"> {ROSE:g} × before, or > 1.5 × and 6 × noise"),
             ("loss at the end", late, f"not < {MOVED:g} × before"),

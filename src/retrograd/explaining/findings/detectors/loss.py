@@ -11,6 +11,7 @@ from retrograd.core.history.weights_facts import Load
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.chain import Chain, count, is_float
 from retrograd.explaining.findings.entry import Entry, Family
+from retrograd.explaining.findings.jumps import tell_jump
 from retrograd.explaining.findings.numbers import median
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import ROSE, FloatArray, IntArray, Training
@@ -87,6 +88,7 @@ def loss_spike(record: Record, entry: Entry) -> Iterator[Finding]:
         evidence=[
             ("loss over its running median", float(during[0] / before), "> 10"),
             ("steps above the noise", length, "≥ 5"),
+            *tell_jump(record, int(steps[max(start - 1, 0)])),
         ],
     )
 

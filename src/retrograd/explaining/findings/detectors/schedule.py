@@ -12,6 +12,7 @@ from retrograd.core.amounts import list_names
 from retrograd.core.history.facts import Call
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.entry import Entry, Family
+from retrograd.explaining.findings.jumps import tell_jump
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import as_list
 from retrograd.explaining.findings.updates import Update, by_optimizer
@@ -273,5 +274,6 @@ def rate_jump(record: Record, entry: Entry) -> Iterator[Finding]:
                     evidence=[
                         ("rise of the learning rate", float(rates[place] / rates[place - 1]), "≥ 10"),
                         ("loss after it, by that before", behind / before if before else behind, "> 1.5"),
+                        *tell_jump(record, step),
                     ],
                 )
