@@ -1,8 +1,8 @@
 """Rules: what takes the place of an activation or a gradient. These names are ``rg.rules``."""
 
-from typing import TYPE_CHECKING
+import typing
 
-from retrograd.core.guesses import guide
+from retrograd.core.guesses import guide as _guide
 from retrograd.rewriting.rules.clipping import AGC as AGC
 from retrograd.rewriting.rules.clipping import AdaGC as AdaGC
 from retrograd.rewriting.rules.clipping import AutoClip as AutoClip
@@ -30,7 +30,7 @@ from retrograd.rewriting.rules.spam import PeakClip as PeakClip
 from retrograd.rewriting.rules.spam import SpikeClip as SpikeClip
 from retrograd.rewriting.rules.substitute import Substitute as Substitute
 
-if not TYPE_CHECKING:
+if not typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        raise guide("rules", name, globals(), what="rg.rules")
+        raise _guide("rules", name, globals(), what="rg.rules")
