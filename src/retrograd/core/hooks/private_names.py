@@ -179,7 +179,7 @@ NEEDED: tuple[PrivateNames, ...] = (
     _names(
         "the store of a process group, by which ranks agree on the steps that a budget records",
         _RAISES,
-        "._get_default_store",
+        "torch.distributed.distributed_c10d:_get_default_store",
     ),
     _names(
         "our functions run in the interpreter, whatever torch.compile does around them",
