@@ -292,9 +292,9 @@ def _export(folder: Path) -> Any:
 
 
 def _ls(folder: Path) -> Any:
-    from retrograd.core.runs.listing import list_runs
+    from retrograd.core.runs.listing import find_runs, read_line
 
-    return list_runs(folder.parent)
+    return list(map(read_line, find_runs(folder.parent)))
 
 
 def _report(folder: Path) -> Any:

@@ -175,12 +175,15 @@ def test_the_record_of_a_dropped_model_is_that_of_one_that_is_kept(kind: Any, ch
 # ---- models one after the other -------------------------------------------------------------------------------
 
 
+NAMES = [f"model{number}" for number in range(12)]
+
+
 def sweep(*, is_kept: bool) -> Collector:
     """Models of one shape, so that a later one lies where an earlier one lay."""
     seen, held = Collector(), []
     recorder: Recorder | None = None
     numbers: list[set[int]] = []
-    for name in ("one", "two", "three", "four"):
+    for name in NAMES:
         torch.manual_seed(1)
         model = Shared()
         if recorder is None:
@@ -201,7 +204,7 @@ def sweep(*, is_kept: bool) -> Collector:
 def test_a_later_model_is_not_taken_for_one_that_lay_there_before() -> None:
     dropped, kept = sweep(is_kept=False), sweep(is_kept=True)
     assert {row.site for row in dropped.rows} == {row.site for row in kept.rows}
-    for name in ("one", "two", "three", "four"):
+    for name in NAMES:
         mine, other = ([row for row in rows(seen) if row[3].startswith(f"{name}.")] for seen in (dropped, kept))
         assert mine == other
     assert dropped.facts["not_recorded"] == kept.facts["not_recorded"]

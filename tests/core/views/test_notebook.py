@@ -195,7 +195,7 @@ def test_scalars_have_their_units_and_a_loss_that_is_lost_is_seen() -> None:
     low, high = np.nanmin(scalars["loss"].values), np.nanmax(scalars["loss"].values)
     assert cells["loss"][1:] == ["NaN", f"{low:.3g}", f"{high:.3g}"]
     assert cells["lr"][1:] == ["0.5"] * 3
-    assert cells["memory"][1].endswith(" MB")
+    assert cells["memory"][1].endswith((" MB", " GB"))
     assert cells["throughput"][1].endswith(" samples/s")
     logged = next(numbers for name, numbers in cells.items() if name.startswith("<img"))
     assert logged[0].strip()

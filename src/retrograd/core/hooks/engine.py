@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
@@ -107,7 +108,12 @@ def uncompiled_itself(function: F) -> F:
     """
     assert isinstance(function, FunctionType)
     function.__code__ = _uncounted(function.__code__)
-    linecache.lazycache(function.__code__.co_filename, function.__globals__)  # tracebacks show its lines all the same
+    room = function.__globals__
+    loader = room["__loader__"]
+    if not hasattr(loader, "get_source"):  # pytest's own, which loads the packages of its plugins
+        loader = SourceFileLoader(room["__name__"], room["__file__"])
+    # tracebacks show its lines all the same
+    linecache.lazycache(function.__code__.co_filename, {"__name__": room["__name__"], "__loader__": loader})
     return _leave(function, eval_frame._FrameExecStrategy(_SKIP, _AS_EVER))
 
 
