@@ -155,6 +155,8 @@ def describe_schedule(manifest: Mapping[str, Any]) -> str:
     steps, recorded, updates, measured = (told.get(name) for name in ("steps", "recorded", "updates", "measured"))
     if not all(isinstance(each, int) for each in (steps, recorded, updates)):
         return schedule
+    if steps == recorded == updates:
+        return "every step"
     counts = f"{recorded:,} of {steps:,} steps, {updates:,} with updates"
     spent = f"; {100 * measured:.2g} % measured beyond unrecorded steps" if isinstance(measured, float) else ""
     return f"{schedule} ({counts}{spent})"

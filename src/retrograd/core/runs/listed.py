@@ -101,9 +101,9 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 def find_differing(settings: Sequence[Mapping[str, Setting]]) -> list[str]:
     """Names of the settings in which runs differ, each once: of two that go together the first.
 
-    ``argv`` is left out where options say the same.
+    ``argv`` is left out where options say the same; and which steps were recorded, which changes no training.
     """
-    names = list(dict.fromkeys(name for each in settings for name in each))
+    names = list(dict.fromkeys(name for each in settings for name in each if name != "schedule"))
     columns = {name: tuple(_sort_of(each.get(name)) for each in settings) for name in names}
     differing = {name: column for name, column in columns.items() if len(set(column)) > 1}
     argv = differing.pop("argv", None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from retrograd.core.amounts import count_more, list_names
+from retrograd.core.amounts import list_names
 from retrograd.core.drawings import drawn_by
 from retrograd.core.foreign.text import show_plainly
 from retrograd.core.runs.findings import make_plain, shorten_line
@@ -89,7 +89,7 @@ def _shorten(groups: list[list[CardEntry]], most: int) -> Iterator[CardEntry]:
         first, names = alike[0], list_names(list(dict.fromkeys(each.label for each in alike if each.label)), 2)
         yield CardEntry(
             topic=first.topic,
-            text=first.text + (f"; {count_more(left, first.topic)}" if left and number == most else ""),
+            text=first.text + (f"; {left:,} more" if left and number == most else ""),
             label=f"{names}, each" if len(alike) > 1 and names else names,
             line=first.line if len({each.line for each in alike}) == 1 else "",
             details=tuple(detail for each in alike for detail in each.details),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -41,11 +42,12 @@ def _list_commands(findings: Iterable[Finding], root: Path) -> Iterator[str]:
         place = {"file": file.as_posix(), "line": line} if file is not None and not file.is_absolute() else {}
         about = {**place, "title": f"retrograd: {finding.detector}"}
         properties = ",".join(f"{name}={_escape_property(str(value))}" for name, value in about.items())
-        yield f"::{_COMMANDS[finding.severity]} {properties}::{_escape(_tell(finding))}"
+        yield f"::{_COMMANDS[finding.severity]} {properties}::{_escape(_tell(finding, with_line=not place))}"
 
 
-def _tell(finding: Finding) -> str:
-    """What is said of a finding, with its place and what to do."""
+def _tell(finding: Finding, *, with_line: bool) -> str:
+    """What is said of a finding, with its place and what to do; its line where nothing else tells that."""
+    finding = finding if with_line else replace(finding, line="")
     repair = tell_repair(finding)
     lines = (finding.message, " · ".join(list_place(finding)), f"To do: {repair}" if repair else "")
     return "\n".join(show_plainly(line, keep="") for line in lines if line)
@@ -110,7 +112,7 @@ def _describe(finding: Finding, root: Path, place: str) -> dict[str, Any]:
     return {
         "ruleId": finding.detector,
         "level": _LEVELS[finding.severity],
-        "message": {"text": _tell(finding)},
+        "message": {"text": _tell(finding, with_line=file is None)},
         **({"locations": [location]} if location else {}),
         "properties": finding.as_dict(),
     }

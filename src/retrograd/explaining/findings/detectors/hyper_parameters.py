@@ -79,16 +79,18 @@ def _describe_weight_decay_dominates(
 ) -> Finding:
     updates = record.once(Training).updates
     low = int(np.argmin(weights))
+    part = f"makes {share:.0%} of an update"
+    if group.get("decoupled_weight_decay"):  # the gradient may pull the other way
+        part = f"is {share:.0%} as large as an update" if share < 1 else "is as large as a whole update, or larger"
     return entry.finding(
-        f"Weight decay outweighs the gradient: that of {name}, {group['weight_decay']:g}, makes {share:.0%} of an "
-        "update, and "
+        f"Weight decay outweighs the gradient: that of {name}, {group['weight_decay']:g}, {part}, and "
         f"the norm of the weights fell from {weights[0]:.3g} to {weights[low]:.3g} at step {updates.steps[low]}.",
         site=name,
         step=int(updates.steps[0]),
         last_step=record.last_step,
         line=record.optimizer_line,
         evidence=[
-            ("decay's part of an update", share, f"> {HALF:g}"),
+            ("decay beside the update, at most 1", share, f"> {HALF:g}"),
             ("norm of the weights over that at first", float(weights[low] / weights[0]), f"< {SHRUNK:g}"),
         ],
     )

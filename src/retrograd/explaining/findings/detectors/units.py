@@ -84,10 +84,12 @@ def _describe_dead_units(entry: Entry, record: Record, found: list[Dead], bound:
     more = f", and so have those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
     whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
     began_so = worst.since <= record.steps[0]
-    start = "since the first step: they were initialised that way" if began_so else f"since step {worst.since}"
+    start = "since the first step" if began_so else f"since step {worst.since}"
+    cause = ": they were initialised that way" if began_so else ""
     change = "Initialise the biases before it at 0" if began_so else "Lower the learning rate"
     return entry.finding(
-        f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for every sample {start}{more}.",
+        f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for every sample "
+        f"{start}{more}{cause}.",
         severity="critical" if worst.share == 1 else "warning",
         site=worst.layer.path,
         step=worst.since,
