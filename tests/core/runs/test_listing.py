@@ -275,3 +275,11 @@ def test_a_folder_of_runs_means_its_newest_and_a_mistyped_run_is_named(
 )
 def test_script_and_options_are_told_apart_however_it_was_started(command: list[str], script: str) -> None:
     assert read_settings({"command": command}) == {"script": script, "argv": "--lr 0.1", "--lr": 0.1}
+
+
+def test_a_number_is_the_same_setting_however_it_is_written_and_however_large() -> None:
+    large = 10**400  # no float holds it
+    assert find_differing([{"lr": 0, "seed": large}, {"lr": 0.0, "seed": large}]) == []
+    assert find_differing([{"seed": large}, {"seed": large + 1}]) == ["seed"]
+    assert find_differing([{"flag": True}, {"flag": 1}]) == ["flag"]
+    assert find_differing([{"lr": math.nan}, {"lr": float("nan")}]) == []

@@ -56,7 +56,14 @@ class StoreBoard:
 
 
 def find_board(name: str) -> StoreBoard | None:
-    """A board of the processes that have found each other; None where this is the only one, or knows of no others."""
+    """A board of the processes that have found each other.
+
+    None where this is the only one, or where they have no store that answers: those of MPI have none, and a group that
+    stands for others has one that holds nothing.
+    """
     if not has_other_processes():
         return None
-    return StoreBoard(sys.modules["torch.distributed.distributed_c10d"]._get_default_store(), name)
+    try:
+        return StoreBoard(sys.modules["torch.distributed.distributed_c10d"]._get_default_store(), name)
+    except Exception:  # of any kind, for any library may make a store
+        return None

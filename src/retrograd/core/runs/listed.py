@@ -114,9 +114,9 @@ def find_differing(settings: Sequence[Mapping[str, Setting]]) -> list[str]:
     return kept
 
 
-def _sort_of(value: Setting | None) -> str:
-    """A text that is the same for the same setting: of 0 and 0.0, as an option and an optimizer have it, too."""
-    return repr(float(value)) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+def _sort_of(value: Setting | None) -> tuple[bool, Setting | None]:
+    """What is equal for the same setting: of 0 and 0.0, as an option and an optimizer have it; not of 1 and True."""
+    return isinstance(value, bool), repr(value) if value != value else value  # NaN differs from itself
 
 
 def value_of(run: ListedRun, column: str) -> Any:
@@ -189,7 +189,7 @@ def _order_of(run: ListedRun, column: str) -> tuple[int, Any]:
         return 0, [counts.get(each, 0) for each in _WORST]
     if isinstance(value, str):
         return 1, natural(value)
-    return (2, None) if math.isnan(value) else (0, value)
+    return (2, None) if value != value else (0, value)
 
 
 # ---- choice ----
