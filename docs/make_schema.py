@@ -153,7 +153,8 @@ A tensor that training changed in place before it was written is not stored; an 
 ## manifest.json
 
 `format`, `versions`, `command`, `seed`, `git` (`commit`, `dirty`), `host`, `platform`, `pid`, `started`, `sites`,
-and what the recorder tells, such as `model` and `selection`. `resumed` lists the facts of each later session. `model`
+and what the recorder tells, such as `model`, `selection`, `batch` (that of the first training step) and `parameters`
+(of the models that optimizers train, each tensor once). `resumed` lists the facts of each later session. `model`
 has a row for each module: its `path`, `type`, number of own `parameters` and of `trainable` ones, their `dtype` and
 `shapes`, `settings` as it shows them itself, and under `retrograd run` the `line` that constructed it. Where one
 model is split over ranks, `split` tells with which `ranks` the rank that writes it shares each forward (tensor

@@ -22,7 +22,7 @@ class Found:
         self.called: list[nn.Module | None] = []
         self.errors: list[Exception] = []
         self.left_out: list[tuple[object, str]] = []
-        self.search = Search(self.note, self.errors.append, self.leave_out)
+        self.search = Search(self.note, lambda: None, self.errors.append, self.leave_out)
 
     def leave_out(self, about: object, error: Exception) -> None:
         self.left_out.append((about, str(error)))

@@ -121,7 +121,7 @@ def test_the_calls_from_one_update_to_the_next(tmp_path: Path) -> None:
     card = rg.describe(tmp_path / "run")
     assert texts(card, "update") == ["4 × (forward → backward) → step → zero_grad"]
     assert texts(card, "modes") == [
-        "32 forwards in training mode with grad (at 8 steps); 3 forwards in eval mode without grad (at 1 step)"
+        "32 forwards in training mode with grad (in 8 steps); 3 forwards in eval mode without grad (in 1 round)"
     ]
 
 

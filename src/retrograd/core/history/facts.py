@@ -205,6 +205,8 @@ class Parameter(Fact):
         digest: as of an input.
         same_rows: rows of a matrix that are equal to another row of it, bit for bit.
         tied: other names of the same tensor.
+        held: an optimizer that has updated, by then or before, holds this very tensor; None where none holds any of
+            its model, and in a run of an older version.
     """
 
     kind = "parameter"
@@ -215,6 +217,7 @@ class Parameter(Fact):
     digest: str = ""
     same_rows: int = 0
     tied: tuple[str, ...] = ()
+    held: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,8 @@ class LateSink:
         step_made: called for every step that has been trained.
         failed: called once if the real sink cannot be made; what is told is then lost.
 
+    Attributes:
+        means_to_train: a backward pass has begun.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class LateSink:
         self._sink: FolderSink | None = None
         self._held: deque[Callable[[Sink], None]] = deque(maxlen=HELD)
         self._files: dict[str, Callable[[BinaryIO], None]] = {}
-        self._is_lost = self._means_to_train = False
+        self._is_lost = self.means_to_train = False
         self._lock = threading.RLock()
         self._last_step = self._last_update = -1
         self._passes = self._updates = 0
@@ -124,15 +126,15 @@ class LateSink:
             self._last_update = event.moment.step
             self._updates += 1
         self._pass_on(lambda sink: sink.add_event(event), event.moment.step if trained else None)
-        if event.kind == "error" and self._means_to_train and not self.is_open and not self._is_lost:
+        if event.kind == "error" and self.means_to_train and not self.is_open and not self._is_lost:
             self._open()
 
     def add_tensor(self, kept: KeptTensor) -> None:
         self._pass_on(lambda sink: sink.add_tensor(kept), None)
 
-    def means_to_train(self) -> None:
+    def mean_to_train(self) -> None:
         """The program means to train: of its error there is to be a record, too, if it dies before it has."""
-        self._means_to_train = True
+        self.means_to_train = True
 
     def add_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
         """Write a file of another kind, as soon as there is a folder for it."""

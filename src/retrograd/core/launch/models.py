@@ -9,7 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.optim.optimizer import Optimizer
 
 from retrograd.core.errors import RecordingError
@@ -37,7 +39,8 @@ PATIENCE = 20
 
 _WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "_FabricModule"}
 
-_OURS = f"{Path(__file__).parents[2]}/"
+_NOT_OF_PROGRAM = (f"{Path(__file__).parents[2]}/", f"{Path(torch.__file__).parent}/")
+"""Whose variables say nothing of what the program calls a model."""
 
 
 class Search:
@@ -51,6 +54,7 @@ class Search:
     Args:
         found: called with models that are new, or have new modules, and with the module that is about to run; None
             for models that have run before.
+        optimizer_made: called when an optimizer has got parameters, from its constructor or later.
         failed: called when the search ends before its time.
         left_out: called with what could not be looked at, and why; all else is looked at as before.
         earlier: modules and optimizers that were there before, of which none is found unless it is used.
@@ -59,11 +63,13 @@ class Search:
     def __init__(
         self,
         found: Callable[[list[nn.Module], nn.Module | None], None],
+        optimizer_made: Callable[[], None],
         failed: Callable[[Exception], None],
         left_out: Callable[[object, Exception], None],
         earlier: Iterable[nn.Module | Optimizer] = (),
     ) -> None:
         self._found = found
+        self._optimizer_made = optimizer_made
         self._failed = failed
         self._left_out = left_out
         self._parents = ModuleParents(earlier)
@@ -111,6 +117,8 @@ class Search:
 
     def _meet(self, module: nn.Module) -> None:
         """Find the model of a module that is called for the first time."""
+        if _makes_parameter():
+            return
         if _is_slice(module, self._known):
             self._known.add(module)
             return
@@ -147,6 +155,10 @@ class Search:
             self._parents.look_around()
             return self._parents.has_optimizers
 
+    def passes_over(self, model: nn.Module) -> bool:
+        """Return whether there are optimizers, as of the last look around, and none holds a parameter of a model."""
+        return self._parents.has_optimizers and not self._parents.is_trained(model)
+
     @property
     def blind_call(self) -> str:
         """Line of the first call of a module with gradients switched off; empty where there was none."""
@@ -170,6 +182,8 @@ class Search:
             self._settled.discard(optimizer)
             self._unsettled.add(optimizer)
             self._look_again()
+        self._parents.use(optimizer)
+        self._optimizer_made()
 
     def update_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
         if optimizer not in self._settled:
@@ -259,8 +273,9 @@ class ModuleParents:
         self._parents.setdefault(child, IdentitySet()).add(parent)
 
     def use(self, optimizer: Optimizer) -> None:
-        """An optimizer updates: it is not over."""
+        """An optimizer gets parameters, or updates: it is not over."""
         self._earlier.discard(optimizer)
+        self._optimizers.add(optimizer)
 
     def look_around(self) -> None:
         """Learn from all live objects."""
@@ -289,6 +304,10 @@ class ModuleParents:
             trained = self._trained_parameters()
             tops.sort(key=lambda top: _fitness(top, trained))
         return unwrap(tops[0])
+
+    def is_trained(self, model: nn.Module) -> bool:
+        """Return whether an optimizer holds a parameter of a model."""
+        return not self._trained_parameters().isdisjoint(map(id, parameters_of(model)))
 
     def find_trained(self, known: set[int]) -> list[nn.Module]:
         """The models that own what is trained: what optimizers update, or, without any, what requires grad.
@@ -338,6 +357,14 @@ def _is_slice(module: nn.Module, parts: Collection[nn.Module]) -> bool:
     return bool(children) and all(child in parts for child in children)
 
 
+def _makes_parameter() -> bool:
+    """Return whether a call computes a parameter of another module, which may not have its place in a model yet."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename != parametrize.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _has_child(parent: nn.Module, child: nn.Module) -> bool:
     """Return whether a module is still a child of this parent."""
     return any(module is child for module in children_of(parent))
@@ -354,6 +381,8 @@ def _fitness(top: nn.Module, trained: set[int]) -> tuple[int, int]:
 def choose_names(models: Sequence[nn.Module], taken: Collection[str] = ()) -> dict[str, nn.Module]:
     """A name for each model: none for a single one, else the variable or attribute that holds it, else its class.
 
+    One that is frozen has a name in any case: what is trained is another, or is to come.
+
     The variables are those of the code that runs now, from the outermost frame inwards, so that ``generator`` of the
     main program comes before the ``model`` of a function that trains any model.
 
@@ -361,7 +390,7 @@ def choose_names(models: Sequence[nn.Module], taken: Collection[str] = ()) -> di
         models: models that have no name yet.
         taken: names that others have.
     """
-    if len(models) == 1 and not taken:
+    if len(models) == 1 and not taken and any(each.requires_grad for each in parameters_of(models[0])):
         return {"": models[0]}
     variables = _name_by_variables(models)
     named: dict[str, nn.Module] = {}
@@ -391,10 +420,10 @@ def _variables() -> Iterator[tuple[str, object]]:
 
 
 def _frames() -> Iterator[FrameType]:
-    """The frames of the program, from the inside; without those of this package."""
+    """The frames of the program, from the inside; without those of torch and of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_OURS):
+        if not frame.f_code.co_filename.startswith(_NOT_OF_PROGRAM):
             yield frame
         frame = frame.f_back
 

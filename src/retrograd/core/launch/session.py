@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
@@ -113,14 +113,17 @@ class Session:
         self._exit: ExitNote | None = None
         self._spare = SpareFiles()
         self._inventory: Any = None
-        self._search = Search(self._record, self._give_up, self._leave_out, earlier)
+        self._search = Search(self._record, self._see_optimizer, self._give_up, self._leave_out, earlier)
         self._has_given_up = self._has_left_out = self._is_unchosen = False
         self._step: int | None = None
         backward_listeners.add(self)
         expect_recording(self)
         construction_watch.hold()
         load_watch.hold()
-        self._sink = LateSink(self._open_unless_apart, self._make_step, self._give_up)
+        self._sink = self._make_sink()
+
+    def _make_sink(self) -> LateSink:
+        return LateSink(self._open_unless_apart, self._make_step, self._give_up)
 
     def follow_process(self) -> None:
         """Record until the process ends."""
@@ -159,7 +162,7 @@ class Session:
             if self._recorder is not None:
                 error = self._describe_error(self._recorder, raised)
                 if error is not None and error["kind"] not in _LEFT and self._search.has_optimizers():
-                    self._sink.means_to_train()
+                    self._sink.mean_to_train()
                 self._recorder.close("finished" if error is None else "failed", error)
         except Exception as error:  # the program has ended, and a traceback would be taken for its own
             say(f"the end of the record is lost: {error!r}")
@@ -219,14 +222,17 @@ class Session:
         """Take one beside the recording, if that was asked for."""
         if self._request.inventory is None:
             return
-        self._inventory = find_provided("run_inventory")(self._request, self._sink.add_file)
+        self._inventory = find_provided("run_inventory")(self._request, self._add_file)
         self._inventory.follow_process()
+
+    def _add_file(self, name: str, write: Callable[[BinaryIO], None]) -> None:
+        self._sink.add_file(name, write)
 
     def backward_begins(self, roots: tuple[Tensor, ...]) -> None:
         """A backward pass begins. Where no model has been found by the first one, there is one without."""
         if is_rehearsal() or self._has_given_up or self._is_apart():
             return
-        self._sink.means_to_train()
+        self._sink.mean_to_train()
         with self._lock:
             self._begin()
         if self._recorder is not None:
@@ -256,6 +262,8 @@ class Session:
         if is_loader_worker() or (find_rank() is not None and self._is_apart()):
             return
         models = [model for model in models if model in self._names or self._can_be_walked(model)]
+        if models:
+            models = [*self._take_back_name(), *models]
         named = choose_names([model for model in models if model not in self._names], taken=self._taken)
         self._taken.update(named)
         self._names.update((model, name) for name, model in named.items())
@@ -271,6 +279,32 @@ class Session:
             self._obstacle = error.problem
             say(str(error))
             raise SystemExit(2) from None
+
+    def _see_optimizer(self) -> None:
+        if len(self._names) > 1:
+            with self._lock:
+                called = self._take_back_name()
+                if called:
+                    self._record(called, None)
+
+    def _take_back_name(self) -> list[nn.Module]:
+        """Begin again, before the first backward pass, where no optimizer holds the model that has no name.
+
+        Returns:
+            The models that have been called so far, which have no names any more.
+        """
+        recorder, called = self._recorder, list(self._names)
+        first = next((model for model in called if self._names[model] == ""), None)
+        is_late = self._sink.is_open or self._sink.means_to_train or (recorder and recorder.clock.outermost)
+        if recorder is None or first is None or is_late or not self._search.passes_over(first):
+            return []
+        self._recorder = None
+        self._sink.lose()
+        recorder.close("stopped")
+        self._sink = self._make_sink()
+        self._names.clear()
+        self._taken.clear()
+        return called
 
     def _add(self, models: list[nn.Module], named: dict[str, nn.Module]) -> None:
         if self._recorder is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import Optimizer
 
 from retrograd.core.amounts import list_names
 from retrograd.core.history.facts import MOST_OPTIMIZERS, Gap
@@ -20,8 +21,8 @@ from retrograd.core.hooks.listeners import SeeGradient, hidden_hooks, never_rais
 from retrograd.core.hooks.module import put_readers_last
 from retrograd.core.hooks.names import NamedModule, list_modules, list_swapped, name_models, walk_modules
 from retrograd.core.hooks.nested import Keys
-from retrograd.core.hooks.optimizer import call_listeners, optimizer_listeners
-from retrograd.core.hooks.parts import modules_of
+from retrograd.core.hooks.optimizer import call_listeners, held_by, optimizer_listeners
+from retrograd.core.hooks.parts import modules_of, parameters_of
 from retrograd.core.hooks.reach import find_leaves
 from retrograd.core.hooks.rewriters import intervention_listeners
 from retrograd.core.hooks.watched import unwatch_by_hand, watch_by_hand
@@ -53,7 +54,7 @@ from retrograd.core.recording.schedule import NamedSchedule, Overhead
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.sink_log import EventLog, RowTable, SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory
-from retrograd.core.recording.structure import describe_model
+from retrograd.core.recording.structure import count_parameters, describe_model
 from retrograd.core.recording.taps import Taps
 from retrograd.core.sites.pattern import describe_pattern, names_functions
 from retrograd.core.sites.site import WATCH, Site
@@ -105,6 +106,7 @@ class Recorder:
         check_models(models, settings)
         self._structures: dict[str, list[dict[str, str | int]]] = {}
         self._modules: IdentitySet[nn.Module] = IdentitySet()
+        self._trained: IdentitySet[nn.Module] = IdentitySet()
         self._requested = RequestedSites(settings)
         self._processes = 1
         self._swapped: list[str] = []
@@ -139,7 +141,7 @@ class Recorder:
         )
         names = self._facts.optimizers
         find_name = partial(names.find, most=MOST_OPTIMIZERS)
-        self._scalars = ScalarWatch(clock, events, find_name, sink.describe, deliveries)
+        self._scalars = ScalarWatch(clock, events, find_name, sink.describe, deliveries, self._see_optimizer)
         self._emitter = Emitter(sink, self._factory, self._taps, self._scalars, deliveries)
         self._interventions = InterventionWatch(self._factory, self._emitter, self._facts.models)
         strangers = LooseParameters(self._taps, steps, self._facts.optimizers) if loose else None
@@ -234,7 +236,9 @@ class Recorder:
             ]
             if entries:
                 self._facts.name_parameters(name, model)
+                self._structures[name] = describe_model(name, model)
                 self._spread(model, entries)
+                self._describe()
 
     def _spread(self, model: nn.Module, entries: Sequence[NamedModule]) -> None:
         new = [parameter for entry in entries for _, parameter in entry.parameters]
@@ -391,7 +395,7 @@ class Recorder:
         if clock.entered or clock.may_have_passed:
             moment = clock.moment if clock.entered else Moment(clock.step, clock.micro, 0)
             self._emitter.add_losses(moment, backward.losses, backward.scale)
-            self._scalars.norms.pass_ends(backward.scale)
+            self._scalars.pass_ends(backward.scale)
         if clock.entered or not clock.on:
             backward.leave(failed)
         backward.losses, backward.scale = (), None
@@ -426,7 +430,17 @@ class Recorder:
                 self._scalars.drain()
                 self._backward.forget_graph()
 
+    def _see_optimizer(self, optimizer: Optimizer) -> None:
+        held = set(map(id, held_by(optimizer)))
+        self._trained.update(
+            model for _, model in self._facts.models if any(id(each) in held for each in parameters_of(model))
+        )
+        self._describe()
+
     def _describe(self) -> None:
+        models = list(self._trained) or [model for _, model in self._facts.models]
+        if models:
+            self._sink.describe(parameters=count_parameters(models))
         self._processes = max(self._processes, count_processes())
         self._sink.describe(
             model=[row for structure in self._structures.values() for row in structure],
@@ -503,6 +517,10 @@ class Recorder:
     def _find_swapped(self) -> None:
         now = list_modules(self._facts.models)
         self._swapped = list_swapped(((each.path, each.module) for each in self._requested.modules), now)
+        if self._swapped:
+            self._structures |= {name: describe_model(name, model) for name, model in self._facts.models}
+        if any(True for _ in self._facts.models):
+            self._describe()
 
     def find_path(self, module: Any) -> str | None:
         """The path of a recorded module; None for anything else."""

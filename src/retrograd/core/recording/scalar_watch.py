@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,21 +32,19 @@ from retrograd.core.history.scalar_names import (
     MEMORY,
     OWN,
     REFERENCE,
-    SAMPLES,
     SHARDS,
-    TOKENS,
     UPDATE_RATIO,
 )
 from retrograd.core.history.sink import Moment, RowBatch
 from retrograd.core.hooks.dispatch import carry_out_unseen
 from retrograd.core.hooks.engine import without_functions
-from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.optimizer import held_by
 from retrograd.core.hooks.parts import gradient_of, join_elements
 from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
 from retrograd.core.norms import join_norms, norm
 from retrograd.core.ranks.placements import is_flattened, is_sharded, is_summand, local_part
+from retrograd.core.recording.batches import BatchCount
 from retrograd.core.recording.clock import Clock
 from retrograd.core.recording.deliveries import Deliveries
 from retrograd.core.recording.evaluation_losses import EvaluationLosses, Number, hold
@@ -251,6 +248,7 @@ class ScalarWatch:
         name: finds the name of an optimizer.
         describe: takes facts for the manifest.
         deliveries: bring numbers from devices.
+        see_optimizer: called with each optimizer at its first update, and when its groups change.
     """
 
     def __init__(
@@ -260,7 +258,9 @@ class ScalarWatch:
         name: Callable[[Optimizer], str],
         describe: Callable[..., None],
         deliveries: Deliveries,
+        see_optimizer: Callable[[Optimizer], None],
     ) -> None:
+        self._see_optimizer = see_optimizer
         self._clock, self._events, self._name, self._describe = clock, events, name, describe
         self._deliveries = deliveries
         self.norms = GradientNorms()
@@ -269,9 +269,7 @@ class ScalarWatch:
         self._updates: dict[int, tuple[float, float]] = {}
         self._rates: dict[str, tuple[int, Any]] = {}
         self._batch: tuple[int, str, int] = (-_AGAIN, "", -1)
-        self._samples: dict[int, tuple[int, str]] = {}
-        self._root: weakref.ref[nn.Module] | None = None
-        self._first_batch: int | None = None
+        self._batches = BatchCount(describe)
         self._optimizers: IdentityDict[Optimizer, int] = IdentityDict()
         self._described: dict[str, dict[str, Any]] = {}
         self._measured_memory = 0.0
@@ -284,18 +282,12 @@ class ScalarWatch:
         self.evaluations.forward_begins()
         if not self._clock.is_noted or not torch.is_grad_enabled() or not model.training:
             return
-        root = self._root() if self._root is not None else None
-        if root is None:
-            self._root = weakref.ref(model)
-        if root is None or root is model:
-            first = next((each for _, each in flatten(arguments, ()) if each.dim()), None)
-            if first is not None:
-                kind = TOKENS if first.dim() == 2 and not first.is_floating_point() else SAMPLES
-                count = first.numel() if kind == TOKENS else first.shape[0]
-                self._samples[self._clock.step] = self._samples.get(self._clock.step, (0, ""))[0] + count, kind
-                if self._first_batch is None:
-                    self._first_batch = first.shape[0]
-                    self._describe(batch=self._first_batch)
+        self._batches.forward_begins(model, arguments, self._clock.step)
+
+    def pass_ends(self, scale: torch.Tensor | None) -> None:
+        """A backward pass of the models has ended."""
+        self._batches.pass_ends()
+        self.norms.pass_ends(scale)
 
     def forward_ends(self, model: nn.Module, output: Any) -> None:
         """Such a call has ended."""
@@ -326,6 +318,7 @@ class ScalarWatch:
         if self._optimizers.get(optimizer) != len(optimizer.param_groups):
             self._optimizers[optimizer] = len(optimizer.param_groups)
             self._describe_optimizer(optimizer)
+            self._see_optimizer(optimizer)
 
     def update_ends(self, optimizer: Optimizer) -> None:
         """It has updated."""
@@ -368,8 +361,8 @@ class ScalarWatch:
         clock = self._clock
         end = clock.step + (is_last or clock.is_over)
         norms = list(self.norms.take_finished(end))
-        for step in [step for step in self._samples if step < end]:
-            count, kind = self._samples.pop(step)
+        for step in [step for step in self._batches.samples if step < end]:
+            count, kind = self._batches.samples.pop(step)
             if self._batch[1:] != (kind, count) or step - self._batch[0] >= _AGAIN:
                 self._batch = step, kind, count
                 self._note(step, BATCH, float(count), kind)

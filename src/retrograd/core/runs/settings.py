@@ -24,9 +24,10 @@ def read_settings(manifest: Mapping[str, Any]) -> dict[str, Setting]:
     Keys, as far as they are known: ``script`` (file name, or ``-m module``), ``argv`` (what follows it, as typed),
     each option of it by its name as typed (``--lr``; a switch is True), ``optimizer`` (class; of several all of them)
     and its arguments by their own names (``lr``, ``weight_decay``, ``betas`` …; with several optimizers
-    ``SGD_2.lr``; of groups that differ all values, comma-separated), ``batch`` (first dimension of the model's first
-    input), ``parameters``, ``seed``, ``processes``, ``schedule``, ``commit``, ``changed`` (tracked files differ from
-    it), ``torch``, ``python``, ``host``.
+    ``SGD_2.lr``; of groups that differ all values, comma-separated), ``batch`` (first dimension of the first input in
+    the first training step), ``parameters`` (of the models that optimizers train, each tensor once), ``seed``,
+    ``processes``, ``schedule``, ``commit``, ``changed`` (tracked files differ from it), ``torch``, ``python``,
+    ``host``.
 
     Args:
         manifest: ``history.manifest``, or what :func:`retrograd.core.runs.manifest.read_manifest` gives.
@@ -38,7 +39,7 @@ def read_settings(manifest: Mapping[str, Any]) -> dict[str, Setting]:
     found |= _read_optimizers(manifest.get("optimizers"))
     for name in ("batch", "seed", "processes", "schedule", "host"):
         found |= _pick(name, manifest.get(name))
-    found |= _count_parameters(manifest.get("model"))
+    found |= _pick("parameters", manifest.get("parameters")) or _count_parameters(manifest.get("model"))
     git, versions = manifest.get("git"), manifest.get("versions")
     if isinstance(git, Mapping):
         found |= _pick("commit", git.get("commit")) | _pick("changed", git.get("dirty"))

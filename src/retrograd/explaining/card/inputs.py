@@ -12,7 +12,7 @@ from retrograd.core.amounts import count_of, list_names
 from retrograd.core.history.facts import Input
 from retrograd.core.sites.site import ROOT, parse_leniently
 from retrograd.explaining.card.card import CardEntry
-from retrograd.explaining.card.words import show
+from retrograd.explaining.card.words import is_idle, show
 from retrograd.explaining.findings.record import Record
 
 _MOST_PERIOD = 512
@@ -20,10 +20,10 @@ _MOST_PERIOD = 512
 
 
 def describe_inputs(record: Record) -> Iterator[CardEntry]:
-    """The arguments of all models, those of training first: the first call of each step with grad, and without."""
+    """The arguments of all models, what is trained first: of the first call of each step with grad, and without."""
     calls = Counter(call.about or ROOT for call in record.called("forward") if call.details.get("grad", True))
     blind = []
-    for name, looks in record.inputs.items():
+    for name, looks in sorted(record.inputs.items(), key=lambda each: is_idle(record, record.model_of(each[0]))):
         mine = [look for look in looks if look.rank == looks[0].rank]
         training = [look for look in mine if look.moment.phase == "train"]
         others = [look for look in mine if look.moment.phase != "train"]

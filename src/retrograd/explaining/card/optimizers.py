@@ -13,7 +13,7 @@ from retrograd.core.history.facts import OptimizerMade
 from retrograd.core.runs.findings import shorten_line
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.schedules import describe_shape
-from retrograd.explaining.card.words import model_of, name_subtrees, show, show_change
+from retrograd.explaining.card.words import name_subtrees, show, show_change
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.findings.training import is_number
 from retrograd.explaining.findings.updates import CLIPS, Update, by_optimizer
@@ -27,7 +27,7 @@ _USUAL = {
 
 def describe_optimizers(record: Record) -> Iterator[CardEntry]:
     """The optimizers, that with most updates first."""
-    updates, every = by_optimizer(record.updates), list(record.looks)
+    updates, every = by_optimizer(record.updates), list(record.last_looks)
     first = {made.name: made for made in reversed(record.of(OptimizerMade))}
     found = [_describe(record, made, updates.get(name, []), every) for name, made in first.items()]
     yield from sorted(found, key=lambda each: -each.values["updates"])
@@ -60,7 +60,7 @@ def _describe(record: Record, made: OptimizerMade, updates: Sequence[Update], ev
         *(f"{name} {show(value)}" for name, value in settings.items()),
         _tell_clipping(clipping) if updates else "",
     ]
-    models = list(dict.fromkeys(model_of(record, name) for name in made.parameters))
+    models = list(dict.fromkeys(record.model_of(name) for name in made.parameters))
     return CardEntry(
         topic="optimizer",
         label=f"{made.name} of {list_names(models, 2)}" if models and len(record.models) > 1 else made.name,

@@ -11,7 +11,7 @@ from retrograd.core.history.facts import Call, Modes
 from retrograd.core.runs.findings import shorten_line
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.card.card import CardEntry
-from retrograd.explaining.card.words import label_of
+from retrograd.explaining.card.words import is_idle, label_of
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.findings.stretches import list_parts
 from retrograd.explaining.findings.updates import BY_HAND, Update, by_optimizer
@@ -118,9 +118,14 @@ def describe_modes(record: Record) -> Iterator[CardEntry]:
     for call in record.called("forward"):
         mode = bool(call.details.get("training", True)), bool(call.details.get("grad", True))
         found.setdefault(call.about or ROOT, {}).setdefault(mode, []).append(call)
-    for model, modes in found.items():
+    for model, modes in sorted(found.items(), key=lambda each: is_idle(record, each[0])):
         listed = [
-            {"training": mode[0], "grad": mode[1], "calls": len(calls), "steps": len({call.step for call in calls})}
+            {
+                "training": mode[0],
+                "grad": mode[1],
+                "calls": len(calls),
+                "steps": _count_steps(record, calls, grad=mode[1]),
+            }
             for mode, calls in sorted(modes.items(), key=lambda each: -len(each[1]))
         ]
         blind = [calls[-1] for (_, grad), calls in modes.items() if not grad]
@@ -129,7 +134,11 @@ def describe_modes(record: Record) -> Iterator[CardEntry]:
         said = [
             f"{count_of(each['calls'], 'forward')} in {'training' if each['training'] else 'eval'} mode "
             f"{'with' if each['grad'] else 'without'} grad"
-            + (f" (at {count_of(each['steps'], 'step')})" if each["steps"] != each["calls"] else "")
+            + (
+                f" (in {count_of(each['steps'], 'step' if each['grad'] else 'round')})"
+                if each["steps"] != each["calls"]
+                else ""
+            )
             for each in listed
         ]
         said += [f"in eval mode within it: {list_names(inside, 2)}"] if inside else []
@@ -141,3 +150,9 @@ def describe_modes(record: Record) -> Iterator[CardEntry]:
             line=blind[0].line if blind else "",
             values={"model": model, "forwards": listed, "evaluating": inside},
         )
+
+
+def _count_steps(record: Record, calls: Sequence[Call], *, grad: bool) -> int:
+    """In how many steps they were: with grad of those that were made, else also behind the last."""
+    last = record.last_step if grad else None
+    return len({call.step if last is None else min(call.step, last) for call in calls})

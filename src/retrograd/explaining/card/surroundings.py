@@ -22,8 +22,8 @@ _COMPARED = {"same": "the same", "different": "different", "some": "partly the s
 def describe_precision(record: Record) -> Iterator[CardEntry]:
     """Types of parameters, and of what the operations of the forward made; half beside float32 is as autocast does."""
     held, calls = Counter[str](), record.called("scaler.update")
-    for looks in record.looks.values():
-        held[looks[0].dtype] += count(looks[0].shape)
+    for look in record.last_looks.values():
+        held[look.dtype] += count(look.shape)
     made = Counter(
         tensor.partition("[")[0]
         for chain in record.chains[:1]

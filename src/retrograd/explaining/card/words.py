@@ -7,6 +7,7 @@ from typing import Any
 
 from retrograd.core.runs.findings import write_plainly
 from retrograd.core.sites.site import ROOT, parse_leniently
+from retrograd.explaining.findings.gradients import ParameterGradients
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.findings.training import is_number
 
@@ -51,12 +52,12 @@ def _list_above(name: str) -> list[str]:
     return [*(".".join(parts[: number + 1]) for number in range(len(parts))), name]
 
 
-def model_of(record: Record, name: str) -> str:
-    """The path of the recorded model that a site belongs to."""
-    model = parse_leniently(name).path.partition(".")[0]
-    return model if model in record.models or ROOT not in record.root_names else ROOT
-
-
 def label_of(record: Record, model: str) -> str:
     """What stands in front of what is said of a model; nothing for a single one."""
     return "" if model == ROOT and len(record.models) < 2 else model
+
+
+def is_idle(record: Record, model: str) -> bool:
+    """Check whether a model has no parameter that got a gradient: what is trained comes before it."""
+    gradients = record.once(ParameterGradients)
+    return not any(gradients.is_trained(name) for name in record.looks if record.model_of(name) == model)

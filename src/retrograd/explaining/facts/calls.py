@@ -27,10 +27,10 @@ from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.backward import EngineRun, backward_followers, runs_in_another_thread
 from retrograd.core.hooks.discovery import constructed_optimizers, construction_line
 from retrograd.core.hooks.engine import grad_enabled
-from retrograd.core.hooks.optimizer import call_listeners
+from retrograd.core.hooks.optimizer import call_listeners, held_by
 from retrograd.core.hooks.parts import gradient_of, parameters_of
 from retrograd.core.hooks.torch_calls import program_frame
-from retrograd.core.identities import IdentityDict
+from retrograd.core.identities import IdentityDict, IdentitySet
 from retrograd.core.limits import LIMITS
 from retrograd.core.recording.deliveries import is_far
 from retrograd.core.recording.fact_source import FactHost, FactSource
@@ -58,7 +58,7 @@ class CallSource(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._optimizers = OptimizerNotes(host)
+        self._optimizers = host.share(OptimizerNotes)
         self._thread = threading.get_ident()
         self._step = 0
         self._keys: list[Key] = []
@@ -310,6 +310,13 @@ class OptimizerNotes:
     def __init__(self, host: FactHost) -> None:
         self._host = host
         self._groups: IdentityDict[Optimizer, tuple[int, ...]] = IdentityDict()
+        self._held: IdentitySet[torch.Tensor] = IdentitySet()
+
+    def list_held(self) -> IdentitySet[torch.Tensor]:
+        """The tensors that optimizers hold, or held, which have updated."""
+        for optimizer in self._groups:
+            self._held.update(held_by(optimizer))
+        return self._held
 
     def find(self, optimizer: Optimizer) -> str:
         """Its name: ``SGD``, ``SGD_2``."""
@@ -320,6 +327,7 @@ class OptimizerNotes:
         groups = tuple([len(group["params"]) for group in optimizer.param_groups])
         if self._groups.get(optimizer) != groups:
             self._groups[optimizer] = groups
+            self._held.update(held_by(optimizer))
             self._note(optimizer)
 
     def end(self) -> None:

@@ -24,17 +24,19 @@ from retrograd.core.hooks.names import ArgumentNames, walk_buffers, walk_paramet
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.parts import gradient_of
 from retrograd.core.hooks.storages import first_bytes
-from retrograd.core.identities import IdentityDict
+from retrograd.core.identities import IdentityDict, IdentitySet
 from retrograd.core.limits import LIMITS
+from retrograd.core.ranks.placements import is_flattened, is_sharded
 from retrograd.core.recording.deliveries import Arrays, Deliveries
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import ROOT, Site
 from retrograd.core.statistics.row import ROW
 from retrograd.core.statistics.slab import Slab, UnreadableTensorError, make_slab, take
+from retrograd.explaining.facts.calls import OptimizerNotes
 
 _BUFFER = 1 << 20
 """Elements of the largest buffer that is read."""
-_PARAMETER_EACH = ("name", "value", "shape", "dtype", "requires_grad", "grad", "digest", "same_rows", "tied")
+_PARAMETER_EACH = ("name", "value", "shape", "dtype", "requires_grad", "grad", "digest", "same_rows", "tied", "held")
 _BUFFER_EACH = ("name", "value", "dtype", "min", "max", "digest")
 
 _quote = lru_cache(maxsize=1 << 14)(json.dumps)
@@ -53,6 +55,7 @@ class StateSource(FactSource):
         super().__init__(host)
         self._has_same_rows: IdentityDict[nn.Module, set[str]] = IdentityDict()
         self._readings = Readings()
+        self._optimizers = host.share(OptimizerNotes)
         self._looks: dict[str, _ModelLook] = {}
         self._step = -1
 
@@ -90,7 +93,7 @@ class StateSource(FactSource):
 
     def _look(self, name: str, model: nn.Module) -> None:
         known = self._has_same_rows.get(model)
-        look = self._looks[name] = _ModelLook(name, model, self._readings, known)
+        look = self._looks[name] = _ModelLook(name, model, self._readings, known, self._optimizers.list_held())
         self._has_same_rows[model] = look.has_same_rows
 
     def _write(self) -> None:
@@ -107,7 +110,14 @@ class StateSource(FactSource):
 class _ModelLook:
     """A look at one model."""
 
-    def __init__(self, name: str, model: nn.Module, readings: Readings, with_same_rows: set[str] | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        readings: Readings,
+        with_same_rows: set[str] | None,
+        held: IdentitySet[torch.Tensor],
+    ) -> None:
         self._name = name
         self._names: dict[int, list[str]] = {}
         self._tensors: list[tuple[str, weakref.ref[torch.Tensor]]] = []
@@ -126,6 +136,14 @@ class _ModelLook:
                 number = readings.read(buffer)
                 if number is not None:
                     self._buffers.append((site, name_type(buffer.dtype), number))
+        self._held = self._find_held(held)
+
+    def _find_held(self, held: IdentitySet[torch.Tensor]) -> frozenset[str] | None:
+        """The parameters that optimizers hold; None where they hold none, or what is made of them."""
+        found = [(site, find()) for site, find in self._tensors]
+        mine = frozenset(site for site, parameter in found if parameter is not None and parameter in held)
+        is_spread = any(each is not None and (is_sharded(each) or is_flattened(each)) for _, each in found)
+        return None if is_spread else mine or None
 
     @property
     def has_same_rows(self) -> set[str]:
@@ -160,9 +178,10 @@ class _ModelLook:
             reading = found.get(number) if number is not None else None
             rms, digest = ("null", "") if reading is None else (tell_number(reading.rms), reading.digest)
             grad = self._describe_gradient(site, found)
+            held = "null" if self._held is None else json.dumps(site in self._held)
             rows.append(
                 f'[{_quote(site)},{rms},{shape},"{dtype}",{requires_grad},"{grad}","{digest}",{same_rows},'
-                f"{tied.get(site, '[]')}]"
+                f"{tied.get(site, '[]')},{held}]"
             )
         return rows
 

@@ -223,6 +223,7 @@ def describe_loss(record: Record) -> list[Loss]:
 # ---- in words ----
 
 _BETWEEN = {"add": "+", "sub": "−", "mul": "·", "div": "/", "matmul": "@"}
+_BACKWARDS = {"rsub": "−", "rdiv": "/"}
 
 
 def write(record: Record, chain: Chain, number: int, module: str = "", deep: int = _DEEP) -> str:
@@ -245,6 +246,8 @@ def write(record: Record, chain: Chain, number: int, module: str = "", deep: int
 
 
 def _write_plain(name: str, inner: list[str], argument: str) -> str:
+    if name in _BACKWARDS and inner and argument:
+        return f"({argument} {_BACKWARDS[name]} {inner[0]})"
     if name in _BETWEEN and (len(inner) == 2 or (inner and argument)):
         return f"({inner[0]} {_BETWEEN[name]} {inner[1] if len(inner) > 1 else argument})"
     if name in ("pow", "square") and inner and argument in ("", "2", "2.0"):
@@ -258,6 +261,6 @@ def _write_plain(name: str, inner: list[str], argument: str) -> str:
 def _name_module(record: Record, path: str) -> str:
     """A module, or the sequence that it is the end of."""
     parent = path.rpartition(".")[0]
-    while record.type_of(parent or ROOT) == "Sequential" and path != ROOT:
+    while record.type_of(parent or ROOT) == "Sequential" and path not in {ROOT, *record.models}:
         path, parent = parent or ROOT, parent.rpartition(".")[0]
     return "model" if path == ROOT else path

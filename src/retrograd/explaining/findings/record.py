@@ -269,10 +269,13 @@ class Record:
         """The first recorded step."""
         return int(self.steps[0])
 
-    @property
+    @cached_property
     def last_step(self) -> int | None:
-        """The last recorded step; None where there is none."""
-        return int(self.steps[-1]) if len(self.steps) else None
+        """The last recorded step that was made; where none is known to be, that has rows; None where there is none."""
+        made = self.history.made_steps
+        made = made[self.in_part(made)]
+        steps = made if len(made) else self.steps
+        return int(steps[-1]) if len(steps) else None
 
     @cached_property
     def loss(self) -> Curve:
@@ -438,6 +441,21 @@ class Record:
         for look in self.parameters:
             found.setdefault(look.name, []).append(look)
         return found
+
+    @cached_property
+    def last_looks(self) -> dict[str, Parameter]:
+        """The last sample of each parameter that its model still had then, on the first rank that has it."""
+        last = {name: [look for look in looks if look.rank == looks[0].rank][-1] for name, looks in self.looks.items()}
+        ends: dict[tuple[str, int], int] = {}
+        for name, look in last.items():
+            part = self.model_of(name), look.rank
+            ends[part] = max(look.step, ends.get(part, 0))
+        return {name: look for name, look in last.items() if look.step == ends[self.model_of(name), look.rank]}
+
+    def model_of(self, name: str) -> str:
+        """The path of the recorded model that a site belongs to."""
+        model = parse_leniently(name).path.partition(".")[0]
+        return model if model in self.models or ROOT not in self.root_names else ROOT
 
     @cached_property
     def units(self) -> list[Units]:

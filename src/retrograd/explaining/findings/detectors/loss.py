@@ -27,6 +27,12 @@ WINDOW = 128
 FAR = 10.0
 """Factor from which on it is more than harder data may make."""
 
+SHORT, SEPARATE = 20, 30
+"""Losses from which on their noise is known well enough to tell a first one from it; and a tenth of them."""
+
+TAIL = 3.0
+"""How often as far as the lowest twentieth of the losses a first one lies below them that is no noise."""
+
 MOST = 5000
 """Losses that are looked at one by one."""
 
@@ -44,7 +50,7 @@ def diverged(record: Record, entry: Entry) -> Iterator[Finding]:
         return
     lowest = min(training.initial, training.early) if np.isfinite(training.early) else training.initial
     late = training.late
-    if late < ROSE * lowest or not lowest > 0:
+    if late < ROSE * lowest or not lowest > 0 or not (np.isnan(late) or _is_above_noise(training)):
         return
     above = ~(loss < ROSE * lowest)
     last_below = np.flatnonzero(~above[: int(np.flatnonzero(above)[-1])])
@@ -58,6 +64,24 @@ def diverged(record: Record, entry: Entry) -> Iterator[Finding]:
         last_step=record.last_step,
         evidence=[("loss at the end", late, f"≥ {ROSE:g} × {lowest:.3g}")],
     )
+
+
+def _is_above_noise(training: Training) -> bool:
+    """Check whether losses end so high that noise around one level is no reason.
+
+    Either those of the last fifth lie above those of the first tenth as a whole, or the first one is as far below as
+    noise never is: where one is out of twenty, three times as far.
+    """
+    loss, late = training.loss.values, training.late
+    logs = np.log(loss[np.isfinite(loss) & (loss > 0)])
+    count, rise = len(logs), float(np.log(late / training.initial))
+    head, tail = logs[: max(3, count // 10)], logs[-max(3, count // 5) :]
+    if count >= SEPARATE and np.quantile(tail, 0.1) - np.quantile(head, 0.9) >= np.log(ROSE):
+        return True
+    rest = logs[-max(count // 2, min(count - 1, SHORT - 1)) :]
+    depth = float(np.log(late) - np.quantile(rest, 0.05, method="lower"))
+    is_out = rise >= max(np.log(ROSE if count >= SHORT else FAR**2), TAIL * depth)
+    return is_out or bool(rise >= np.log(FAR**4) and logs[0] <= logs.min())
 
 
 @family.detector("loss-spike", of_losses=True)
