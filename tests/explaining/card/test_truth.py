@@ -74,9 +74,17 @@ tell(self=net)
 """
 
 
-@pytest.mark.parametrize("schedule", ["before", "meanwhile", "meanwhile, with momentum"])
 @pytest.mark.parametrize(
-    "change", ["net.head = nn.Linear(8, 3)", "net.head.weight = nn.Parameter(torch.randn(5, 8))", "net = Net()"]
+    ("change", "schedule"),
+    [
+        ("net.head = nn.Linear(8, 3)", "before"),
+        ("net.head = nn.Linear(8, 3)", "meanwhile"),
+        ("net.head = nn.Linear(8, 3)", "meanwhile, with momentum"),
+        ("net.head.weight = nn.Parameter(torch.randn(5, 8))", "meanwhile"),
+        pytest.param("net.head.weight = nn.Parameter(torch.randn(5, 8))", "before", marks=pytest.mark.thorough),
+        pytest.param("net = Net()", "before", marks=pytest.mark.thorough),
+        ("net = Net()", "meanwhile"),
+    ],
 )
 def test_what_an_optimizer_does_not_hold_is_not_trained(tmp_path: Path, change: str, schedule: str) -> None:
     make = "optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)"
@@ -140,14 +148,13 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize(
     "wrap",
     [
-        "lambda module: module",
-        "parametrizations.spectral_norm",
-        "parametrizations.weight_norm",
-        "parametrizations.orthogonal",
-        "nn.utils.spectral_norm",
-        CUSTOM,
+        pytest.param("lambda module: module", id="plain", marks=pytest.mark.thorough),
+        pytest.param("parametrizations.spectral_norm", id="spectral"),
+        pytest.param("parametrizations.weight_norm", id="weight", marks=pytest.mark.thorough),
+        pytest.param("parametrizations.orthogonal", id="orthogonal", marks=pytest.mark.thorough),
+        pytest.param("nn.utils.spectral_norm", id="old spectral"),
+        pytest.param(CUSTOM, id="custom"),
     ],
-    ids=["plain", "spectral", "weight", "orthogonal", "old spectral", "custom"],
 )
 def test_the_two_models_of_a_gan_have_their_names_and_all_their_parameters(tmp_path: Path, wrap: str) -> None:
     card, settings, truth = record(tmp_path, GAN.replace("WRAP", wrap))
@@ -198,14 +205,22 @@ tell(teacher=teacher, student=student)
 """
 
 
-@pytest.mark.parametrize("trial", ["pass", "student(torch.zeros(1, 6))"])
-@pytest.mark.parametrize("frozen", ["nn.Linear(6, 3).requires_grad_(False)", "nn.Linear(6, 3)"])
+FROZEN, TRIAL = "nn.Linear(6, 3).requires_grad_(False)", "student(torch.zeros(1, 6))"
+ONCE, RANDOM = "targets = teacher(data).argmax(1)", "targets = torch.randint(3, (400,))"
+thorough = pytest.mark.thorough
+
+
 @pytest.mark.parametrize(
-    ("targets", "body"),
+    ("targets", "body", "frozen", "trial"),
     [
-        ("targets = teacher(data).argmax(1)", "pass"),
-        ("targets = torch.randint(3, (400,))", "teacher(data[rows])"),
-        ("targets = teacher(data).argmax(1)", "teacher(data[:100])"),
+        (ONCE, "pass", FROZEN, "pass"),
+        (ONCE, "pass", "nn.Linear(6, 3)", "pass"),
+        (ONCE, "teacher(data[:100])", "nn.Linear(6, 3)", TRIAL),
+        (RANDOM, "teacher(data[rows])", FROZEN, TRIAL),
+        pytest.param(ONCE, "pass", FROZEN, TRIAL, marks=thorough),
+        pytest.param(ONCE, "pass", "nn.Linear(6, 3)", TRIAL, marks=thorough),
+        pytest.param(RANDOM, "teacher(data[rows])", "nn.Linear(6, 3)", "pass", marks=thorough),
+        pytest.param(ONCE, "teacher(data[:100])", FROZEN, "pass", marks=thorough),
     ],
 )
 def test_what_is_trained_is_the_model_of_the_run(
@@ -229,3 +244,78 @@ def test_a_teacher_without_gradients_leaves_the_student_alone(tmp_path: Path) ->
     card, settings, truth = record(tmp_path, program.replace("BODY", "pass"))
     assert count(card) == {"self": truth["student"]}
     assert settings["batch"] == 20
+
+
+def test_what_is_said_of_two_optimizers_is_in_the_order_of_the_program(tmp_path: Path) -> None:
+    program = """
+enc, dec = nn.Linear(6, 4), nn.Linear(4, 3)
+a, b = torch.optim.SGD(enc.parameters(), 0.1), torch.optim.SGD(dec.parameters(), 0.2)
+begin(enc, dec)
+for _ in range(8):
+    x = torch.randn(16, 6)
+    classes, level = F.cross_entropy(dec(enc(x)), torch.randint(3, (16,))), F.mse_loss(dec(enc(x)).sum(1), x.sum(1))
+    a.zero_grad(); b.zero_grad()
+    (classes + level).backward()
+    a.step(); b.step()
+tell(enc=enc, dec=dec)
+"""
+    card, settings, truth = record(tmp_path, program)
+    assert count(card) == truth
+    assert settings["batch"] == 16
+    [update] = card.of("update")
+    assert update.text == (
+        "2 × (forward of enc → forward of dec) → 2 × zero_grad → backward → step of SGD → step of SGD_2"
+    )
+    assert [each.label for each in card.of("optimizer")] == ["SGD of enc", "SGD_2 of dec"]
+    [loss] = card.of("loss")
+    assert "cross_entropy(dec(…), target, mean)" in loss.text
+    assert [(each.label, each.values["classes"]) for each in card.of("target")] == [("cross_entropy", 3)]
+
+
+def test_a_vector_has_no_batch_size_and_a_compiled_model_has_the_names_of_its_own(tmp_path: Path) -> None:
+    program = """
+net = nn.Linear(4, 2)
+MODEL
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+begin(net)
+for _ in range(6):
+    loss = F.cross_entropy(model(torch.randn(SHAPE)), torch.tensor(1))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+tell(self=net)
+""".replace("torch.tensor(1)", "TARGET")
+    vector = program.replace("MODEL", "model = net").replace("SHAPE", "4").replace("TARGET", "torch.tensor(1)")
+    card, settings, truth = record(tmp_path, vector)
+    assert count(card) == truth
+    assert "batch" not in settings
+    compiled = program.replace("MODEL", "model = torch.compile(net, backend='aot_eager')").replace("SHAPE", "5, 4")
+    (tmp_path / "compiled").mkdir()
+    card, settings, truth = record(tmp_path / "compiled", compiled.replace("TARGET", "torch.ones(5).long()"))
+    assert count(card) == truth
+    assert settings["batch"] == 5
+    assert card.of("input")[0].values["name"] == "self:input.input"
+    assert card.of("loss")[0].text.startswith("cross_entropy(model(…), target, mean)")
+
+
+def test_evaluations_are_counted_in_rounds_and_updates_as_the_program_makes_them(tmp_path: Path) -> None:
+    program = """
+net = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+begin(net)
+for epoch in range(3):
+    for _ in range(4):
+        loss = F.cross_entropy(net(torch.randn(8, 4)), torch.ones(8).long()) + 0 * net(torch.randn(8, 4)).sum()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        net(torch.randn(30, 4)), net(torch.randn(30, 4))
+    net.train()
+tell(self=net)
+"""
+    card, settings, truth = record(tmp_path, program)
+    assert count(card) == truth
+    assert settings["batch"] == 8
+    [modes] = card.of("modes")
+    assert modes.text == (
+        "24 forwards in training mode with grad (in 12 steps); 6 forwards in eval mode without grad (in 3 rounds)"
+    )
+    assert card.of("optimizer")[0].values["updates"] == 12

@@ -362,7 +362,8 @@ def _is_no_tensor(annotation: object) -> bool:
 
 def _parameters_of(module: nn.Module) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(module.forward).parameters.values())
+        inner = module._modules.get("_orig_mod") if is_compiled(module) else None  # its wrapper takes anything
+        return list(inspect.signature((inner or module).forward).parameters.values())
     except (TypeError, ValueError):  # a forward written in C tells nothing
         return []
 

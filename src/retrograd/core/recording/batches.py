@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from retrograd.core.history.scalar_names import SAMPLES, TOKENS
@@ -52,7 +51,8 @@ class BatchCount:
         root = self._root() if self._root is not None else None
         if root is not None and root is not model:
             return
-        first: torch.Tensor | None = next((each for _, each in flatten(arguments, ()) if each.dim()), None)
+        tensors = (each for _, each in flatten(arguments, ()))
+        first = next((each for each in tensors if each.dim() > each.is_floating_point()), None)  # a vector has no batch
         if first is None:
             return
         kind = TOKENS if first.dim() == 2 and not first.is_floating_point() else SAMPLES

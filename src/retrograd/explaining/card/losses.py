@@ -22,7 +22,7 @@ _LONGEST = 200
 _DEEP, _FLAT = 5, 2
 """Operations within one another that are written; so many at least, however long the expression is."""
 
-_REPEATED = re.compile(r"([\w.]+\([^()]*\)|\bdata)(?:, \1)+")
+_REPEATED = re.compile(r"([\w.]+\([^()]*\)|\bdata|…)(?:, \1)+")
 """The same operand several times."""
 
 _EXACT = re.compile(r"\d+\.\d{4,}(?:e-?\d+)?")
@@ -126,7 +126,8 @@ def _spell(record: Record, loss: Loss, term: Term, deep: int) -> tuple[str, str]
         note = f"w {show_change([abs(weights[0]), abs(weights[-1])])}"
         weight, module = "w · ", chain.listed[inner].module
     told = f"{weight}{write(record, chain, inner if varies else term.number, module, deep)}"
-    return _EXACT.sub(lambda found: show(float(found[0])), _REPEATED.sub(r"\1, …", told)), note
+    told = _REPEATED.sub(r"\1, …", told).replace("…, …", "…")
+    return _EXACT.sub(lambda found: show(float(found[0])), told), note
 
 
 def _find_weights(loss: Loss, term: Term) -> tuple[int, list[float]]:

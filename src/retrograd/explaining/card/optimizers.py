@@ -28,7 +28,9 @@ _USUAL = {
 def describe_optimizers(record: Record) -> Iterator[CardEntry]:
     """The optimizers, that with most updates first."""
     updates, every = by_optimizer(record.updates), list(record.last_looks)
-    first = {made.name: made for made in reversed(record.of(OptimizerMade))}
+    first: dict[str, OptimizerMade] = {}
+    for made in record.of(OptimizerMade):
+        first.setdefault(made.name, made)
     found = [_describe(record, made, updates.get(name, []), every) for name, made in first.items()]
     yield from sorted(found, key=lambda each: -each.values["updates"])
 

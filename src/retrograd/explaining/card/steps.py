@@ -29,7 +29,7 @@ def describe_cycle(record: Record) -> Iterator[CardEntry]:
         if record.calls and not record.called("backward"):
             yield CardEntry(topic="update", text="none: no backward pass was recorded", values={"updates": 0})
         return
-    optimizer, updates = min(of_each.items(), key=lambda each: len(each[1]))
+    optimizer, updates = min(reversed(of_each.items()), key=lambda each: len(each[1]))  # of several the last of a turn
     looked = updates[1:] or updates  # what came before the first may not be known
     several, models = len(of_each) > 1, len(record.models) > 1
     named = [_list_calls(update, several=several, models=models) for update in looked]

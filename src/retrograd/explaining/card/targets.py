@@ -15,12 +15,12 @@ from retrograd.explaining.findings.record import Record
 
 
 def describe_targets(record: Record) -> Iterator[CardEntry]:
-    """What the losses were given as targets, by the line that called them."""
-    found: dict[str, list[Targets]] = {}
+    """What the losses were given as targets, by the loss and the line that called it."""
+    found: dict[tuple[str, str], list[Targets]] = {}
     for fact in record.of(Targets):
         if fact.rank == record.first_rank:
-            found.setdefault(fact.line, []).append(fact)
-    for line, looks in found.items():
+            found.setdefault((fact.line, fact.loss), []).append(fact)
+    for (line, _), looks in found.items():
         last, each = looks[-1], [look for look in looks if look.elements > look.ignored]
         shares = [look.share for look in each if not math.isnan(look.share)]
         shifts = [shift for place, shift in enumerate(SHIFTS) if each and all(_at(look, place) == 1 for look in each)]

@@ -239,6 +239,10 @@ def write(record: Record, chain: Chain, number: int, module: str = "", deep: int
     if name in VIEWS and operands:
         return write(record, chain, operands[0], module, deep)
     inner = [write(record, chain, each, module, deep - 1) for each in operands]
+    if not operation.node and set(inner) <= {"data"}:
+        return "data"
+    if number in chain.outputs and name.startswith("CompiledFunction"):
+        return "model(…)"
     if name in LOSSES:
         inner = [*inner[:1], *("target" if each == "data" else each for each in inner[1:2])]
         return f"{name}({', '.join(filter(None, (*inner, argument_of(operation, 'reduction'))))})"
