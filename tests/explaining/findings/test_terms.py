@@ -65,7 +65,7 @@ def test_of_runs_without_the_numbers_nobody_can_tell() -> None:
 
 def test_a_loss_in_words() -> None:
     [loss] = describe_loss(record_of(supervised(with_a_schedule)))
-    assert loss.text == "cross_entropy(first(…), target, mean) + tensor()"
+    assert loss.text == "cross_entropy(first(…), target, mean) + data"
 
 
 def test_each_place_that_makes_a_loss() -> None:

@@ -443,10 +443,15 @@ class Recorder:
             self._sink.describe(parameters=count_parameters(models))
         self._processes = max(self._processes, count_processes())
         self._sink.describe(
-            model=[row for structure in self._structures.values() for row in structure],
+            model=[row for name in self._list_names() for row in self._structures[name]],
             processes=self._processes,
             **self.settings.describe(),
         )
+
+    def _list_names(self) -> list[str]:
+        """The names of the models, those that are trained first."""
+        trained = {self._facts.models.name_of(model) for model in self._trained}
+        return sorted(self._structures, key=lambda name: name not in trained)
 
     def flush(self) -> None:
         """Hand over what is complete, and wait until it can be read back."""
