@@ -9,6 +9,7 @@ from retrograd.core.errors import LaunchError
 from retrograd.core.launch.parser import split_command
 from retrograd.core.launch.requests import RunRequest
 from retrograd.core.launch.start import name_folder, resolve_command
+from retrograd.core.runs.layout import make_dated
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,9 @@ def test_a_folder_is_named_for_the_script(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda pattern: "20250131-120000")
-    first = name_folder(command)
+    first = make_dated(name_folder(command))
     assert first == f"runs/{name}-20250131-120000"
-    Path(first).mkdir(parents=True)
-    assert name_folder(command) == f"{first}-2"
+    assert Path(first).is_dir()  # else another one who begins in this second has it too
+    assert make_dated(name_folder(command)) == f"{first}-2"
+    assert make_dated("runs/own") == "runs/own"
+    assert not Path("runs/own").exists()

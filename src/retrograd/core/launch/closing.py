@@ -54,6 +54,9 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
     if not done and saw_nothing and any(folder.glob("rank*")):
         obstacle = f"a backward pass began and did not end; see where with: retrograd hangs {request.shown}"
     if not done:
+        with contextlib.suppress(OSError):
+            Path(request.path).rmdir()  # made for its name alone
+            Path(request.path).parent.rmdir()
         say(f"{request.undone}{obstacle}")
     elif not isinstance(request, RunRequest):
         say(f"{request.done} {done}; {request.see.format(request.shown)}")
