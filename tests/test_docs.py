@@ -84,7 +84,7 @@ def run_session(text: str) -> None:
         words = shlex.split(line, comments=True)
         program = {"retrograd": [sys.executable, "-m", "retrograd"], "python": [sys.executable]}
         words = [*program.get(words[0], words[:1]), *words[1:]]
-        done = warm.run(words, env={**os.environ, "PATH": path}, **streams)
+        done = warm.run(words, env={**os.environ, "PATH": path, "COLUMNS": "160"}, **streams)
         shown = shown.replace("/home/me/", "")  # where the reader is
         expected = re.escape(NUMBER.sub("N", shown.strip() + "\n")).replace("…\\\n", "(.*\n)*?").replace("…", ".*")
         printed = NUMBER.sub("N", done.stdout.replace(f"{Path.cwd()}/", "").strip() + "\n")
