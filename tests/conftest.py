@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import copyreg
 import gc
 import os
@@ -42,8 +41,6 @@ settings.register_profile("any machine", deadline=None)  # no test depends on ho
 settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what it runs in the background so
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else programs of tests would inherit that
-os.environ["XDG_DATA_HOME"] = _keys = tempfile.mkdtemp(prefix="retrograd-keys-")  # no key of a user's is touched
-atexit.register(shutil.rmtree, _keys, ignore_errors=True)
 torch.set_num_threads(1)  # the tensors of tests are small, and two threads only wait for each other
 
 
@@ -55,6 +52,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def thorough(pytestconfig: pytest.Config) -> bool:
     """Whether a sweep is to be run in full."""
     return bool(pytestconfig.getoption("--thorough"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def what_is_temporary_goes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Bundles and keys lie where pytest keeps three sessions, killed ones too; no key of a user is touched."""
+    tempfile.tempdir = str(tmp_path_factory.mktemp("temporary"))
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("keys"))
 
 
 @pytest.fixture(autouse=True, scope="module")
