@@ -178,7 +178,7 @@ def _choose_folder(config: pytest.Config) -> Path:
     if cache is not None:
         return Path(cache.mkdir("retrograd"))
     folder = Path(tempfile.mkdtemp(prefix="retrograd-tests-"))
-    if not (config.pluginmanager.has_plugin("terminalreporter") or hasattr(config, "workerinput")):
+    if not (config.pluginmanager.has_plugin("terminal") or hasattr(config, "workerinput")):
         config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))  # nobody would be told where it is
     return folder
 
