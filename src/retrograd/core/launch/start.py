@@ -125,7 +125,24 @@ class Request(Command):
         environment = make_environment(request, os.environ)
         if said := find_obstacle(words, environment) or request.greet():
             say(said)
+        if note := self.find_misplaced():
+            say(note)
         replace_process(words, {**environment, **request.accompany()})
+
+    def find_misplaced(self) -> str:
+        """A line about an option of ours that stands after a script which does not speak of it; empty for none."""
+        place = next((place for place, word in enumerate(self.command) if word.endswith(".py")), None)
+        if place is None or getattr(self, "quiet", False):
+            return ""
+        ours = {name for option in self.options() for name in option.names if name.startswith("--")}
+        given = [word.partition("=")[0] for word in self.command[place + 1 :]]
+        try:
+            text = Path(self.command[place]).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        found = next((word for word in given if word in ours and word[2:] not in text), "")
+        script = Path(self.command[place]).name
+        return found and f"{found}, behind {script}, is passed to it; options of retrograd stand before the script"
 
     def accompany(self) -> Mapping[str, str]:
         """Start what runs beside the program; returns variables for its environment.
