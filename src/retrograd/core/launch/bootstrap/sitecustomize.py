@@ -109,7 +109,8 @@ def _is_unused(folder):
     """Whether there is no folder, or it was made for its name alone: then it is removed."""
     try:
         os.rmdir(folder)
-        os.rmdir(os.path.dirname(folder))
+        if os.path.basename(os.path.dirname(folder)) == "runs":  # the default one; others may be the user's
+            os.rmdir(os.path.dirname(folder))
     except OSError:  # it holds something
         pass
     return not os.path.exists(folder)
