@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
+# Tests start some hundred Pythons: each of them would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo site test thorough check dist triton bench gpu clean
 
 help: ## show this list
@@ -26,7 +29,7 @@ site: $(VENV)/installed-docs ## build the documentation into site/, where it ope
 	@echo "Open $(CURDIR)/site/index.html in a browser."
 
 test: $(if $(TORCH),$(VENV)/installed-test,check) ## run all checks and tests; TORCH=2.15.0: the tests with that version
-	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --max-worker-restart 0 --dist loadfile $(THOROUGH)
+	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(THOROUGH)
 
 thorough: THOROUGH := --thorough
 thorough: test ## the same with every sweep in full, which takes several times as long
