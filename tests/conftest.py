@@ -31,7 +31,7 @@ pytest_plugins = ["tests.commands", *(["tests.browser"] if find_spec("playwright
 GRACE_SECONDS = 2.0
 """How long a thread may take to end after the test that started it."""
 
-WEIGHTS = {"slow": 30, "browser": 10}
+WEIGHTS = {"slow": 100, "browser": 30}
 """How long tests with these marks take, beside one without: about."""
 
 COMPILER = (
