@@ -27,6 +27,11 @@ def check_kernel(device: str, programs: int | None) -> None:
         assert_reads(slab, torch.randn(5000, generator=random).to(device) * factor)
     for x in (torch.randn(9000, generator=random) + 1e4, torch.tensor(SPECIAL).repeat(700)):
         assert_reads(slab, x.to(device))
+    for first in (float("nan"), float("inf"), 1e20, 1e-40, -0.0):  # sums are of distances to the first element
+        x = torch.randn(9000, generator=random)
+        x[0] = first
+        assert_reads(slab, x.to(device))
+    assert_reads(slab, torch.full((5000,), float("nan"), device=device))
     x = torch.randn(30, 40, generator=random).to(device)
     for view in (x.t(), x[:, ::3], x[:1].expand(17, -1), x[0, 0], x[:0]):
         assert_reads(slab, view)

@@ -24,6 +24,27 @@ PART = tl.constexpr(11)
 """Columns of a part, those of :data:`retrograd.core.statistics.torch_slab.PART`."""
 
 
+LANES = tl.constexpr(512)
+"""Elements that are summed side by side, whose sums are added up at the end."""
+
+
+@triton.jit
+def _load(new, old, at, inside, UPDATE: tl.constexpr, WIDE: tl.constexpr):
+    """Elements of ``new``, or of ``new − old``, in the dtype to compute in."""
+    x = tl.load(new + at, mask=inside, other=0)
+    x = x.to(tl.float64) if WIDE else x.to(tl.float32)
+    if UPDATE:
+        before = tl.load(old + at, mask=inside, other=0)
+        x -= before.to(tl.float64) if WIDE else before.to(tl.float32)
+    return x
+
+
+@triton.jit
+def _magnitude(x, WIDE: tl.constexpr):
+    """The bits of numbers without their signs."""
+    return x.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF if WIDE else x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
 @triton.jit(do_not_specialize=["n", "line", "row", "repeats"])
 def read_parts(
     new, old, parts, bins, n, line, row, repeats,
@@ -36,83 +57,80 @@ def read_parts(
     if EVEN:
         n = n // 16 * 16  # it is already; so the compiler knows that it may load 16 bytes at once
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
-    nans = tl.zeros((), tl.float64)
-    pos_infs, neg_infs, zeros = nans, nans, nans
-    count, total, m2, abs_total, reference = nans, nans, nans, nans, nans
-    low = nans + float("inf")
+    infinity = 0x7FF0000000000000 if WIDE else 0x7F800000
+
+    # Sums are of the distances to the first element: so the variance of what lies far from 0 is exact. What is left out
+    # is replaced by this element, whose distance is 0.
+    middle = _load(new, old, program * BLOCK, True, UPDATE, WIDE)
+    middle = tl.where(_magnitude(middle, WIDE) < infinity, middle, 0.0)
+    wide_middle = middle.to(tl.float64)
+    count, zeros = tl.zeros((LANES,), tl.int32), tl.zeros((LANES,), tl.int32)
+    total = tl.zeros((LANES,), tl.float64)
+    squares, abs_total, reference = total, total, total
+    low = tl.full((LANES,), float("inf"), tl.float64 if WIDE else tl.float32)
     high = -low
+    handled, read = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
     found = tl.zeros((256,), tl.int32)
     for start in range(program * BLOCK, n, programs * BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        inside = at < n
-        x = tl.load(new + at, mask=inside, other=0)
-        x = x.to(tl.float64) if WIDE else x.to(tl.float32)
-        if UPDATE:
-            before = tl.load(old + at, mask=inside, other=0).to(tl.float64)
-            x = (x - before) if WIDE else (x - before.to(tl.float32))
-            known = (before == before) & (tl.abs(before) < float("inf"))
-            reference += tl.sum(tl.where(known, before * before, 0.0), 0)
+        handled += tl.minimum(n - start, BLOCK)
+        read += BLOCK
+        for step in tl.static_range(BLOCK // LANES):
+            at = start + step * LANES + tl.arange(0, LANES)
+            inside = at < n
+            x = _load(new, old, at, inside, UPDATE, WIDE)
+            if UPDATE:
+                before = tl.load(old + at, mask=inside, other=0).to(tl.float64)
+                reference += tl.where(tl.abs(before) < float("inf"), before * before, 0.0)
+            magnitude = _magnitude(x, WIDE)
+            finite = inside & (magnitude < infinity)
+            count += finite.to(tl.int32)
+            zeros += (inside & (magnitude == 0)).to(tl.int32)
+            wide = tl.where(finite, x, middle).to(tl.float64)
+            apart = wide - wide_middle
+            total += apart
+            squares += apart * apart
+            abs_total += tl.abs(wide)
+            low = tl.minimum(low, tl.where(finite, x, float("inf")))
+            high = tl.maximum(high, tl.where(finite, x, -float("inf")))
 
-        if WIDE:
-            bits = x.to(tl.int64, bitcast=True)
-            magnitude = bits & 0x7FFFFFFFFFFFFFFF
-            infinity = 0x7FF0000000000000
-            exponent = tl.minimum(tl.maximum((magnitude >> 52) - 896, 0), 254)
-        else:
-            bits = x.to(tl.int32, bitcast=True)
-            magnitude = bits & 0x7FFFFFFF
-            infinity = 0x7F800000
-            exponent = magnitude >> 23
-        finite = inside & (magnitude < infinity)
-        infinite = inside & (magnitude == infinity)
-        zero = inside & (magnitude == 0)
-        nans += tl.sum((inside & (magnitude > infinity)).to(tl.int32), 0)
-        pos_infs += tl.sum((infinite & (bits > 0)).to(tl.int32), 0)
-        neg_infs += tl.sum((infinite & (bits < 0)).to(tl.int32), 0)
-        zeros += tl.sum(zero.to(tl.int32), 0)
         if HISTOGRAM:
-            found += tl.histogram(tl.where(finite & ~zero, exponent, 255).to(tl.int32), 256)
+            at = start + tl.arange(0, BLOCK)
+            magnitude = _magnitude(_load(new, old, at, at < n, UPDATE, WIDE), WIDE)
+            counted = (magnitude > 0) & (magnitude < infinity)
+            exponent = tl.minimum(tl.maximum((magnitude >> 52) - 896, 0), 254) if WIDE else magnitude >> 23
+            found += tl.histogram(tl.where(counted, exponent, 255).to(tl.int32), 256)
 
-        # A power of two brings the largest magnitude to 1, so that squares of float32 stay in range.
-        if WIDE:
-            scale = 1.0
-        else:
-            largest = tl.max(tl.where(finite, magnitude, 0), 0) >> 23
-            scale = ((254 - tl.minimum(tl.maximum(largest, 1), 253)) << 23).to(tl.float32, bitcast=True)
-        unit = 1.0 / (tl.zeros((), tl.float64) + scale)
-        scaled = tl.where(finite, x, 0.0) * scale
-        k = tl.sum(finite.to(tl.int32), 0).to(tl.float64)
-        some = tl.maximum(k, 1.0)
-        mean = (tl.sum(scaled, 0).to(tl.float64) / some).to(x.dtype)
-        apart = tl.where(finite, scaled - mean, 0.0)
-        rest = tl.sum(apart, 0).to(tl.float64)
-        block_m2 = (tl.sum(apart * apart, 0).to(tl.float64) - rest * rest / some) * unit * unit
-        block_total = (mean.to(tl.float64) * k + rest) * unit
-
-        both = (k > 0) & (count > 0)
-        gap = tl.where(both, block_total / some - total / tl.maximum(count, 1.0), 0.0)
-        m2 += tl.maximum(block_m2, 0.0) + gap * gap * (k * count / tl.maximum(k + count, 1.0))
-        count += k
-        total += block_total
-        abs_total += tl.sum(tl.abs(scaled), 0).to(tl.float64) * unit
-        low = tl.minimum(low, tl.min(tl.where(finite, x, float("inf")), 0).to(tl.float64))
-        high = tl.maximum(high, tl.max(tl.where(finite, x, -float("inf")), 0).to(tl.float64))
+    finite_count = tl.sum(count, 0).to(tl.int64)
+    nans, pos_infs, neg_infs = tl.zeros((), tl.int64), tl.zeros((), tl.int64), tl.zeros((), tl.int64)
+    if finite_count < handled:  # rare: what is not finite is told apart in a pass of its own
+        for start in range(program * BLOCK, n, programs * BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            inside = at < n
+            x = _load(new, old, at, inside, UPDATE, WIDE)
+            magnitude = _magnitude(x, WIDE)
+            infinite = inside & (magnitude == infinity)
+            nans += tl.sum((inside & (magnitude > infinity)).to(tl.int32), 0)
+            pos_infs += tl.sum((infinite & (x > 0)).to(tl.int32), 0)
+            neg_infs += tl.sum((infinite & (x < 0)).to(tl.int32), 0)
 
     part = parts + (line + program) * PART
-    tl.store(part, nans)
-    tl.store(part + 1, pos_infs)
-    tl.store(part + 2, neg_infs)
-    tl.store(part + 3, zeros)
-    tl.store(part + 4, count)
-    tl.store(part + 5, total)
-    tl.store(part + 6, m2)
-    tl.store(part + 7, abs_total)
-    tl.store(part + 8, reference)
-    tl.store(part + 9, low)
-    tl.store(part + 10, high)
+    n_finite = finite_count.to(tl.float64)
+    apart_total = tl.sum(total, 0)
+    replaced = (read - finite_count).to(tl.float64) * tl.abs(wide_middle)
+    tl.store(part, nans.to(tl.float64))
+    tl.store(part + 1, pos_infs.to(tl.float64))
+    tl.store(part + 2, neg_infs.to(tl.float64))
+    tl.store(part + 3, tl.sum(zeros, 0).to(tl.float64))
+    tl.store(part + 4, n_finite)
+    tl.store(part + 5, apart_total + n_finite * wide_middle)
+    tl.store(part + 6, tl.maximum(tl.sum(squares, 0) - apart_total * apart_total / tl.maximum(n_finite, 1.0), 0.0))
+    tl.store(part + 7, tl.maximum(tl.sum(abs_total, 0) - replaced, 0.0))
+    tl.store(part + 8, tl.sum(reference, 0))
+    tl.store(part + 9, tl.min(low, 0).to(tl.float64))
+    tl.store(part + 10, tl.max(high, 0).to(tl.float64))
     if HISTOGRAM:
-        to = bins + row.to(tl.int64) * 256 + tl.arange(0, 256)
-        tl.atomic_add(to, found.to(tl.int64) * repeats, mask=found > 0, sem="relaxed")
+        at = tl.arange(0, 256)
+        tl.atomic_add(bins + row.to(tl.int64) * 256 + at, found.to(tl.int64) * repeats, mask=found > 0, sem="relaxed")
 
 
 @triton.jit
