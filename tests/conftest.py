@@ -12,10 +12,11 @@ import tempfile
 import threading
 import time
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from importlib.util import find_spec
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,9 @@ pytest_plugins = ["tests.commands", *(["tests.browser"] if find_spec("playwright
 
 GRACE_SECONDS = 2.0
 """How long a thread may take to end after the test that started it."""
+
+WEIGHTS = {"slow": 100, "browser": 30}
+"""How long tests with these marks take, beside one without: about."""
 
 COMPILER = (
     ("torch._dynamo.eval_frame", "_maybe_set_eval_frame"),
@@ -136,8 +140,11 @@ def our_threads() -> set[threading.Thread]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is not asked for or this machine cannot run, with the reason, and put slow tests behind quick ones."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what is not asked for or this machine cannot run, with the reason, and put slow tests behind quick ones.
+
+    Of several processes each is given a file at a time: there the longest files come first, so that none ends last.
+    """
     chromium = any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     for item in items:
         if item.get_closest_marker("thorough") and not item.config.getoption("--thorough"):
@@ -146,4 +153,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("browser") and not chromium:
             item.add_marker(pytest.mark.skip(reason="needs Chromium"))
-    items.sort(key=lambda item: (bool(item.get_closest_marker("browser")), bool(item.get_closest_marker("slow"))))
+    if hasattr(config, "workerinput"):
+        put_long_files_first(items)
+    else:
+        items.sort(key=lambda item: (bool(item.get_closest_marker("browser")), bool(item.get_closest_marker("slow"))))
+
+
+def put_long_files_first(items: list[pytest.Item]) -> None:
+    weights = Counter[Path]()
+    for item in items:
+        if not item.get_closest_marker("skip"):
+            weights[item.path] += next((weight for mark, weight in WEIGHTS.items() if item.get_closest_marker(mark)), 1)
+    items.sort(key=lambda item: (-weights[item.path], item.path))

@@ -24,7 +24,8 @@ from retrograd.core import errors
 from retrograd.core.cli import load_commands
 from retrograd.core.launch.parser import parse
 from tests import warm
-from tests.test_imports import CORE, PARTS, SOURCE
+from tests.sources import SOURCE
+from tests.test_imports import CORE, PARTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for folder in (".", "docs", "benchmarks", "examples") for page in (ROOT / folder).glob("*.md"))
