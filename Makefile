@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help demo site test thorough check dist triton bench gpu clean
+# Tests start some hundred Pythons: each of them would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo site test thorough check ruff dist triton bench gpu clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /	/' | expand -t 10
@@ -25,16 +28,22 @@ site: $(VENV)/installed-docs ## build the documentation into site/, where it ope
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "Open $(CURDIR)/site/index.html in a browser."
 
-test: $(if $(TORCH),$(VENV)/installed-test,check) ## run all checks and tests; TORCH=2.15.0: the tests with that version
-	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --max-worker-restart 0 --dist loadfile $(THOROUGH)
+# mypy takes a minute of one core: it runs beside the tests, and what it finds stands behind them.
+test: $(if $(TORCH),$(VENV)/installed-test,ruff) ## run all checks and tests; TORCH=2.15.0: the tests with that version
+	@$(if $(TORCH),,$(BIN)/mypy >$(VENV)/mypy.log & types=$$!;) \
+	$(BIN)/pytest --numprocesses $(JOBS) --maxprocesses 4 --max-worker-restart 0 \
+		--dist loadfile --no-loadscope-reorder $(THOROUGH) || failed=1; \
+	$(if $(TORCH),,wait $$types || failed=1; cat $(VENV)/mypy.log;) exit $${failed:-0}
 
 thorough: THOROUGH := --thorough
 thorough: test ## the same with every sweep in full, which takes several times as long
 
-check: $(VENV)/installed-dev
+check: ruff
+	$(BIN)/mypy
+
+ruff: $(VENV)/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 
 # The wheel is built of the archive, in a folder of its own: what was built here before is not in it.
 dist: $(VENV)/installed-dev ## build wheel and source archive in dist/, and try both where nothing else is installed

@@ -4,8 +4,10 @@ A machine without a compiler installs all the same: ``optional`` makes a failed 
 read by torch operations, and nodes are met in Python.
 """
 
+import re
 import sys
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -40,7 +42,14 @@ native = Extension(
 # A Python without a GIL has no stable ABI and is not supported by the kernel, which counts on the GIL.
 HAS_GIL = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
+# On PyPI no file lies beside README.md: a picture there would be a broken one, and a link would lead nowhere.
+README = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+README = re.sub(r"^!\[[^\]]*\]\((?!\w+:)[^)]*\)\n\n.+\n\n", "", README, flags=re.MULTILINE)  # with what is said of it
+README = re.sub(r"\[([^\]]*)\]\((?!\w+:)[^)]*\)", r"\1", README)
+
 setup(
+    long_description=README,
+    long_description_content_type="text/markdown",
     ext_modules=[kernel, native] if HAS_GIL else [],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if HAS_GIL else {},
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import copyreg
 import gc
 import os
@@ -13,10 +12,11 @@ import tempfile
 import threading
 import time
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from importlib.util import find_spec
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +30,9 @@ pytest_plugins = ["tests.commands", *(["tests.browser"] if find_spec("playwright
 GRACE_SECONDS = 2.0
 """How long a thread may take to end after the test that started it."""
 
+WEIGHTS = {"slow": 100, "browser": 30}
+"""How long tests with these marks take, beside one without: about."""
+
 COMPILER = (
     ("torch._dynamo.eval_frame", "_maybe_set_eval_frame"),
     ("torch._dynamo.guards", "GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT"),
@@ -42,8 +45,6 @@ settings.register_profile("any machine", deadline=None)  # no test depends on ho
 settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what it runs in the background so
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else programs of tests would inherit that
-os.environ["XDG_DATA_HOME"] = _keys = tempfile.mkdtemp(prefix="retrograd-keys-")  # no key of a user's is touched
-atexit.register(shutil.rmtree, _keys, ignore_errors=True)
 torch.set_num_threads(1)  # the tensors of tests are small, and two threads only wait for each other
 
 
@@ -55,6 +56,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def thorough(pytestconfig: pytest.Config) -> bool:
     """Whether a sweep is to be run in full."""
     return bool(pytestconfig.getoption("--thorough"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def what_is_temporary_goes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Bundles and keys lie where pytest keeps three sessions, killed ones too; no key of a user is touched."""
+    tempfile.tempdir = str(tmp_path_factory.mktemp("temporary"))
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("keys"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -132,8 +140,11 @@ def our_threads() -> set[threading.Thread]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is not asked for or this machine cannot run, with the reason, and put slow tests behind quick ones."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what is not asked for or this machine cannot run, with the reason, and put slow tests behind quick ones.
+
+    Of several processes each is given a file at a time: there the longest files come first, so that none ends last.
+    """
     chromium = any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     for item in items:
         if item.get_closest_marker("thorough") and not item.config.getoption("--thorough"):
@@ -142,4 +153,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("browser") and not chromium:
             item.add_marker(pytest.mark.skip(reason="needs Chromium"))
-    items.sort(key=lambda item: (bool(item.get_closest_marker("browser")), bool(item.get_closest_marker("slow"))))
+    if hasattr(config, "workerinput"):
+        put_long_files_first(items)
+    else:
+        items.sort(key=lambda item: (bool(item.get_closest_marker("browser")), bool(item.get_closest_marker("slow"))))
+
+
+def put_long_files_first(items: list[pytest.Item]) -> None:
+    weights = Counter[Path]()
+    for item in items:
+        if not item.get_closest_marker("skip"):
+            weights[item.path] += next((weight for mark, weight in WEIGHTS.items() if item.get_closest_marker(mark)), 1)
+    items.sort(key=lambda item: (-weights[item.path], item.path))

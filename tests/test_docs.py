@@ -24,7 +24,8 @@ from retrograd.core import errors
 from retrograd.core.cli import load_commands
 from retrograd.core.launch.parser import parse
 from tests import warm
-from tests.test_imports import CORE, PARTS, SOURCE
+from tests.sources import SOURCE
+from tests.test_imports import CORE, PARTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for folder in (".", "docs", "benchmarks", "examples") for page in (ROOT / folder).glob("*.md"))
@@ -84,7 +85,7 @@ def run_session(text: str) -> None:
         words = shlex.split(line, comments=True)
         program = {"retrograd": [sys.executable, "-m", "retrograd"], "python": [sys.executable]}
         words = [*program.get(words[0], words[:1]), *words[1:]]
-        done = warm.run(words, env={**os.environ, "PATH": path}, **streams)
+        done = warm.run(words, env={**os.environ, "PATH": path, "COLUMNS": "160"}, **streams)
         shown = shown.replace("/home/me/", "")  # where the reader is
         expected = re.escape(NUMBER.sub("N", shown.strip() + "\n")).replace("…\\\n", "(.*\n)*?").replace("…", ".*")
         printed = NUMBER.sub("N", done.stdout.replace(f"{Path.cwd()}/", "").strip() + "\n")

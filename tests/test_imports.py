@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import graphlib
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
-SOURCE = Path(__file__).parents[1] / "src" / "retrograd"
+from tests.sources import trees
 
 PARTS = {
     "core": set(),
@@ -87,18 +87,10 @@ HOOK_METHODS = {
 }  # fmt: skip
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 def place(name: str) -> tuple[str, str]:
     """``retrograd.core.history.kept`` → part and room, ``("core", "history")``; empty texts where there is none."""
     _, part, room, *_ = [*name.split("."), "", ""]
     return part, room
-
-
-TREES = {module_name(path): ast.parse(path.read_text(), str(path)) for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def targets(node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -106,10 +98,11 @@ def targets(node: ast.Import | ast.ImportFrom) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     names = [f"{node.module}.{alias.name}" for alias in node.names]
-    return [name if name in TREES or not name.startswith("retrograd") else str(node.module) for name in names]
+    return [name if name in trees() or not name.startswith("retrograd") else str(node.module) for name in names]
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+@cache
+def imports(tree: ast.AST) -> list[tuple[str, bool]]:
     """Everything that a file imports, and whether it does so inside a function."""
     inside = {
         id(inner)
@@ -117,10 +110,8 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, bool]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for name in targets(node):
-                yield name, id(node) in inside
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    return [(name, id(node) in inside) for node in nodes for name in targets(node)]
 
 
 def ours(tree: ast.AST) -> set[str]:
@@ -149,13 +140,13 @@ def is_private(name: str) -> bool:
 
 
 def test_there_is_something_to_look_at() -> None:
-    assert len(TREES) > 20
+    assert len(trees()) > 20
 
 
 def test_a_part_imports_only_what_the_table_allows() -> None:
     wrong = {
         name
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         for target in ours(tree)
         if place(name)[0] and place(target)[0] not in PARTS[place(name)[0]] | {place(name)[0], ""}
     }
@@ -163,14 +154,14 @@ def test_a_part_imports_only_what_the_table_allows() -> None:
 
 
 def test_the_tables_know_every_part_and_every_room_of_the_core() -> None:
-    assert {place(name)[0] for name in TREES} - {""} == set(PARTS)
-    assert {room for part, room in map(place, TREES) if part == "core"} - {""} == set(CORE)
+    assert {place(name)[0] for name in trees()} - {""} == set(PARTS)
+    assert {room for part, room in map(place, trees()) if part == "core"} - {""} == set(CORE)
 
 
 def test_parts_and_rooms_have_one_direction() -> None:
     list(graphlib.TopologicalSorter(PARTS).static_order())
     rooms: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         rooms.setdefault(place(name), set()).update({place(target) for target in ours(tree)} - {place(name)})
     list(graphlib.TopologicalSorter(rooms).static_order())
 
@@ -178,7 +169,7 @@ def test_parts_and_rooms_have_one_direction() -> None:
 def test_a_room_of_the_core_imports_rooms_before_it() -> None:
     wrong = [
         f"{name} imports {target}"
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         for target in ours(tree)
         if place(name)[0] == place(target)[0] == "core" and CORE.index(place(target)[1]) > CORE.index(place(name)[1])
     ]
@@ -186,19 +177,19 @@ def test_a_room_of_the_core_imports_rooms_before_it() -> None:
 
 
 def test_no_module_imports_itself_round_a_circle() -> None:
-    graph = {name: ours(tree) & TREES.keys() - {name} for name, tree in TREES.items()}
+    graph = {name: ours(tree) & trees().keys() - {name} for name, tree in trees().items()}
     list(graphlib.TopologicalSorter(graph).static_order())
 
 
 def test_imports_stand_at_the_top() -> None:
-    deferred = {name for name, tree in TREES.items() for _, inside in imports(tree) if inside}
+    deferred = {name for name, tree in trees().items() for _, inside in imports(tree) if inside}
     assert deferred == set(DEFERRED)
 
 
 def test_only_hooks_touch_torchs_inside() -> None:
     touched = {
         name: set(torch_touches(tree))
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         if place(name)[1] not in ("hooks", "ranks") and place(name)[0] != "compiled"
     }
     assert {name: what for name, what in touched.items() if what} == TOUCHES
@@ -207,7 +198,7 @@ def test_only_hooks_touch_torchs_inside() -> None:
 def test_imports_are_absolute() -> None:
     relative = [
         name
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.level
     ]

@@ -29,6 +29,7 @@ import runpy
 import select
 import socket
 import sys
+import tempfile
 import types
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -284,6 +285,7 @@ def prepare(job: Job) -> None:
 
     os.environ.clear()
     os.environ.update(job.environment)
+    tempfile.tempdir = None  # TMPDIR may be another one
     HELD.hide()
     _, rest = split(job.words)
     HELD.program = rest[1] if rest[0] == "-m" else ""

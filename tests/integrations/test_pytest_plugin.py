@@ -35,10 +35,10 @@ def train(lr=0.1, steps=5, inside=None):
 PLACE = ".pytest_cache/d/retrograd"
 
 
-def run_pytest(folder: Path, code: str, *words: str) -> tuple[int, str]:
+def run_pytest(folder: Path, code: str, *words: str, **variables: str) -> tuple[int, str]:
     """Exit code and output of pytest, in a suite that has this one file."""
     (folder / "test_it.py").write_text(TRAIN + code, encoding="utf-8")
-    environment = {**ENVIRONMENT, "PYTHONPATH": "", "COLUMNS": "80"}
+    environment = {**ENVIRONMENT, "PYTHONPATH": "", "COLUMNS": "80", **variables}
     command = [sys.executable, "-m", "pytest", "-W", "error", "-W", "ignore::pytest.PytestAssertRewriteWarning", *words]
     done = warm.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     return done.returncode, done.stdout + done.stderr
@@ -275,9 +275,15 @@ def test_it(lr):
 
 
 def test_other_plugins_may_be_missing(tmp_path: Path) -> None:
-    words = ("--retrograd", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:tmpdir")
-    assert run_pytest(tmp_path, "def test_it():\n    train()\n", *words) == (0, "")
+    words = ("--retrograd", "-p", "no:cacheprovider", "-p", "no:tmpdir")
+    (temporary := tmp_path / "temporary").mkdir()
+    code = "def test_it():\n    train()\n"
+    assert run_pytest(tmp_path, code, *words, "-p", "no:terminal", TMPDIR=str(temporary)) == (0, "")
     assert not (tmp_path / PLACE).exists()
+    assert not list(temporary.glob("retrograd-*"))  # nobody has been told of it
+    _, said = run_pytest(tmp_path, code, *words, TMPDIR=str(temporary))
+    [kept] = temporary.glob("retrograd-*")
+    assert f"runs in {kept.relative_to(tmp_path)}" in said
 
 
 def test_nothing_is_loaded_where_it_is_not_used(tmp_path: Path) -> None:

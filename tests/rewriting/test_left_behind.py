@@ -151,9 +151,9 @@ def pair():
 
 def run():
     for make, count, sites in (
-        (lambda: nn.Linear(2, 2), 3200, ("*:output.grad", "*:input.input.grad", "*:output")),
-        (pair, 1100, ("*:output.grad", "*.1:input.input.grad")),
-        (nn.Identity, 3200, ("*:output.grad",)),
+        (lambda: nn.Linear(2, 2), 800, ("*:output.grad", "*:input.input.grad", "*:output")),
+        (pair, 400, ("*:output.grad", "*.1:input.input.grad")),
+        (nn.Identity, 800, ("*:output.grad",)),
     ):
         net = nn.Sequential(*(make() for _ in range(count)))
         for site in sites:
@@ -164,7 +164,7 @@ def run():
                         out.sum().backward()
                     del out
             print("alive", flush=True)
-threading.stack_size(512 * 1024)
+threading.stack_size(128 * 1024)
 thread = threading.Thread(target=run)
 thread.start()
 thread.join()

@@ -149,7 +149,7 @@ def train_spread(rank: int, folder: Path, way: str, rules: str) -> dict[str, Ten
 
 
 def works_of(ways: Iterable[str], every: Iterable[str]) -> dict[str, Work]:
-    return {f"{way}-{rules}": partial(train_spread, way=way, rules=rules) for way in ways for rules in RULES}
+    return {f"{way}-{rules}": partial(train_spread, way=way, rules=rules) for way in ways for rules in every}
 
 
 # ---- special cases ----

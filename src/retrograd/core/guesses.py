@@ -10,12 +10,15 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from retrograd.core.errors import CallError, NoSuchNameError
+from retrograd.core.errors import CallError, NoSuchNameError, RetrogradError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_HOME = str(Path(__file__).parents[1])
 
 _CALLBACK = "from retrograd.integrations.lightning import RetrogradCallback (or .transformers, for its Trainer)"
 _TABLE = "history.to_pandas(), .to_polars(), or .table() for Arrow"
@@ -28,7 +31,7 @@ CALLS: dict[str, dict[str, str]] = {
         "Recorder": "rg.record(model)",
         "Session": "rg.record(model)",
         "start": "recording = rg.record(model), and recording.close() at the end",
-        "init": "rg.record(model), or rg.record(model, path) for a run folder",
+        "init": "rg.record(model), or rg.record(model, 'runs/a-{date}') for a run folder",
         "assert_finite": "rg.find_nan(model, batch), or rg.explain(recording) for a whole run",
         "detect_anomaly": "rg.find_nan(model, batch)",
         "check_nan": "rg.find_nan(model, batch)",
@@ -280,6 +283,10 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
                 )
         try:
             return function(*args, **options)
+        except RetrogradError as error:
+            if _is_ours(error):
+                error.__traceback__ = None
+            raise
         except TypeError as error:
             inner = error.__traceback__ and error.__traceback__.tb_next
             if inner or function.__qualname__ not in USES:  # raised in the function, not by its call
@@ -287,3 +294,13 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
             raise CallError(f"{error}.", repair=f"{USES[function.__qualname__]}.") from None
 
     return call
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Return whether no file but ours is on the way to an error: then the line of the call says where."""
+    trace = error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_HOME):
+            return False
+        trace = trace.tb_next
+    return True

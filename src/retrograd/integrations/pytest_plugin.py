@@ -5,6 +5,7 @@ Every run of pytest loads this file. Torch, and what else takes long, is loaded 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -89,6 +90,8 @@ class RecordedTests:
 
     def pytest_unconfigure(self) -> None:
         self._watch.release()
+        with contextlib.suppress(OSError):  # it holds runs, which the summary has named
+            self._folder.rmdir()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -172,7 +175,12 @@ def _choose_folder(config: pytest.Config) -> Path:
     given, cache = config.getoption("retrograd_dir"), getattr(config, "cache", None)
     if given:
         return Path(given).absolute()
-    return Path(tempfile.mkdtemp(prefix="retrograd-")) if cache is None else Path(cache.mkdir("retrograd"))
+    if cache is not None:
+        return Path(cache.mkdir("retrograd"))
+    folder = Path(tempfile.mkdtemp(prefix="retrograd-tests-"))
+    if not (config.pluginmanager.has_plugin("terminal") or hasattr(config, "workerinput")):
+        config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))  # nobody would be told where it is
+    return folder
 
 
 def _name_folder(test: str) -> str:

@@ -30,7 +30,7 @@ from retrograd.core.recording.settings import Settings, UserStatistic
 from retrograd.core.runs.chosen_ranks import Ranks, read_ranks
 from retrograd.core.runs.ending import find_exception
 from retrograd.core.runs.findings import SEVERITIES, Finding, Findings
-from retrograd.core.runs.layout import is_run
+from retrograd.core.runs.layout import DATE, is_run, make_dated
 from retrograd.core.runs.reader import open_run
 from retrograd.core.sites.pattern import Pattern
 from retrograd.explaining.launch.explaining import find_and_store, tell_verdict
@@ -60,7 +60,7 @@ class TrainedRun:
     pickles have the options, and no recording. In a ``with`` statement the recording ends where that is left.
 
     Args:
-        path: the run folder; ``runs/MODEL-DATE-TIME`` by default.
+        path: the run folder; ``{date}`` in its name is the date and time. ``runs/MODEL-DATE-TIME`` by default.
         sites: as for :func:`retrograd.record`, like all that follow.
         schedule: which steps.
         tensors: sites whose tensors are kept.
@@ -161,13 +161,14 @@ class TrainedRun:
         """The folder, and whether the recording there goes on."""
         if not is_new and self._state is not None:
             place = str(self._state["path"])
-            if self._path is not None and str(Path(place).absolute()) not in self._used:
+            if self._path is not None and DATE not in self._path and str(Path(place).absolute()) not in self._used:
                 place = self._path  # the user's word is above that of a checkpoint
             if is_run(open_folder(place)):
                 return place, True
-        if self._path is None:
-            return name_folder([name]), False
-        return next(place for place in _number(self._path) if str(Path(place).absolute()) not in self._used), False
+        first = name_folder([name]) if self._path is None else self._path
+        if ask_rank() == 0:  # the others are told
+            first = make_dated(first)
+        return next(place for place in _number(first) if str(Path(place).absolute()) not in self._used), False
 
     def _end(self, status: Status = "finished", error: BaseException | None = None) -> bool:
         """End the recording, if there is one; returns whether there was."""

@@ -16,10 +16,9 @@ import pytest
 
 from retrograd.core.hooks.private_names import NEEDED, OPTIONAL
 from tests import warm
+from tests.sources import SOURCE, trees
 
-SOURCE = Path(__file__).parents[3] / "src" / "retrograd"
-TABLE = SOURCE / "core" / "hooks" / "private_names.py"
-TREES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py")) if path != TABLE}
+TABLE = "retrograd.core.hooks.private_names"
 NOT_TORCHS = {
     "_getframe", "_current_frames",  # Python's
     "_asdict", "_fields",  # of named tuples
@@ -33,10 +32,14 @@ def is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
+def list_trees() -> list[ast.Module]:
+    return [tree for name, tree in trees().items() if name != TABLE]
+
+
 def defined() -> set[str]:
     """Every name that our own source gives to something."""
     found: set[str] = set()
-    for tree in TREES.values():
+    for tree in list_trees():
         for node in ast.walk(tree):
             match node:
                 case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
@@ -82,7 +85,7 @@ def as_used(name: str) -> str:
 
 def test_the_table_has_what_is_used_and_nothing_else() -> None:
     ours = defined()
-    used = {name for tree in TREES.values() for name in names_in(tree, ours)}
+    used = {name for tree in list_trees() for name in names_in(tree, ours)}
     needed = list(dict.fromkeys(as_used(name) for each in NEEDED for name in each.names))
     optional = {name for each in OPTIONAL.values() for name in each.names}
     known = {each for name in optional for each in (name.partition(":")[0], name.replace(":", "."))}
@@ -96,7 +99,7 @@ def test_the_table_has_what_is_used_and_nothing_else() -> None:
 def test_each_group_that_may_be_missing_is_asked_for() -> None:
     asked = {
         key
-        for tree in TREES.values()
+        for tree in list_trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "OPTIONAL"
         for key in [ast.literal_eval(node.slice)]

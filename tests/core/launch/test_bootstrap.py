@@ -224,7 +224,7 @@ def test_an_older_python_runs_the_users_sitecustomize(tmp_path: Path) -> None:
 def test_a_python_without_this_package_imports_torch_and_ends_as_without_us(tmp_path: Path) -> None:
     """Also where it took over from a process that had recorded."""
     (tmp_path / "torch.py").write_text("ok = 1")
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rank00000").mkdir(parents=True)
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
     environment["PYTHONPATH"] = str(tmp_path)
     ours = make_environment(RunRequest(path=str(tmp_path / "run"), shown="run", command=("train.py",)), environment)

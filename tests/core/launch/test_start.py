@@ -9,6 +9,7 @@ from retrograd.core.errors import LaunchError
 from retrograd.core.launch.parser import split_command
 from retrograd.core.launch.requests import RunRequest
 from retrograd.core.launch.start import name_folder, resolve_command
+from retrograd.core.runs.layout import make_dated
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,32 @@ def test_a_folder_is_named_for_the_script(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda pattern: "20250131-120000")
-    first = name_folder(command)
+    first = make_dated(name_folder(command))
     assert first == f"runs/{name}-20250131-120000"
-    Path(first).mkdir(parents=True)
-    assert name_folder(command) == f"{first}-2"
+    assert Path(first).is_dir()  # else another one who begins in this second has it too
+    assert make_dated(name_folder(command)) == f"{first}-2"
+    assert make_dated("runs/own") == "runs/own"
+    assert not Path("runs/own").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "told"),
+    [
+        ("train()", "train.py --overhead 5%", "--overhead"),
+        ("train()", "torchrun train.py --every=2", "--every"),
+        ("parser.add_argument('--every')", "train.py --every 2", ""),
+        ("def main(every): ...", "train.py --every 2", ""),
+        ("train()", "train.py --lr 0.1 every --every2 3 -o out", ""),
+        ("train()", "-m train --every 2", ""),
+        ("train()", "missing.py --every 2", ""),
+    ],
+)
+def test_an_option_of_ours_behind_a_script_that_knows_none_is_named(
+    text: str, words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(text)
+    command = tuple(words.split())
+    said = RunRequest(command=command).find_misplaced()
+    assert said.startswith(f"{told}, behind train.py, is passed to it") if told else not said
+    assert not RunRequest(command=command, quiet=True).find_misplaced()

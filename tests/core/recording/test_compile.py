@@ -236,8 +236,14 @@ def recorded_rows(history: Any) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("net", [{}, {"saved": True}, {"broken": True}], ids=["plain", "checkpoints", "graph break"])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("sites", [None, "*"], ids=["default", "all"])
+@pytest.mark.parametrize(
+    ("way", "sites"),
+    [
+        *(pytest.param(way, "*", id=f"{way.__name__}-all") for way in WAYS),
+        pytest.param(whole, None, id="whole-default"),  # are among all of them
+        *(pytest.param(way, None, id=f"{way.__name__}-default", marks=pytest.mark.thorough) for way in WAYS[1:]),
+    ],
+)
 def test_what_is_recorded_inside_is_what_eager_records(way: Any, net: dict[str, bool], sites: Any) -> None:
     if way is as_one_graph and "broken" in net:
         pytest.skip("a break is an error there")

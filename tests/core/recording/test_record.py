@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 import retrograd as rg
-from retrograd.core.errors import RecordingError, RunExistsError
+from retrograd.core.errors import CallError, RecordingError, RunExistsError
 from retrograd.core.runs.reader import open_run
 
 
@@ -81,8 +83,35 @@ def test_into_a_folder(tmp_path: Path) -> None:
     assert history["0:output.grad"].rms.tolist() == recording.history["0:output.grad"].rms.tolist()
     assert [kept.step for kept in history["0:output"].tensors] == [0, 1]
     assert recording.path == tmp_path / "run"
-    with pytest.raises(RunExistsError):
+    with pytest.raises(RunExistsError, match=r"run-\{date\}") as taken:
         rg.record(net, tmp_path / "run")
+    files = [Path(frame.filename).name for frame in traceback.extract_tb(taken.value.__traceback__)]
+    assert files == [Path(__file__).name, "guesses.py"]  # none of the way down to it
+
+
+def test_a_name_with_date_is_a_new_folder_each_time(tmp_path: Path) -> None:
+    net, optimizer = make_net()
+    recordings = [rg.record(net, tmp_path / "deep" / "mine-{date}") for _ in range(3)]  # within a second
+    train(net, optimizer)
+    paths = [recording.path for recording in recordings]
+    for recording in recordings:
+        recording.close()
+        assert recording.path is not None
+        assert re.fullmatch(r"mine-\d{8}-\d{6}(-\d)?", recording.path.name)
+        assert open_run(recording.path).history["0:output"].steps.tolist() == [0]
+    assert set(paths) == set((tmp_path / "deep").iterdir())
+    with pytest.raises(CallError, match="nothing can be gone on with"):
+        rg.record(net, tmp_path / "mine-{date}", resume=True)
+    assert not list(tmp_path.glob("mine*"))
+
+
+def test_ranks_do_not_each_take_a_time_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(CallError, match="another folder on each rank"):
+            rg.record(nn.Linear(2, 1), tmp_path / "{date}", ranks=0)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("by_state", [False, True])

@@ -209,7 +209,39 @@ def test_runs_are_chosen_and_ordered_by_what_is_known_of_them(sweep: Path, capfd
     printed = capfd.readouterr().out
     assert len(printed.splitlines()) == 6
     assert "\u202e" not in printed
-    assert {"accuracy", "--lr"} <= set(printed.splitlines()[0].split())
+    columns, *rows = [line.split("\t") for line in printed.splitlines()]  # as `cut` and `awk` read it
+    assert {"accuracy", "--lr"} <= set(columns)
+    assert {len(row) for row in rows} == {len(columns)}
+    read = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
+    for line in lines:
+        assert float(read[line["name"]]["final"]) == line["final"]
+        assert read[line["name"]]["status"] == line["status"]
+
+
+def test_a_pipe_of_a_width_gets_the_table_of_a_window(
+    sweep: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert main(["ls", str(sweep)]) == 0
+    printed = capfd.readouterr().out.splitlines()
+    assert max(map(len, printed[:-1])) <= 70
+    assert "\t" not in "".join(printed)
+    assert printed[-1].startswith("A wider window")
+
+
+def test_where_there_is_no_run_a_sentence_says_so(
+    sweep: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "none").mkdir()
+    for words, told in (
+        ([str(tmp_path / "none")], "there is no run in"),
+        ([str(sweep), "--filter", "status=lost"], "none of 5 runs is so"),
+    ):
+        for form in ([], ["--json"]):
+            assert main(["ls", *words, *form]) == 0
+            out, err = capfd.readouterr()
+            assert not out
+            assert told in err
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])

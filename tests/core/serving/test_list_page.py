@@ -186,6 +186,8 @@ def test_axes_are_settings_with_the_values_that_runs_have(page: Page, tmp_path: 
 @pytest.mark.browser
 def test_the_file_that_a_browser_is_given_leads_to_the_page(page: Page, sweep: Path) -> None:
     with serving(sweep) as server:
-        page.goto(server.write_redirect().as_uri())
+        path = server.write_redirect()
+        page.goto(path.as_uri())
         page.wait_for_url(server.address)
         expect(page.get_by_role("link", name="run10")).to_be_visible()
+        assert not path.exists()  # a server that is killed would leave it

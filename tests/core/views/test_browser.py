@@ -351,6 +351,9 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(visit: Visit, small:
         box = canvas.bounding_box()
         assert box is not None
         assert box["x"] + box["width"] <= 390
+    cut = "each => each.scrollWidth > each.clientWidth || each.getBoundingClientRect().right > innerWidth"
+    for chip in page.locator(".chips button, .modules td").all():
+        assert not chip.evaluate(cut), chip.text_content()
 
 
 def test_a_finger_reads_first_and_opens_then(browser: Browser, small: Path) -> None:

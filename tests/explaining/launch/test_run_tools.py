@@ -169,3 +169,8 @@ def test_where_the_sdk_is_missing_it_is_told(
     said = capsys.readouterr().err
     assert "mcp is not installed. [missing-library]" in said
     assert "pip install 'retrograd[mcp]'" in said
+
+
+def test_a_folder_that_is_not_there_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["mcp", "nope"]) == 2
+    assert "'nope' is not a folder" in capfd.readouterr().err

@@ -128,7 +128,20 @@ def test_its_button_opens_the_curves_and_marks_the_step(
     page.get_by_role("button", name="Show it").first.click()
     expect(page.locator(".panel h3")).to_have_text("blocks.1.conv1:output")
     expect(page.locator("#zoom")).to_contain_text("279")
+    expect(page.locator("#count")).to_contain_text(re.compile(r"steps 279–399 of 0–399"))
     expect(page.locator("#quantities [aria-pressed=true]")).to_have_text("Activations")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("first", "last"), [(0, None), (0, 399), (None, None)])
+def test_what_concerns_all_of_a_run_shows_all_of_it(
+    first: int | None, last: int | None, visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = replace(next(iter(MADE)), step=first, last_step=last)
+    page = visit.open(write(tmp_path, Findings([finding]), monkeypatch))
+    page.get_by_role("button", name="Show it").first.click()
+    expect(page.locator(".panel h3")).to_have_text("blocks.1.conv1:output")
+    expect(page.locator("#reset")).to_be_hidden()
 
 
 @pytest.mark.browser

@@ -7,6 +7,8 @@ Torch takes seconds to load, and neither ``--help`` nor a wrong path needs it: a
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import sysconfig
 from dataclasses import MISSING, dataclass
 from itertools import chain
@@ -15,6 +17,7 @@ from typing import ClassVar, Literal
 
 import retrograd as rg
 from retrograd.core.addresses import path_to_read, read_path
+from retrograd.core.amounts import count_of
 from retrograd.core.launch.chosen_run import (
     check_run,
     choose_run,
@@ -229,12 +232,16 @@ examples:
   retrograd ls sweeps --sort final                          the lowest loss at the end first
   retrograd ls sweeps --filter status=finished 'lr>=0.01'   those of which both is so
   retrograd ls sweeps --search resnet --sort lr --reverse
+  retrograd ls | cut -f 1,4,6                               name, status and final of each
   retrograd ls --json | jq -r 'select(.status == "failed") | .name'
 
 Columns are name, when, steps, status, loss (of the last step), final (mean over the last twentieth of the steps),
-findings (how many), finding (which), what the program has logged, and every setting in which the runs differ: options
-of the command, arguments of the optimizer, seed, commit. NaN and what is not known come last in every order. Findings
-are counted where they were computed, as `retrograd run` does at the end.
+findings (how many), finding (which), what the program has logged, and every setting: options of the command, arguments
+of the optimizer, seed, commit. NaN and what is not known come last in every order. Findings are counted where they
+were computed, as `retrograd run` does at the end.
+
+A terminal, or a pipe where COLUMNS says a width, gets a table that fits, with the settings in which the runs differ.
+Any other pipe gets all columns, with a tab between two and their names in the first line; what is not known is empty.
 """
 
     folder: Path = option("FOLDER", PARENT, f"the folder that holds the runs (default: {PARENT})")
@@ -253,17 +260,19 @@ are counted where they were computed, as `retrograd run` does at the end.
 
     def carry_out(self) -> None:
         from retrograd.core.runs.listed import choose_listed, read_listed
-        from retrograd.core.views.runs_table import print_runs
+        from retrograd.core.views.runs_table import join_by_tabs, print_runs
 
         with waiting(f"reading the runs of {self.folder}"):
-            runs = read_listed(path_to_read(self.folder))
+            found = read_listed(path_to_read(self.folder))
+        runs = choose_listed(found, self.sort, self.filter, self.search, is_reversed=self.reverse)
         if not runs:
-            say(f"there is no run in {self.folder}")
-        runs = choose_listed(runs, self.sort, self.filter, self.search, is_reversed=self.reverse)
-        if self.json:
+            say(f"none of {count_of(len(found), 'run')} is so" if found else f"there is no run in {self.folder}")
+        elif self.json:
             print_text("".join(f"{each.as_json()}\n" for each in runs), end="", is_json=True)
-        else:
+        elif sys.stdout.isatty() or "COLUMNS" in os.environ:
             print_runs(runs)
+        else:
+            print_text(join_by_tabs(runs), end="")
 
 
 @dataclass(frozen=True, kw_only=True)

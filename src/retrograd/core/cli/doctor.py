@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import retrograd as rg
-from retrograd.core.hooks.private_names import NEEDED, OPTIONAL, is_there, write_name
+from retrograd.core.amounts import count_of
+from retrograd.core.hooks.private_names import GLOBAL_TABLES, NEEDED, OPTIONAL, is_there, write_name
 from retrograd.core.launch.hook_file import HOOK
 from retrograd.core.launch.interpreter import BOOTSTRAP
 from retrograd.core.notices import print_text, waiting
@@ -30,12 +31,6 @@ _PARTS = {
     "are not recorded",
 }
 """Each compiled part, and what happens without it."""
-
-_TABLES = {
-    "torch.nn.modules.module": "_global_forward_pre_hooks _global_forward_hooks _global_backward_hooks",
-    "torch.optim.optimizer": "_global_optimizer_pre_hooks _global_optimizer_post_hooks",
-}
-"""Hooks on all modules and optimizers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +68,8 @@ def print_health(*, as_json: bool) -> int:
         if not (each.is_fine and each.names):  # those are summed up in one line
             print_text(f"{'ok' if each.is_fine else 'NO'}  {each.name}: {each.found}")
             print_text(f"    {each.without}\n" if each.without else "", end="")
-    print_text(f"{missing} of {len(checks)} checks failed" if missing else "nothing is missing")
+    failed = ", ".join(each.name for each in checks if not each.is_fine)
+    print_text(f"{count_of(missing, 'check')} of {len(checks)} failed: {failed}" if missing else "nothing is missing")
     return int(missing > 0)
 
 
@@ -148,8 +144,8 @@ def _check_others() -> Iterator[Check]:
     """What others run in every process of this environment."""
     found = [
         f"{hook!r} in {module}.{name}"
-        for module, names in _TABLES.items()
-        for name in names.split()
+        for module, names in GLOBAL_TABLES.items()
+        for name in names
         for hook in getattr(import_module(module), name).values()
     ]
     specs = [spec for name in ("sitecustomize", "usercustomize") if (spec := find_spec(name)) and spec.origin]

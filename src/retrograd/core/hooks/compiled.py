@@ -34,17 +34,13 @@ from torch._C._dynamo import eval_frame
 
 from retrograd.core.hooks.engine import TORCH, is_compiling, uncompiled, uncompiled_itself
 from retrograd.core.hooks.listeners import Listeners, Patch, Undo, hidden, replace
+from retrograd.core.hooks.private_names import GLOBAL_TABLES
 from retrograd.core.notices import warn
 
 _ROOM = "torch._dynamo.eval_frame"
 _NAME = "_maybe_set_eval_frame"
 _EXPORT_ROOM, _EXPORT_NAME = "torch.export._trace", "_export_to_torch_ir"
-_HOOK_TABLES = (
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-)
+_HOOK_TABLES = GLOBAL_TABLES["torch.nn.modules.module"]
 
 
 class CompiledCallListener(Protocol):

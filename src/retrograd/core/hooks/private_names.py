@@ -37,6 +37,14 @@ def _names(buys: str, without: str, *words: str) -> PrivateNames:
     return PrivateNames(buys, without, tuple(name for each in words for name in each.split()))
 
 
+GLOBAL_TABLES = {
+    "torch.nn.modules.module": tuple(
+        f"_global_{name}_hooks" for name in ("forward_pre", "forward", "backward_pre", "backward")
+    ),
+    "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+}
+"""Tables of hooks on all modules and on all optimizers."""
+
 _STOPS = "retrograd cannot be imported"
 _RAISES = "what needs it raises; while a program trains, a warning says so, and less is recorded"
 

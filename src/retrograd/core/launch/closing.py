@@ -54,6 +54,10 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
     if not done and saw_nothing and any(folder.glob("rank*")):
         obstacle = f"a backward pass began and did not end; see where with: retrograd hangs {request.shown}"
     if not done:
+        with contextlib.suppress(OSError):
+            Path(request.path).rmdir()  # made for its name alone
+            if Path(request.path).parent.name == "runs":  # the default one; others may be the user's
+                Path(request.path).parent.rmdir()
         say(f"{request.undone}{obstacle}")
     elif not isinstance(request, RunRequest):
         say(f"{request.done} {done}; {request.see.format(request.shown)}")

@@ -31,7 +31,8 @@ MIRROR = f"{OURS}MIRROR"
 def folder_option(parent: str) -> Any:
     """The option that names the folder."""
     what = "run folder" if parent == "runs" else "folder"
-    return option("-o --output", "", f"{what} (default: {parent}/<script>-<date>-<time>)", metavar="DIR")
+    words = f"{what}; {{date}} in its name is date and time (default: {parent}/<script>-{{date}})"
+    return option("-o --output", "", words, metavar="DIR")
 
 
 def _check_patterns(name: str, patterns: tuple[str, ...]) -> None:

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import PathFinder
@@ -19,6 +18,7 @@ from retrograd.core.errors import LaunchError, RunWriteError
 from retrograd.core.launch.interpreter import BOOTSTRAP, OURS, find_obstacle
 from retrograd.core.launch.options import Command
 from retrograd.core.notices import say
+from retrograd.core.runs.layout import DATE, make_dated
 
 UNDONE = f"{OURS}UNDONE"
 """Environment variable for the bootstrap, which may not load JSON: ``undone`` and ``path`` of the request, as lines."""
@@ -79,14 +79,21 @@ class Request(Command):
         return self.promise.format(shlex.join(self.command), self.shown)
 
     def choose_folder(self) -> Self:
-        """Give the request a folder that can be made, but do not make it yet: perhaps the command trains nothing.
+        """Give the request a folder that can be made. One with a date is made: nobody else shall have it.
 
         Raises:
             RetrogradError: the folder cannot be written, or holds something already.
         """
         shown = self.shown or name_folder(self.command, self.parent)
-        path = open_folder(shown) if self.parent == "runs" else local_folder(shown)
+        if DATE in self.shown:
+            from retrograd.core.runs.ranks import check_dated
+
+            check_dated(shown, resume=getattr(self, "resume", False))
+        find = open_folder if self.parent == "runs" else local_folder
+        path = find(shown)
         if is_remote(path):
+            shown = make_dated(shown)
+            path = find(shown)
             with reaching(path):
                 self._check_vacant(path)
             return replace(self, path=str(path), shown=shown)
@@ -98,7 +105,8 @@ class Request(Command):
             )
         if there == path:
             self._check_vacant(path)
-        return replace(self, path=str(path), shown=shown)
+        shown = make_dated(shown)
+        return replace(self, path=str(find(shown)), shown=shown)
 
     def _check_vacant(self, folder: Path) -> None:
         from retrograd.core.runs.ranks import check_vacant
@@ -117,7 +125,24 @@ class Request(Command):
         environment = make_environment(request, os.environ)
         if said := find_obstacle(words, environment) or request.greet():
             say(said)
+        if note := self.find_misplaced():
+            say(note)
         replace_process(words, {**environment, **request.accompany()})
+
+    def find_misplaced(self) -> str:
+        """A line about an option of ours that stands after a script which does not speak of it; empty for none."""
+        place = next((place for place, word in enumerate(self.command) if word.endswith(".py")), None)
+        if place is None or getattr(self, "quiet", False):
+            return ""
+        ours = {name for option in self.options() for name in option.names if name.startswith("--")}
+        given = [word.partition("=")[0] for word in self.command[place + 1 :]]
+        try:
+            text = Path(self.command[place]).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        found = next((word for word in given if word in ours and word[2:] not in text), "")
+        script = Path(self.command[place]).name
+        return found and f"{found}, behind {script}, is passed to it; options of retrograd stand before the script"
 
     def accompany(self) -> Mapping[str, str]:
         """Start what runs beside the program; returns variables for its environment.
@@ -194,15 +219,10 @@ def _check_module(name: Sequence[str], verb: str) -> None:
 
 
 def name_folder(command: Sequence[str], parent: str = "runs") -> str:
-    """A new folder for what becomes of this command: ``runs/<script>-<date>-<time>``."""
+    """The name of a new folder for what becomes of this command: ``runs/<script>-{date}``."""
     scripts = [word for word in command if word.endswith(".py")]
     name = command[1] if command[0] == "-m" else Path([*scripts, command[0]][0]).stem
-    first = f"{parent}/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, number = first, 1
-    while Path(folder).exists():
-        number += 1
-        folder = f"{first}-{number}"
-    return folder
+    return f"{parent}/{name}-{DATE}"
 
 
 # ---- its process ----

@@ -368,7 +368,8 @@ def record(
     Args:
         model: a module, or modules by name, whose names then lead the names of their sites. None for code without
             one: tensors that are watched, those that optimizers update, and losses.
-        path: the run folder; None keeps the history in memory.
+        path: the run folder; ``{date}`` in its name is the date and time, so that each recording has a new one, as
+            in ``"runs/mine-{date}"``. None keeps the history in memory.
         sites: which sites get statistics: globs over names, compiled regexes, module types, predicates. None is every
             module's output and its gradient, every parameter's gradient and update. ``"*/*"`` is every function that
             modules call.
@@ -395,7 +396,8 @@ def record(
 
     Raises:
         SiteError: for an invalid pattern, or one that matches nothing (the nearest sites are named).
-        CallError: for an argument that there is none of, or both ``schedule`` and ``every``.
+        CallError: for an argument that there is none of, both ``schedule`` and ``every``, or ``{date}`` in a path that
+            several ranks write, or that is to be resumed.
         RecordingError: for a schedule, statistic or policy that cannot be carried out.
         RunError: for a folder that holds another run, or cannot be written.
     """
@@ -453,6 +455,10 @@ def _record(
     ranks: Ranks,
 ) -> Recording:
     chosen, rank = read_ranks(ranks), ask_rank()
+    if path is not None:
+        from retrograd.core.runs.ranks import check_dated
+
+        check_dated(path, resume=resume is not False)
     if rank not in chosen:
         from retrograd.core.addresses import open_folder
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from retrograd.core.addresses import bounded, is_refusal
-from retrograd.core.errors import RunError, RunExistsError, RunWriteError
+from retrograd.core.errors import CallError, RunError, RunExistsError, RunWriteError
 from retrograd.core.files import UNFINISHED, refuse_link
 from retrograd.core.foreign.text import read_json
-from retrograd.core.ranks.processes import ask_rank
+from retrograd.core.ranks.processes import ask_rank, is_one_of_several
 from retrograd.core.runs.attempts import name_attempt, read_attempt
 from retrograd.core.runs.layout import (
+    DATE,
     LOCK,
     MANIFEST,
     MERGED,
@@ -171,6 +172,25 @@ def is_held_here(run: Path) -> bool:
     return any(is_locked(folder / LOCK) for folder in list_rank_folders(run))
 
 
+def check_dated(path: str | os.PathLike[str], *, resume: bool = False) -> None:
+    """Make sure that a path with ``{date}``, which is a new folder each time, can be one.
+
+    Raises:
+        CallError: it is to be resumed, or written by several ranks.
+    """
+    name = os.fspath(path)
+    if DATE in name and resume:
+        raise CallError(
+            f"{name!r} is a new folder each time, so nothing can be gone on with.", repair="give the folder of a run."
+        )
+    if DATE in name and is_one_of_several():
+        raise CallError(
+            f"{name!r} could be another folder on each rank.",
+            repair="give all ranks one name, or have `retrograd run` choose it: retrograd run torchrun … train.py.",
+            reason="each takes its own time.",
+        )
+
+
 @bounded
 def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None:
     """Make sure that a run may be written to this folder.
@@ -192,7 +212,7 @@ def check_vacant(run: Path, *, resume: bool = False, join: bool = False) -> None
         if not (resume or join or is_held_here(run)):
             raise RunExistsError(
                 f"{str(run)!r} already holds a run.",
-                repair="give another folder; a recording can go on with that run (resume=True, --resume).",
+                repair=f'name a new one each time, "{run}-{DATE}", or go on with that run (resume=True, --resume).',
                 reason="two runs in one folder could not be distinguished.",
             )
         return

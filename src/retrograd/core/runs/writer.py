@@ -26,7 +26,7 @@ from retrograd.core.notices import Notices, warnings_kept
 from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.runs.chosen_ranks import ChosenRanks
 from retrograd.core.runs.ending import describe_exception, find_exception
-from retrograd.core.runs.layout import MANIFEST
+from retrograd.core.runs.layout import MANIFEST, make_dated
 from retrograd.core.runs.manifest import Manifest
 from retrograd.core.runs.queue import Load, Unwritten, WriteQueue, count_rows
 from retrograd.core.runs.rank_folder import RankFolder
@@ -90,6 +90,7 @@ class RunWriter:
         flush_seconds: float | None = None,
         queue_bytes: int = 256 << 20,
     ) -> None:
+        path = make_dated(os.fspath(path))
         self.path = self.folder = open_folder(path)
         is_far = is_remote(self.path)
         self.flush_seconds = flush_seconds or (_REMOTE_SECONDS if is_far else LIMITS.flush_seconds)

@@ -179,7 +179,7 @@ class RunServer(ThreadingHTTPServer):
     def write_redirect(self) -> Path:
         """Write a page that leads to ours, and that this user alone can read: command lines can be read by everybody.
 
-        It is removed when the server closes.
+        It is removed once it has led somebody here, or when the server closes.
         """
         handle, name = tempfile.mkstemp(prefix="retrograd-", suffix=".html")  # mode 0600
         with open(handle, "w", encoding="utf-8") as file:  # noqa: PTH123  # of a number
@@ -190,8 +190,13 @@ class RunServer(ThreadingHTTPServer):
     def server_close(self) -> None:
         """Close, and remove what was written."""
         super().server_close()
-        if self._redirect is not None:
-            self._redirect.unlink(missing_ok=True)
+        self.remove_redirect()
+
+    def remove_redirect(self) -> None:
+        """Remove what was written, which is not needed any more."""
+        redirect, self._redirect = self._redirect, None
+        if redirect is not None:
+            redirect.unlink(missing_ok=True)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, unless there are too many and none of them is idle."""
@@ -267,6 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_from_here() or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._answer(HTTPStatus.FORBIDDEN, "page", b"The address is that which retrograd serve has printed.")
             return
+        self.server.remove_redirect()
         try:
             with self.server.answering:
                 kind, content = self._find(words[:-1], parse_qsl(query))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from retrograd.core.amounts import count_of, list_names
-from retrograd.core.runs.listed import ListedRun, find_differing, value_of
+from retrograd.core.foreign.text import show_plainly
+from retrograd.core.runs.listed import ListedRun, find_differing, list_columns, value_of
 from retrograd.core.runs.loss_curve import LossCurve
 from retrograd.core.runs.settings import Setting
 from retrograd.core.views.terminal import (
@@ -30,7 +32,8 @@ _SPARED = ("loss", "started", "last step", "curve", "status")
 def print_runs(runs: Sequence[ListedRun], *, file: TextIO | None = None) -> None:
     """Print a line for each run, in the order given, with the settings in which they differ.
 
-    A terminal gets as many columns as it is wide, names first; a pipe gets all.
+    A terminal gets as many columns as it is wide, names first, as anything does where ``COLUMNS`` says a width.
+    Anything else gets all.
 
     Args:
         runs: those to print.
@@ -50,7 +53,8 @@ def print_runs(runs: Sequence[ListedRun], *, file: TextIO | None = None) -> None
     }
     logged = dict.fromkeys(name for run in runs if run.curve for name in run.curve.logged)
     differing = [*logged, *find_differing([run.settings for run in runs])]
-    room = (console.width if console.is_terminal else math.inf) - sum(map(_measure, columns.items()))
+    width = console.width if console.is_terminal else os.environ.get("COLUMNS", "")
+    room = (float(width) if str(width).isdecimal() else math.inf) - sum(map(_measure, columns.items()))
     left_out = []
     for name in _SPARED:
         if room < 0:
@@ -66,10 +70,29 @@ def print_runs(runs: Sequence[ListedRun], *, file: TextIO | None = None) -> None
     kinds = {title: kind for title, (kind, _) in columns.items()}
     console.print(make_table(console, kinds, zip(*(cells for _, cells in columns.values()), strict=True)))
     if left_out:
-        console.print(f"A wider window, a pipe or --json also shows {list_names(left_out, 8)}.", style="dim")
+        console.print(f"A wider window or --json also shows {list_names(left_out, 8)}.", style="dim")
 
 
 format_runs = giving_text(print_runs)
+
+
+def join_by_tabs(runs: Sequence[ListedRun]) -> str:
+    """All columns by which runs can be ordered, one run a line below their names, for ``cut`` and ``awk``.
+
+    Numbers are written in full; what is not known is empty.
+    """
+    columns = list_columns(runs)
+    lines = [columns, *([_write(run, name) for name in columns] for run in runs)]
+    return "".join("\t".join(show_plainly(cell, keep="") for cell in line) + "\n" for line in lines)
+
+
+def _write(run: ListedRun, column: str) -> str:
+    value = value_of(run, column)
+    if value is None:
+        return ""
+    if column == "findings":
+        return count_findings(run.line.findings)
+    return show_time(value) if column == "when" else str(value)
 
 
 def print_differences(letters: Sequence[str], runs: Sequence[tuple[Mapping[str, Setting], LossCurve]]) -> None:

@@ -88,7 +88,15 @@ def open_console(file: TextIO | None = None) -> Console:
     written = cast("TextIO", _FittingFile(file, is_piped=piped))
     width = PIPED_WIDTH if piped else None
     # what rich does for Jupyter leaves the file empty
-    return Console(file=written, width=width, highlight=False, markup=False, emoji=False, force_jupyter=False)
+    console = Console(file=written, width=width, highlight=False, markup=False, emoji=False, force_jupyter=False)
+    console.on_broken_pipe = _raise_again  # type: ignore[method-assign]  # rich would end the process with 1
+    return console
+
+
+def _raise_again() -> None:
+    error = sys.exc_info()[1]
+    assert error is not None
+    raise error
 
 
 def make_table(console: Console, columns: Mapping[str, str], rows: Iterable[Sequence[str | Text]]) -> Table:

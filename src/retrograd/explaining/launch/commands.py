@@ -16,7 +16,7 @@ from retrograd.core.launch.chosen_run import check_is_no_script, check_run, read
 from retrograd.core.launch.options import Command, option
 from retrograd.core.notices import print_text
 from retrograd.core.runs.layout import PARENT
-from retrograd.core.runs.listing import to_plain
+from retrograd.core.runs.listing import find_runs, to_plain
 from retrograd.core.runs.settings import read_settings
 from retrograd.explaining.launch.options import ExplainOptions
 
@@ -122,6 +122,10 @@ of the folder, and bound their answers. It needs `pip install 'retrograd[mcp]'`.
 """
 
     folder: Path = option("FOLDER", PARENT, f"the folder whose runs may be read (default: {PARENT})")
+
+    def check(self) -> None:
+        if self.folder != PARENT:  # which the first run makes
+            find_runs(self.folder)
 
     def carry_out(self) -> None:
         from retrograd.explaining.launch.run_tools import serve_tools

@@ -69,7 +69,7 @@ class TraceOptions:
 
     def make_folder(self) -> Path:
         """The folder for bundles, made if none was given."""
-        return self.folder or Path(tempfile.mkdtemp(prefix="retrograd-"))
+        return self.folder or Path(tempfile.mkdtemp(prefix="retrograd-bundle-"))
 
 
 class TracedPass:

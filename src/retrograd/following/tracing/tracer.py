@@ -64,7 +64,8 @@ def trace(
         live: called with the event of each node when it has run.
         passes: how many outermost passes to trace, or the numbers of those to trace, from 0; None for all.
         bundle: write a replay bundle of each node that this glob matches.
-        folder: where bundles are written; a new temporary folder by default, and only when there is one to write.
+        folder: where bundles are written; by default a new temporary folder ``retrograd-bundle-*``, made when there is
+            one to write. It stays: the note of the exception names it.
         resumable: keep gradients until the node that they go to has run, so that a pass that failed can be finished:
             ``trace.pending.resume()``.
         limit: how many nodes to note; what runs later is only counted.

@@ -91,7 +91,7 @@ def _say_end():
         return
     obstacle = "torch was not imported"
     undone, _, folder = os.environ.get(_UNDONE, "").partition("\n")
-    if os.path.isabs(folder) and not os.path.exists(folder):  # nor has any other process
+    if os.path.isabs(folder) and _is_unused(folder):  # nor has any other process
         if os.environ.get(_SPEAKER) == str(os.getpid()):
             _say(undone + obstacle)
         return
@@ -102,6 +102,18 @@ def _say_end():
             _say("what was recorded before this Python took over is not known here: " + repr(error))
         return
     say_end(obstacle)
+
+
+def _is_unused(folder):
+    # type: (str) -> bool
+    """Whether there is no folder, or it was made for its name alone: then it is removed."""
+    try:
+        os.rmdir(folder)
+        if os.path.basename(os.path.dirname(folder)) == "runs":  # the default one; others may be the user's
+            os.rmdir(os.path.dirname(folder))
+    except OSError:  # it holds something
+        pass
+    return not os.path.exists(folder)
 
 
 def _say(words):

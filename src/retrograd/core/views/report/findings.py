@@ -75,7 +75,7 @@ def _find_evidence(finding: Finding, scope: Scope, ungraded: Sequence[ModelPlace
     if len(scope.columns) == 0 or not (site or is_in_loss):
         return None
     first, last = (int(scope.columns.steps[place]) for place in (0, -1))
-    if finding.step is not None:
+    if finding.step is not None and (finding.step > first or finding.last_step is not None):  # else it is all
         first, last = finding.step, max(finding.step, finding.last_step or 0)
     return {"site": site, "step": first, "last": last}
 

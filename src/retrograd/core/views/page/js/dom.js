@@ -24,6 +24,10 @@ export function fill(element, ...children) {
   element.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
 }
 
+/** A name that breaks in a narrow column where a reader would break it: after a dot or a colon, and before "Backward". */
+export const breakable = (name) =>
+  name.split(/(?<=[.:])(?=.)|(?=Backward)/).flatMap((part, place) => (place ? [make("wbr"), part] : [part]));
+
 /** A canvas of a size in CSS pixels, sharp on any screen; returns its context, in CSS pixels. */
 export function sizeCanvas(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;

@@ -2,7 +2,7 @@
 
 import { visit } from "./actions.js";
 import { formatCount } from "./counts.js";
-import { fill, find, make, makeTerms } from "./dom.js";
+import { breakable, fill, find, make, makeTerms } from "./dom.js";
 import { facts } from "./payload.js";
 import { change } from "./state.js";
 
@@ -79,7 +79,7 @@ function makeModule([depth, name, kind, parameters, settings, shapes]) {
   const row = make(
     "tr",
     {},
-    make("td", { class: "module" }, name),
+    make("td", { class: "module" }, ...breakable(name)),
     make("td", { class: "kind" }, kind, settings ? make("span", { class: "settings" }, `(${settings})`) : null, shapes ? make("div", { class: "settings" }, shapes) : null),
     make("td", { class: "number" }, parameters ? formatCount(parameters) : "–"),
   );

@@ -60,18 +60,18 @@ export function pinnedCell() {
 export function show({ site, step, last = step }) {
   const scalars = state.scalars.length && !state.scalars.includes("loss") ? ["loss", ...state.scalars] : state.scalars;
   if (site === null) change({ scalars, zoom: zoomOn(step, last), cursor: columnOf(step), range: "full" });
-  else visit(site, step);
+  else visit(site, step, last);
   find("map").scrollIntoView({ block: "start" });
 }
 
-/** Go to one site, or to one that never got a gradient, at one step: choose what it is of, unfold down to it, open it and zoom near. */
-export function visit(site, step) {
+/** Go to one site, or to one that never got a gradient, at some steps: choose what it is of, unfold down to it, open it and zoom near. */
+export function visit(site, step, last = step) {
   const series = facts.sites.indexOf(site);
   const isIt = ({ name, series: own, without }, part) => (series < 0 ? part in without && site === `${name}.${part}` : own[part] === series);
   const number = facts.places.findIndex((place) => QUANTITIES.some(({ of, site: part }) => of === place.kind && isIt(place, part)));
   const place = facts.places[number];
   const quantity = QUANTITIES.find(({ of, site: part }) => of === place.kind && isIt(place, part));
-  change({ quantity: quantity.key, order: "model", filter: "", zoom: zoomOn(step, step), cursor: columnOf(step), flipped: flipsDownTo(quantity.key, number) });
+  change({ quantity: quantity.key, order: "model", filter: "", zoom: zoomOn(step, last), cursor: columnOf(step), flipped: flipsDownTo(quantity.key, number) });
   openPlace(place.name);
   const row = findRow(treeOf(quantity.key).top, number);
   change({ current: row.id });

@@ -10,7 +10,7 @@ import { facts } from "./payload.js";
 import { isRatio, shown } from "./rows.js";
 import { FACTORS } from "./scale.js";
 import { QUANTITIES, change, quantityOf, seriesOf, state } from "./state.js";
-import { nameColumns, shownColumns } from "./steps.js";
+import { columnCount, nameColumns, shownColumns } from "./steps.js";
 
 const BANDS = { high: "largest", mean: "mean", low: "smallest" };
 const ORDERS = [["model", "as in the model"], ["type", "by type of layer"], ["value", "largest first"], ["broken", "first NaN or Inf first"]];
@@ -108,11 +108,10 @@ export function showCounts() {
     ),
   );
   find("filter").setAttribute("aria-invalid", String(Boolean(shown.problem)));
-  find("count").textContent =
-    shown.problem ||
-    (state.filter
-      ? `${plural(shown.rows.filter((node) => !node.children).length, "site")} of ${formatCount(shown.total)}`
-      : plural(kept.size, "site"));
+  const count = state.filter
+    ? `${plural(shown.rows.filter((node) => !node.children).length, "site")} of ${formatCount(shown.total)}`
+    : plural(kept.size, "site");
+  find("count").textContent = shown.problem || count + (state.zoom ? `, ${nameColumns(...state.zoom)} of ${nameColumns(0, columnCount() - 1).replace(/^steps? /, "")}` : "");
   find("empty").hidden = shown.rows.length > 0;
   showZoom();
 }

@@ -1,9 +1,8 @@
 /** What each module keeps of what is shown, as a table. */
 
 import { formatCount, plural } from "./counts.js";
-import { fill, find, make } from "./dom.js";
+import { breakable, fill, find, make } from "./dom.js";
 import { formatBytes, formatShare } from "./sizes.js";
-import { breakable } from "./names.js";
 import { aliveNow, change, moduleOf, onChange } from "./store.js";
 
 const MOST = 300;

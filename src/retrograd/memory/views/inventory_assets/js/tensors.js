@@ -1,9 +1,8 @@
 /** The memory that is shown, largest first, as a table that can be filtered. */
 
 import { formatCount } from "./counts.js";
-import { fill, find, focusOnSlash, make } from "./dom.js";
+import { breakable, fill, find, focusOnSlash, make } from "./dom.js";
 import { formatBytes, formatSeconds } from "./sizes.js";
-import { breakable } from "./names.js";
 import { aliveNow, change, data, firstRow, isWithin, moduleOf, numberOf, onChange, state, textOf, titleOf } from "./store.js";
 
 const FIRST = 200;
