@@ -54,10 +54,7 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
     if not done and saw_nothing and any(folder.glob("rank*")):
         obstacle = f"a backward pass began and did not end; see where with: retrograd hangs {request.shown}"
     if not done:
-        with contextlib.suppress(OSError):
-            Path(request.path).rmdir()  # made for its name alone
-            if Path(request.path).parent.name == "runs":  # the default one; others may be the user's
-                Path(request.path).parent.rmdir()
+        _remove_empty(Path(request.path))
         say(f"{request.undone}{obstacle}")
     elif not isinstance(request, RunRequest):
         say(f"{request.done} {done}; {request.see.format(request.shown)}")
@@ -69,6 +66,14 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
         say(f"{request.done} {done}" + (found or f"; {request.see.format(request.shown)}"))
     if done:
         _await_mirror()
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder that was made for its name alone, and ``runs`` around it; any other may be the user's."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+        if folder.parent.name == "runs":
+            folder.parent.rmdir()
 
 
 def _read_request() -> Request | None:
