@@ -181,6 +181,21 @@ class Chain:
         return [each for each in sorted(self.of_loss) if self.name(each) in LOSSES]
 
 
+_AS_NUMBERS = VIEWS | {"rsub", "long", "int"}
+
+
+def is_mask(chain: Chain, number: int, place: int) -> bool:
+    """Check whether an operand says yes or no of each element, as a bool or as 1 and 0."""
+    given, maker = chain.listed[number].takes[place], chain.listed[number].operands[place]
+    while not given.startswith("bool"):
+        if chain.name(maker) in ("tril", "triu"):
+            return chain.name(chain.maker(maker)).startswith("ones")
+        if maker < 0 or chain.name(maker) not in _AS_NUMBERS or not chain.listed[maker].takes:
+            return False
+        given, maker = chain.listed[maker].takes[0], chain.listed[maker].operands[0]
+    return True
+
+
 def factor_of(chain: Chain, number: int) -> float:
     """The plain number that an operation multiplies or divides a tensor by; 0 where it is none."""
     try:
