@@ -124,6 +124,16 @@ class Chain:
                     waiting.append(each)
         return frozenset(found)
 
+    def grown_from(self, number: int) -> frozenset[int]:
+        """The operations that a backward pass from one comes to, itself among them."""
+        found, waiting = {number}, [number]
+        while waiting:
+            for each in self.operands(waiting.pop()):
+                if each not in found and self.listed[each].node:
+                    found.add(each)
+                    waiting.append(each)
+        return frozenset(found)
+
     def descendants(self, numbers: tuple[int, ...]) -> frozenset[int]:
         """The operations that are made of some, the given ones not among them."""
         begun, found = set(numbers), set()
