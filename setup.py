@@ -20,10 +20,12 @@ HOW = {
 
 kernel = Extension(
     "retrograd.core.statistics._kernel",
-    sources=[f"src/retrograd/core/statistics/{name}.c" for name in ("_kernel", "_tensor", "_fold", "_elements")],
+    sources=[
+        f"src/retrograd/core/statistics/{name}.c" for name in ("_kernel", "_launcher", "_tensor", "_fold", "_elements")
+    ],
     depends=[
         f"src/retrograd/core/statistics/{name}.h"
-        for name in ("_tensor", "_fold", "_elements", "_exponents", "_moments")
+        for name in ("_launcher", "_tensor", "_fold", "_elements", "_exponents", "_moments")
     ],
     **HOW,
 )

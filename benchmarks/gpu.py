@@ -62,7 +62,7 @@ PYTEST = (
     *("-o", "addopts=", "-o", "minversion=7", "-W", "default"),  # other versions of what is installed fail no test
 )
 SAVED = ("saved_tensors.py", "--steps", "2", "--rounds", "2")
-ONLY = ("--only", "nothing", "save_on_cpu")
+ONLY = ("--only", "nothing")
 PARTS = (
     Part("build", "compile our C code in place", 45),
     Part("tests", "tests marked gpu", 90, (*PYTEST, *list_gpu_tests())),
@@ -73,7 +73,7 @@ PARTS = (
     Part("streams", "forwards on side streams, kept tensors", 15),
     Part(
         "budget",
-        "ResNet-152, batch 256, TF32: peak and time bare, with save_on_cpu, within 15 and 8 GB",
+        "ResNet-152, batch 256, TF32: peak and time, bare, and within 15 and 8 GB",
         200,
         (*SAVED, "--minutes", "2.2", "--nets", "resnet152", *ONLY, "budget, at most 15", "budget, at most 8"),
         (*SAVED, "--minutes", "0.1", "--nets", "resnet-small", *ONLY, "budget, at most"),

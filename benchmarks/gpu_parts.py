@@ -229,27 +229,42 @@ def time_steps(contender: Contender, net: Net, steps: int, after: int) -> float:
         return (time.perf_counter() - began) / steps
 
 
+def list_nets(*, small: bool) -> dict[str, Callable[[], Net]]:
+    """Two that the host cannot launch fast enough, and one that keeps the device busy."""
+    if small:
+        return {"mlp, batch 1": partial(make_mlp, 256, 1), "gpt2, small": make_small_gpt}
+    return {
+        "mlp, batch 1": partial(make_mlp, 256, 1),
+        "mlp, batch 64": partial(make_mlp, 256, 64),
+        "gpt2, 6 layers, batch 64": partial(make_gpt2, batch=64),
+        "gpt2, 12 x 768, batch 16 x 512": partial(
+            make_gpt2, layers=12, width=768, heads=12, length=512, batch=16, vocabulary=8192
+        ),
+    }
+
+
 def measure_cost(*, small: bool) -> None:
     use_tf32()
     print(describe_machine())
-    after, steps, rounds = (2, 2, 1) if small else (AFTER, 12, 2)
-    for batch in (1, 64):
-        for name in ("mlp", "gpt2"):
-            torch.manual_seed(0)
-            make_gpt = make_small_gpt if small else partial(make_gpt2, batch=batch)
-            net = make_mlp(256, batch) if name == "mlp" else make_gpt()
-            net.to(DEVICE, torch.preserve_format)
-            groups: tuple[tuple[Contender, dict[str, Contender]], ...] = (
-                (bare, {
-                    "bare (the noise)": bare,
-                    "not scheduled": recorded(after=0, sites=OUTPUTS, schedule=lambda step: False),
-                    "statistics": recorded(after=0, sites=OUTPUTS, histogram=False),
-                    "statistics, histogram": recorded(after=0, sites=OUTPUTS),
-                }),
-                (bare_training, {"all by default": recorded(after=0, training=True)}),
-            )  # fmt: skip
-            for base, contenders in groups:
-                measure_against(base, contenders, net, f"{name}, batch {batch}", (steps, after, rounds))
+    after, steps, rounds = (2, 2, 1) if small else (AFTER, 30, 3)
+    for name, make in list_nets(small=small).items():
+        torch.manual_seed(0)
+        net = make()
+        net.to(DEVICE, torch.preserve_format)
+        groups: tuple[tuple[Contender, dict[str, Contender]], ...] = (
+            (bare, {
+                "bare (the noise)": bare,
+                "not scheduled": recorded(after=0, sites=OUTPUTS, schedule=lambda step: False),
+                "statistics": recorded(after=0, sites=OUTPUTS, histogram=False),
+                "statistics, histogram": recorded(after=0, sites=OUTPUTS),
+            }),
+            (bare_training, {
+                "all by default": recorded(after=0, training=True),
+                "all by default, every 10th step": recorded(after=0, training=True, every=10),
+            }),
+        )  # fmt: skip
+        for base, contenders in groups:
+            measure_against(base, contenders, net, name, (steps, after, rounds))
 
 
 def measure_against(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
+from retrograd.core.statistics import cuda_slab
+from retrograd.core.statistics.cuda_kernel import Target, read_on_device
 from retrograd.core.statistics.cuda_slab import CudaSlab
 from tests.core.statistics.oracle import assert_reads, assert_row, drain, elements, expected_bins
 
@@ -31,6 +35,43 @@ def check_kernel(device: str, programs: int | None) -> None:
     check_update(slab, x.double(), x.double() * 3)
     check_calls(slab, [x, x + 5, x.t()])
     check_calls(CudaSlab(device, histogram=False, programs=programs), [x])
+    check_many(device)
+    if device == "cpu":
+        slab._launcher = Relaunched(slab)  # type: ignore[assignment]
+        check_calls(slab, [x, x[:, ::3], x * 2, x[:0]])
+        check_update(slab, x, x * 1.01)
+        assert slab._launcher.count == 4
+
+
+class Relaunched:
+    """Stands for what launches compiled kernels, for contiguous tensors."""
+
+    def __init__(self, slab: CudaSlab) -> None:
+        self.slab = slab
+        self.count = 0
+
+    def read(self, new: torch.Tensor, old: Any, parts: int, bins: int, line: int, row: int, programs: int) -> int:
+        if not new.is_contiguous():
+            return -1
+        assert (parts, bins) == (self.slab._lines.data_ptr(), self.slab._bins.data_ptr())
+        self.count += 1
+        if not new.numel():
+            return 0
+        old = None if old is None else old.flatten()
+        to = Target(self.slab._lines, line, self.slab._bins, row)
+        return read_on_device(new.flatten(), old, to, 1, programs)[0]
+
+    def learn(self, *_: Any) -> None:
+        raise AssertionError("the interpreter compiles nothing")
+
+
+def check_many(device: str) -> None:
+    """More readings than there are lines for, so that some are merged before all are taken."""
+    lines, cuda_slab.LINES = cuda_slab.LINES, 12
+    try:
+        check_calls(CudaSlab(device, programs=5), [torch.arange(3.0 + 4096 * at).to(device) for at in range(6)])
+    finally:
+        cuda_slab.LINES = lines
 
 
 def check_update(slab: CudaSlab, new: torch.Tensor, old: torch.Tensor) -> None:

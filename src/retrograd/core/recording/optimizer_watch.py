@@ -28,7 +28,7 @@ from retrograd.core.limits import LIMITS
 from retrograd.core.progress.steps import LossScales, Steps
 from retrograd.core.ranks.placements import local_part
 from retrograd.core.recording.clock import Clock, Fault
-from retrograd.core.recording.deliveries import Deliveries
+from retrograd.core.recording.deliveries import Deliveries, is_far
 from retrograd.core.recording.mode_buffer import ModeBuffer
 from retrograd.core.recording.parameter_watch import ParameterWatch
 from retrograd.core.recording.scalar_watch import ScalarWatch
@@ -111,7 +111,8 @@ class WeightCopies:
         copies = copy_elements(plain, self._waiting.pop(optimizer, []))
         if all(copies):  # no copy is empty
             return cast("list[torch.Tensor | bytearray]", copies)
-        return [weight.detach().clone() if copy is None else copy for weight, copy in zip(weights, copies, strict=True)]
+        others = copy_together([weight for weight, copy in zip(weights, copies, strict=True) if copy is None])
+        return [next(others) if copy is None else copy for copy in copies]
 
     def give_back(self, optimizer: Optimizer, copies: list[torch.Tensor | bytearray]) -> None:
         """Give copies back that are not read any more."""
@@ -127,6 +128,25 @@ class WeightCopies:
             waiting.append(copy if isinstance(copy, bytearray) and stays else None)
             room -= len(copy) if stays else 0
         self._waiting[optimizer] = waiting
+
+
+def copy_together(weights: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Copies of weights, those on a device by one call, and each at an address that kernels like."""
+    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for weight in weights:
+        if _is_joined(weight):
+            groups.setdefault((weight.device, weight.dtype), []).append(weight.detach().view(-1))
+    pieces = {key: iter(torch.cat(flat).split([each.numel() for each in flat])) for key, flat in groups.items()}
+    for weight in weights:
+        if _is_joined(weight):
+            yield next(pieces[weight.device, weight.dtype]).view(weight.shape)
+        else:
+            yield weight.detach().clone()
+
+
+def _is_joined(weight: torch.Tensor) -> bool:
+    plain = type(weight) in (nn.Parameter, torch.Tensor) and weight.layout is torch.strided
+    return plain and is_far(weight) and weight.is_contiguous() and weight.nbytes % 16 == 0
 
 
 class _UpdatePlan(NamedTuple):

@@ -14,6 +14,7 @@
 #endif
 
 #include "_fold.h"
+#include "_launcher.h"
 
 enum {
     BEYOND_CACHE = 4 << 20, /* bytes of copies that are no longer in a cache when an update has gone through its state */
@@ -506,7 +507,7 @@ static PyMethodDef functions[] = {
 static PyModuleDef kernel = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_kernel",
-    .m_doc = "Statistics of CPU tensors, read in one pass.",
+    .m_doc = "Statistics of tensors, read in one pass.",
     .m_size = -1,
     .m_methods = functions,
 };
@@ -517,6 +518,9 @@ PyMODINIT_FUNC PyInit__kernel(void)
     PyObject *module = PyModule_Create(&kernel);
     PyObject *type = module ? PyType_FromSpec(&slab_spec) : NULL;
     if (!type || PyModule_AddObjectRef(module, "Slab", type) < 0) Py_CLEAR(module);
+    Py_XDECREF(type);
+    type = module ? PyType_FromSpec(&launcher_spec) : NULL;
+    if (!type || PyModule_AddObjectRef(module, "Launcher", type) < 0) Py_CLEAR(module);
     Py_XDECREF(type);
     return module;
 }

@@ -26,7 +26,6 @@ typedef struct {
     int (*describe)(void *object, Described *out); /* -1 with an exception; nothing of it is held */
 } Exchange;
 
-enum { ON_CPU = 1 };
 enum { INT = 0, UINT = 1, FLOAT = 2, BFLOAT = 4, TRUTH = 6 }; /* codes of data types */
 
 static Kind kind_of(DataType dtype)
@@ -54,11 +53,12 @@ static const Exchange *exchange;
 static bool wary; /* a tensor has been met that DLPack cannot describe; torch takes a millisecond to say so */
 
 static PyObject *s_storage_offset, *s_untyped_storage, *s_nbytes, *s_requires_grad, *s_version, *s_is_inference,
-    *s_detach, *s_contiguous, *s_is_cpu, *s_layout;
+    *s_detach, *s_contiguous, *s_is_cpu, *s_is_cuda, *s_layout;
 static const struct { PyObject **string; const char *text; } STRINGS[] = {
     {&s_storage_offset, "storage_offset"}, {&s_untyped_storage, "untyped_storage"}, {&s_nbytes, "nbytes"},
     {&s_requires_grad, "requires_grad"}, {&s_version, "_version"}, {&s_is_inference, "is_inference"},
-    {&s_detach, "detach"}, {&s_contiguous, "contiguous"}, {&s_is_cpu, "is_cpu"}, {&s_layout, "layout"},
+    {&s_detach, "detach"}, {&s_contiguous, "contiguous"}, {&s_is_cpu, "is_cpu"}, {&s_is_cuda, "is_cuda"},
+    {&s_layout, "layout"},
 };
 
 /* The table is torch's own and stays for as long as its type does. */
@@ -116,7 +116,8 @@ static bool is_plain(PyObject *tensor)
 {
     PyObject *layout = PyObject_GetAttr(tensor, s_layout);
     Py_XDECREF(layout);
-    return layout == strided && truth(PyObject_GetAttr(tensor, s_is_cpu)) == 1;
+    if (layout != strided) return false;
+    return truth(PyObject_GetAttr(tensor, s_is_cpu)) == 1 || truth(PyObject_GetAttr(tensor, s_is_cuda)) == 1;
 }
 
 /* False with an exception or none. */
@@ -162,12 +163,15 @@ static int64_t lay_out(Elements *e, const Described *described)
     return count;
 }
 
-int64_t find_elements(PyObject *tensor, Elements *e)
+int64_t find_elements(PyObject *tensor, Elements *e) { return find_elements_on(ON_CPU, 0, tensor, e); }
+
+int64_t find_elements_on(DeviceType on, int32_t of, PyObject *tensor, Elements *e)
 {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     if (type != tensor_type && type != parameter_type) return -1;
     Described described;
-    if (!describe(tensor, &described) || described.device.type != ON_CPU) return -1;
+    if (!describe(tensor, &described)) return -1;
+    if (described.device.type != (int32_t)on || described.device.number != of) return -1;
     e->kind = kind_of(described.dtype);
     if (e->kind == KINDS) return -1;
     if (truth(PyObject_CallFunctionObjArgs(is_neg, tensor, NULL)) != 0) return -1; /* DLPack does not tell */

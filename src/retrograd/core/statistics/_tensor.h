@@ -15,6 +15,10 @@ int learn_torch(void);
    the CPU, not strided, of another kind, or without memory gives -1, and leaves an exception or none. */
 int64_t find_elements(PyObject *tensor, Elements *out);
 
+/* The same, in the memory of a device: of this type, as DLPack numbers them, and this number among those of its type. */
+typedef enum { ON_CPU = 1, ON_CUDA = 2 } DeviceType;
+int64_t find_elements_on(DeviceType type, int32_t number, PyObject *tensor, Elements *out);
+
 /* New references, NULL with an exception on failure. */
 PyObject *requires_grad_of(PyObject *tensor);
 PyObject *contiguous_copy(PyObject *tensor);

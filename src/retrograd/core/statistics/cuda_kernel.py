@@ -1,10 +1,13 @@
 """Two Triton kernels that read a tensor on a CUDA device once, and make what it adds to a row.
 
-Each program of the first reads blocks of the tensor and writes its part to scratch memory. The second is one program
-that merges these parts. No order depends on timing, so the same elements give the same bits every time.
+Each program of the first reads blocks of the tensor, writes its part to a line of memory that waits for it, and adds
+what it has counted to a histogram. The second merges the parts of many readings, a program each. No sum of floating
+numbers is taken in an order that depends on timing, so the same elements give the same bits every time.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,19 +24,24 @@ PART = tl.constexpr(11)
 """Columns of a part, those of :data:`retrograd.core.statistics.torch_slab.PART`."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "line", "row", "repeats"])
 def read_parts(
-    new, old, parts, part_bins, n,
-    UPDATE: tl.constexpr, WIDE: tl.constexpr, HISTOGRAM: tl.constexpr, BLOCK: tl.constexpr,
+    new, old, parts, bins, n, line, row, repeats,
+    UPDATE: tl.constexpr, WIDE: tl.constexpr, HISTOGRAM: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Read every so-many-th block of ``new``, or of ``new − old``, into a part for each program."""
+    """Read every so-many-th block of ``new``, or of ``new − old``: a part for each program, in lines from ``line`` on.
+
+    What is counted goes into the line ``row`` of ``bins``, so many times.
+    """
+    if EVEN:
+        n = n // 16 * 16  # it is already; so the compiler knows that it may load 16 bytes at once
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     nans = tl.zeros((), tl.float64)
     pos_infs, neg_infs, zeros = nans, nans, nans
     count, total, m2, abs_total, reference = nans, nans, nans, nans, nans
     low = nans + float("inf")
     high = -low
-    bins = tl.zeros((256,), tl.int32)
+    found = tl.zeros((256,), tl.int32)
     for start in range(program * BLOCK, n, programs * BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = at < n
@@ -63,7 +71,7 @@ def read_parts(
         neg_infs += tl.sum((infinite & (bits < 0)).to(tl.int32), 0)
         zeros += tl.sum(zero.to(tl.int32), 0)
         if HISTOGRAM:
-            bins += tl.histogram(tl.where(finite & ~zero, exponent, 255).to(tl.int32), 256)
+            found += tl.histogram(tl.where(finite & ~zero, exponent, 255).to(tl.int32), 256)
 
         # A power of two brings the largest magnitude to 1, so that squares of float32 stay in range.
         if WIDE:
@@ -90,7 +98,7 @@ def read_parts(
         low = tl.minimum(low, tl.min(tl.where(finite, x, float("inf")), 0).to(tl.float64))
         high = tl.maximum(high, tl.max(tl.where(finite, x, -float("inf")), 0).to(tl.float64))
 
-    part = parts + program * PART
+    part = parts + (line + program) * PART
     tl.store(part, nans)
     tl.store(part + 1, pos_infs)
     tl.store(part + 2, neg_infs)
@@ -103,18 +111,19 @@ def read_parts(
     tl.store(part + 9, low)
     tl.store(part + 10, high)
     if HISTOGRAM:
-        tl.store(part_bins + program * 256 + tl.arange(0, 256), bins)
+        to = bins + row.to(tl.int64) * 256 + tl.arange(0, 256)
+        tl.atomic_add(to, found.to(tl.int64) * repeats, mask=found > 0, sem="relaxed")
 
 
 @triton.jit
-def merge_parts(
-    parts, part_bins, programs, part, bins,
-    HISTOGRAM: tl.constexpr, PARTS: tl.constexpr, LINES: tl.constexpr,
-):  # fmt: skip
-    """Merge the parts of all programs into one."""
+def merge_parts(parts, places, merged, PARTS: tl.constexpr):
+    """Merge the parts of each reading into one, of which ``places`` has the first line and the number of lines."""
+    reading = tl.program_id(0)
+    first = tl.load(places + 2 * reading).to(tl.int64)
     at = tl.arange(0, PARTS)
-    inside = at < programs
-    of = parts + at * PART
+    inside = at < tl.load(places + 2 * reading + 1)
+    of = parts + (first + at) * PART
+    part = merged + reading.to(tl.int64) * PART
     for column in tl.static_range(4):
         tl.store(part + column, tl.sum(tl.load(of + column, mask=inside, other=0.0), 0))
 
@@ -130,49 +139,65 @@ def merge_parts(
     tl.store(part + 9, tl.min(tl.load(of + 9, mask=inside, other=float("inf")), 0))
     tl.store(part + 10, tl.max(tl.load(of + 10, mask=inside, other=-float("inf")), 0))
 
-    if HISTOGRAM:
-        bin_at = tl.arange(0, 256)
-        found = tl.zeros((256,), tl.int64)
-        for first in range(0, programs, LINES):
-            line = first + tl.arange(0, LINES)
-            block = part_bins + line[:, None] * 256 + bin_at[None, :]
-            found += tl.sum(tl.load(block, mask=(line < programs)[:, None], other=0).to(tl.int64), 0)
-        tl.store(bins + bin_at, found)
-
 
 def count_programs(device: torch.device) -> int:
     """The number of programs that keep a device busy."""
     return min(MOST_PROGRAMS, PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def read_on_device(new: Tensor, old: Tensor | None, *, histogram: bool, programs: int) -> tuple[Tensor, Tensor]:
-    """Make a part of the elements of ``new``, or of ``new − old``, without waiting for the device.
+class Target(NamedTuple):
+    """Where a reading goes.
+
+    Attributes:
+        parts: float64 [lines, 11], a part for each program.
+        line: the first that it writes, of as many that are free as programs may run.
+        bins: int64 [rows, 256], or [rows, 0] where nothing is counted.
+        row: whose bins it adds to.
+    """
+
+    parts: Tensor
+    line: int
+    bins: Tensor
+    row: int
+
+
+def read_on_device(new: Tensor, old: Tensor | None, to: Target, repeats: int, programs: int) -> tuple[int, Any]:
+    """Read the elements of ``new``, or of ``new − old``, without waiting for the device.
 
     Args:
         new: flat and dense, not empty.
         old: of the same dtype and length.
-        histogram: count exponents.
+        to: where it goes.
+        repeats: how often each element counts in the bins.
         programs: how many may run at once.
 
     Returns:
-        The part, float64 [11], and its exponent histogram, int64 [256] or, uncounted, [0].
+        How many have run, and the compiled kernel; None in Triton's interpreter.
     """
     if new.dtype is torch.bool:
         new, old = new.view(torch.uint8), None if old is None else old.view(torch.uint8)
     programs = min(programs, triton.cdiv(new.numel(), BLOCK))
-    width = 256 if histogram else 0
-    parts = torch.empty((programs, PART.value), dtype=torch.float64, device=new.device)
-    part = torch.empty(PART.value, dtype=torch.float64, device=new.device)
-    part_bins = torch.empty((programs, width), dtype=torch.int32, device=new.device)
-    bins = torch.empty(width, dtype=torch.int64, device=new.device)
     wide = new.dtype in (torch.float64, torch.int32, torch.int64)
     with torch.cuda.device_of(new):
-        read_parts[(programs,)](
-            new, new if old is None else old, parts, part_bins, new.numel(),
-            UPDATE=old is not None, WIDE=wide, HISTOGRAM=histogram, BLOCK=BLOCK,
+        kernel = read_parts[(programs,)](
+            new, new if old is None else old, to.parts, to.bins, new.numel(), to.line, to.row, repeats,
+            UPDATE=old is not None, WIDE=wide, HISTOGRAM=to.bins.size(1) > 0, EVEN=new.numel() % 16 == 0, BLOCK=BLOCK,
         )  # fmt: skip
-        merge_parts[(1,)](
-            parts, part_bins, programs, part, bins,
-            HISTOGRAM=histogram, PARTS=triton.next_power_of_2(programs), LINES=16,
-        )  # fmt: skip
-    return part, bins
+    return programs, kernel
+
+
+def merge_on_device(parts: Tensor, places: Tensor, programs: int) -> Tensor:
+    """Merge the parts of readings, without waiting for the device.
+
+    Args:
+        parts: those of :class:`Target`.
+        places: int32 [readings, 2], of each the first line and how many there are.
+        programs: more than any has.
+
+    Returns:
+        float64 [readings, 11].
+    """
+    merged = parts.new_empty((len(places), PART.value))
+    with torch.cuda.device_of(parts):
+        merge_parts[(len(places),)](parts, places, merged, PARTS=triton.next_power_of_2(programs))
+    return merged

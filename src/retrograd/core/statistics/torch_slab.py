@@ -187,7 +187,10 @@ class TorchSlab:
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._calls += [0] * more
             self._orders += [0] * more
-            self._bins = torch.cat([self._bins, self._bins.new_zeros((more, self._bins.size(1)))])
+            if n > len(self._bins):
+                self._settle()
+                room = self._bins.new_zeros((max(n, 2 * len(self._bins)) - len(self._bins), self._bins.size(1)))
+                self._bins = torch.cat([self._bins, room])
 
     def observe(self, tensor: Tensor, row: int, /) -> bool:
         self._check(row)
@@ -213,6 +216,7 @@ class TorchSlab:
     def take(self) -> Taken:
         """Empty all rows, without waiting for the device."""
         with self._lock, torch.no_grad(), untraced():
+            self._settle()
             used = np.flatnonzero(self._calls)
             rows = np.zeros(len(used), dtype=ROW)
             rows["row"], rows["calls"], rows["order"] = used, np.take(self._calls, used), np.take(self._orders, used)
@@ -224,6 +228,7 @@ class TorchSlab:
 
     def forget(self) -> None:
         with self._lock, torch.no_grad():
+            self._settle()
             self._clear()
 
     def _check(self, row: int) -> None:
@@ -235,6 +240,10 @@ class TorchSlab:
         elements, repeats = drop_repeats(new)
         if elements.numel():
             self._fold(elements, None if old is None else drop_repeats(old)[0], row, repeats)
+        self._count(row)
+
+    def _count(self, row: int) -> None:
+        """Count a call."""
         if not self._calls[row]:
             self._orders[row] = self._turns[0]
             self._turns[0] += 1
@@ -261,12 +270,16 @@ class TorchSlab:
         if bins is not None:
             self._bins[row].add_(bins, alpha=repeats)
 
+    def _settle(self) -> None:
+        """Make parts of all that was read."""
+
     def _join(self, used: npt.NDArray[np.int64]) -> Tensor:
         """All parts, and the bins of these rows, as one tensor."""
         integer = EXPONENT[self._real][0]
-        parts = torch.stack(self._parts) if self._parts else self._bins.new_empty((0, len(PART)), dtype=self._real)
-        chosen = self._bins if len(used) == len(self) else self._bins[self._to_device(torch.from_numpy(used))]
-        return torch.cat([parts.view(integer).to(torch.int64).flatten(), chosen.flatten()])
+        none = self._bins.new_empty(0, dtype=self._real)
+        parts = torch.cat([part.view(-1) for part in self._parts] or [none])
+        chosen = self._bins if len(used) == len(self._bins) else self._bins[self._to_device(torch.from_numpy(used))]
+        return torch.cat([parts.view(integer).to(torch.int64), chosen.flatten()])
 
     def _to_device(self, numbers: Tensor) -> Tensor:
         """Copy host memory to the device without waiting for it."""
