@@ -79,3 +79,12 @@ def test_a_schedule_leaves_what_somebody_chose() -> None:
         group = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
         found = read(group)
         assert {name: found[name] for name in found if name.endswith(("lr", "_momentum"))} == expected
+        assert found["momentum"] == ("0.85 … 0.95" if "max_lr" in expected else 0.9)
+
+
+def test_of_a_cycled_beta_the_others_are_what_somebody_chose() -> None:
+    optimizer = torch.optim.Adam(torch.nn.Linear(2, 2).parameters(), betas=(0.9, 0.99))
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    group = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    found = read_settings({"optimizers": [{"name": "Adam", "type": "Adam", "groups": [group]}]})
+    assert found["betas"] == "(0.85 … 0.95, 0.99)"

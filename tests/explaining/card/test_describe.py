@@ -125,6 +125,47 @@ def test_the_calls_from_one_update_to_the_next(tmp_path: Path) -> None:
     ]
 
 
+def test_optimizers_that_follow_each_other_have_a_cycle_each() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    with rg.record(model) as recording:
+        train(model, torch.optim.SGD(model[1].parameters(), lr=0.1), steps=3)
+        train(model, torch.optim.Adam(model.parameters()), steps=5, micro=2)
+    cycles = texts(rg.describe(recording), "update")
+    assert cycles == [
+        "SGD: forward → backward → step → zero_grad", "Adam: 2 × (forward → backward) → step → zero_grad"
+    ]  # fmt: skip
+
+
+WEIGHTS = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (nn.CrossEntropyLoss(), "mean"),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), "mean, label_smoothing=0.1"),
+        (nn.CrossEntropyLoss(torch.ones(2), ignore_index=0, reduction="sum"), "sum, weight, ignore_index=0"),
+        (lambda out, y: nn.functional.cross_entropy(out, y, WEIGHTS), "mean, weight"),
+    ],
+)
+def test_what_a_loss_was_given_besides(make: Any, said: str) -> None:
+    model, target = nn.Linear(4, 2), torch.ones(8, dtype=torch.long)
+    with rg.record(model) as recording:
+        for _ in range(2):
+            make(model(torch.randn(8, 4)), target).backward()
+    [loss] = rg.describe(recording).of("loss")
+    assert loss.values["expression"] == f"cross_entropy(model(…), target, {said})"
+
+
+def test_weights_of_classes_with_logits() -> None:
+    model, criterion, target = nn.Linear(4, 2), nn.BCEWithLogitsLoss(pos_weight=torch.ones(2)), torch.ones(8, 2)
+    with rg.record(model) as recording:
+        for _ in range(2):
+            criterion(model(torch.randn(8, 4)), target).backward()
+    [loss] = rg.describe(recording).of("loss")
+    assert loss.values["expression"] == "binary_cross_entropy_with_logits(model(…), target, mean, pos_weight)"
+
+
 def test_updates_by_hand_and_gradients_that_nobody_clears() -> None:
     model = nn.Linear(4, 2)
     with rg.record(model) as recording:

@@ -57,6 +57,9 @@ def make_optimizer(name: str = "SGD", names: Sequence[str] = ("0:weight",), unkn
     )  # fmt: skip
 
 
+_OF_WEIGHTS = ("linear", "addmm", "conv1d", "conv2d", "embedding", "lstm", "gru", "multi_head_attention_forward")
+
+
 def make_chain(*listed: Sequence[Any], outputs: Sequence[int], loss: int | None = None, step: int = 0) -> Operations:
     """Operations as (name, operands, taken shapes, made shape, arguments, module, cuts); the last one is the loss."""
     written = []
@@ -66,7 +69,9 @@ def make_chain(*listed: Sequence[Any], outputs: Sequence[int], loss: int | None 
         taken = tuple(one if isinstance(one, str) else f"float32{list(one)}" for one in takes)
         line = f"train.py:{30 + number}"
         made = (f"float32{list(makes)}",)
-        written.append((name, line, module, "", tuple(operands), taken, made, arguments, cuts, ""))
+        is_grown = name in _OF_WEIGHTS or any(0 <= operand < number and written[operand][3] for operand in operands)
+        node = f"{name}Backward0" if is_grown and not cuts else ""
+        written.append((name, line, module, node, tuple(operands), taken, made, arguments, cuts, ""))
     return Operations.pack(
         written,
         name="self",

@@ -141,7 +141,9 @@ TARGETS = gather(
         program(WEIGHTED, targets(1, **PADDED)),
     ),
     unknown("padding-in-loss", nothing, "no loss with integer targets"),
-    faulty("sorted-labels", program(CLASSIFIER, classes([0, 0, 1, 1, 2, 3, 4])), "warning", "7 of 7", "5 different"),
+    faulty(
+        "sorted-labels", program(CLASSIFIER, classes([0, 0, 1, 1, 2, 3, 4])), "warning", "each of the 7", "5 classes"
+    ),
     alike(
         "sorted-labels",
         program(CLASSIFIER, classes([0, 0, 0, 0, 0, 0, 0])),
@@ -253,7 +255,67 @@ INSIDE = make_chain(
     ("cross_entropy", (1, -1), ((16, 5), "int64[16]"), ()), outputs=[1],
 )  # fmt: skip
 
+
+def scored(*masked: tuple[Any, ...], weighs: bool = True) -> Any:
+    """Scores of attention, what is done to them, softmax, and the sum of values that it weighs."""
+    number = len(masked)
+    taken = (4, 9, 9)
+    return make_chain(
+        ("linear", (-1, -1), ((4, 9, 6), (9, 6)), taken), *masked,
+        ("softmax", (number,), (taken,), taken, "dim=-1"),
+        ("matmul" if weighs else "log", (number + 1, *([-1] if weighs else [])),
+         (taken, (4, 9, 6)) if weighs else (taken,), (4, 9, 6)),
+        ("mean", (number + 2,), ((4, 9, 6),), ()), outputs=[number + 2],
+    )  # fmt: skip
+
+
+PAD: tuple[Any, ...] = ("eq", (-1,), ("int64[4, 1, 9]",), (4, 1, 9))
+AS_FLOAT: tuple[Any, ...] = ("float", (1,), ("bool[4, 1, 9]",), (4, 1, 9))
+WITH_PAD = ((4, 9, 9), (4, 1, 9))
+BIG: tuple[Any, ...] = ("mul", (2,), ((4, 1, 9),), (4, 1, 9), "-1000000000.0")
+FILL_PAD = ((4, 9, 9), "bool[4, 1, 9]")
+
+
+def attending(mask: str, name: str = "scaled_dot_product_attention", arguments: str = "") -> Any:
+    """Attention of torch that is given a mask."""
+    made = ("float", (1,), ("bool[4, 1, 9]",), (4, 1, 9)) if mask.startswith("float") else PAD
+    return make_chain(
+        ("linear", (-1, -1), ((4, 9, 6), (6, 6)), (4, 9, 6)), PAD, made,
+        (name, (0, 0, 0, 2), (*["float32[4, 9, 6]"] * 3, mask), (4, 9, 6), arguments),
+        ("mean", (3,), ((4, 9, 6),), ()), outputs=[3],
+    )  # fmt: skip
+
+
+WEAK = (
+    scored(PAD, AS_FLOAT, ("add", (0, 2), WITH_PAD, (4, 9, 9))),
+    scored(PAD, ("mul", (0, 1), FILL_PAD, (4, 9, 9)), ("div", (2,), ((4, 9, 9),), (4, 9, 9), "8.0")),
+    scored(PAD, ("masked_fill", (0, 1), FILL_PAD, (4, 9, 9), "1e-09")),
+    attending("float32[4, 1, 9]"),
+    attending("float32[4, 1, 9]", "multi_head_attention_forward", "6, 2, key_padding_mask=tensor"),
+)
+
 MASKS = gather(
+    faulty(
+        "mask-hides-nothing", program(WEAK[0], []), "warning", "is added to the scores as 1 and 0", line="train.py:33"
+    ),
+    faulty("mask-hides-nothing", program(WEAK[1], []), "warning", "multiplies the scores by 1 and 0"),
+    faulty("mask-hides-nothing", program(WEAK[2], []), "warning", "sets scores to 1e-09"),
+    *(faulty("mask-hides-nothing", program(each, []), "warning", "is added to the scores") for each in WEAK[3:]),
+    alike(
+        "mask-hides-nothing",
+        program(scored(PAD, ("masked_fill", (0, 1), FILL_PAD, (4, 9, 9), "-inf")), []),
+        program(scored(PAD, ("masked_fill", (0, 1), FILL_PAD, (4, 9, 9), "-1000000000.0")), []),
+        program(scored(PAD, AS_FLOAT, BIG, ("add", (0, 3), WITH_PAD, (4, 9, 9))), []),
+        program(  # and then hidden
+            scored(PAD, ("mul", (0, 1), FILL_PAD, (4, 9, 9)), ("masked_fill", (2, 1), FILL_PAD, (4, 9, 9), "-inf")),
+            [],
+        ),
+        program(scored(("add", (0, -1), ((4, 9, 9), "bool[4, 9, 9]"), (4, 9, 9))), []),  # neighbours in a graph
+        program(scored(("add", (0, -1), WITH_PAD, (4, 9, 9))), []),  # of numbers nothing tells that they are 0 and 1
+        program(scored(PAD, AS_FLOAT, ("add", (0, 2), WITH_PAD, (4, 9, 9)), weighs=False), []),  # classes
+        program(attending("bool[4, 1, 9]"), []),
+    ),
+    unknown("mask-hides-nothing", nothing, "no operations"),
     faulty("mask-inverted", program(FILLED, mask()), "critical", "token 0 alone", line="train.py:30", site="att"),
     alike(
         "mask-inverted",

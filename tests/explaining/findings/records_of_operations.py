@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 
 from retrograd.core.history.fact import Fact
 from retrograd.core.history.facts import GraphSize, Input, NonFinite, Parameter
@@ -455,6 +456,45 @@ IN_ORDER = [
     ((8, 8, 6), (8, 8, 6)), ((32, 4, 24), (32, 4, 4, 6)), ((32, 64), (32, 1, 8, 8)),
 ]  # fmt: skip
 
+
+def masked(
+    losses: Sequence[int], mask: Sequence[int], name: str = "mul", last: Iterable[tuple[str, Sequence[int], str]] = ()
+) -> Make:
+    """Losses of each token, and a mask of yes and no, added up."""
+    shape = list(torch.broadcast_shapes(tuple(losses), tuple(mask)))
+    takes: tuple[Any, ...] = (losses, mask) if name == "mul" else (f"bool{list(mask)}", losses, ())
+    return chain(
+        ("linear", (-1, -1), ((*losses, 4), (2, 4)), losses),
+        ("ne", (-1,), (f"int64{list(mask)}",), mask),
+        *([("float", (1,), (f"bool{list(mask)}",), mask)] if name == "mul" else []),
+        (name, (0, 2) if name == "mul" else (1, 0, -1), takes, shape),
+        *ended(3 if name == "mul" else 2, shape, last),
+    )
+
+
+def ended(number: int, shape: Sequence[int], last: Iterable[tuple[str, Sequence[int], str]]) -> list[Listed]:
+    """What is made of a result until it is one number."""
+    listed: list[Listed] = []
+    for name, made, arguments in (*last, ("sum", (), "")):
+        listed.append((name, (number,), (shape,), made, arguments))
+        number, shape = number + 1, made
+    return listed
+
+
+def against(
+    output: Sequence[int], target: Sequence[int], *, is_added: bool = False,
+    last: Iterable[tuple[str, Sequence[int], str]] = (),
+) -> Make:  # fmt: skip
+    """Outputs minus targets, squared; ``is_added``: the targets' dimension was added for it."""
+    shape = list(torch.broadcast_shapes(tuple(output), tuple(target)))
+    made = [("unsqueeze", (-1,), (output,), target, "dim=1")] if is_added else []
+    return chain(
+        ("linear", (-1, -1), ((*output[:-1], 4), (2, 4)), output), *made,
+        ("sub", (0, 1 if is_added else -1), (output, target), shape),
+        ("square", (1 + is_added,), (shape,), shape), *ended(2 + is_added, shape, last),
+    )  # fmt: skip
+
+
 SHAPES = gather(
     faulty(
         "broadcast-loss", chain(LINEAR, ("sub", (0, -1), ((8, 1), (8,)), (8, 8)), *MEAN_OF_64), "critical",
@@ -464,8 +504,26 @@ SHAPES = gather(
         "broadcast-loss", chain(LINEAR, ("mse_loss", (0, -1), ((8, 1), (8,)), ())), "critical",
         "broadcast to [8, 8] in mse_loss",
     ),
+    faulty(
+        "broadcast-loss", masked((8, 5), (8, 1, 5)), "critical",
+        "float32[8, 5] and float32[8, 1, 5] broadcast to [8, 8, 5] in mul, so each output is masked by the masks",
+        line="train.py:33",
+    ),
+    faulty("broadcast-loss", masked((8, 5), (8, 1, 5), "where"), "critical", "broadcast to [8, 8, 5] in where"),
+    faulty("broadcast-loss", masked((8, 5), (8, 1, 5), last=(("sum", (8, 8), "dim=-1"),)), "critical"),
+    faulty("broadcast-loss", against((8, 1, 5), (8, 5)), "critical", "compared with the targets of all samples"),
     alike(
         "broadcast-loss",
+        masked((8, 5), (8, 5)),
+        masked((8, 5), (8, 1)),
+        masked((8, 5), (7, 1, 5)),  # classes that are masked apart
+        masked((8, 1, 5), (8, 5, 1)),
+        against((8, 1, 5), (8, 5), last=(("sum", (8, 8), "dim=-1"),)),  # distances of all pairs
+        against((8, 5), (8, 1, 5), is_added=True),  # differences of all pairs
+        chain(  # frequencies of a time code, as many as samples
+            ("getitem", (-1,), ((8,),), (8, 1), "(:, None)"), ("mul", (0, -1), ((8, 1), (8,)), (8, 8)),
+            ("linear", (1, -1), ((8, 8), (1, 8)), (8, 1)), ("mean", (2,), ((8, 1),), ()), outputs=(2,),
+        ),
         chain(LINEAR, ("sub", (0, -1), ((8, 1), (8, 1)), (8, 1)), ("mean", (1,), ((8, 1),), ())),
         chain(LINEAR, ("sub", (0, 0), ((8, 1), (8,)), (8, 8)), ("mean", (1,), ((8, 8),), ())),  # all pairs
         chain(LINEAR, ("add", (0, -1), ((8, 1), (1,)), (8, 1)), ("mean", (1,), ((8, 1),), ())),  # a bias

@@ -1281,6 +1281,22 @@ class Saving(nn.Sequential):
         base=SEQUENCES.replace("tokens[:, :-1]", "tokens[:, : len(tokens[0]) - 1]"),
     ),
     Fault("padding-in-loss", "pass ignore_index to the loss", ((", ignore_index=0", ""),), base=SEQUENCES),
+    Fault(
+        "mask-hides-nothing",
+        "give multi_head_attention_forward the mask as it is, of dtype bool (True is hidden)",
+        (("(tokens == 0)", "(tokens == 0).float()"),),
+        base=ATTENDING,
+    ),
+    Fault(
+        "broadcast-loss",
+        "mask.squeeze(1)",
+        (
+            (LOSS, '(F.cross_entropy(out[:, None].mT, y[:, None], reduction="none") * mask).sum() / mask.sum()'),
+            (X, X + "    mask = (x[:, :1] > -1).unsqueeze(1)\n"),
+        ),
+        (("mask).sum() /", "mask.squeeze(1)).sum() /"),),
+        "mask",
+    ),
     Fault("mask-inverted", "`key_padding_mask=(tokens == pad)`", (("(tokens == 0)", "(tokens != 0)"),), base=ATTENDING),
     Fault(
         "sorted-labels",

@@ -624,3 +624,73 @@ def test_a_zero_gate_of_a_zero_branch_stays_so_and_is_said_to() -> None:
     model, said, why = train_gated(is_zero=False)  # the remedy
     assert model.gate.any()
     assert not [each for each in said if each.detector == "missing-gradient"]
+
+
+class Frozen(nn.Module):
+    """Two parts in front of a head, each under its own torch.no_grad()."""
+
+    def __init__(self, *, together: bool) -> None:
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU())
+        self.two = nn.Sequential(nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4))
+        self.bias = nn.Parameter(torch.zeros(4))
+        self.head = nn.Linear(4, 2)
+        self.together = together
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.one(x)
+            x = self.two(x) if self.together else x
+        if not self.together:
+            x = x + self.bias[:, None]
+            with torch.no_grad():
+                x = self.two(x)
+        return self.head(x.mean(-1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_all_that_one_no_grad_covers_is_one_finding(together: bool) -> None:
+    torch.manual_seed(0)
+    net = Frozen(together=together)
+    optimizer = torch.optim.SGD([*net.one.parameters(), *net.two.parameters(), *net.head.parameters()], lr=0.1)
+    with record(net) as recording:
+        for _ in range(4):
+            optimizer.zero_grad()
+            functional.cross_entropy(net(torch.randn(8, 2, 12)), torch.randint(2, (8,))).backward()
+            optimizer.step()
+    found = explain(recording).of("missing-gradient")
+    counted = [next(each.value for each in one.evidence if each.name == "parameters") for one in found]
+    assert counted == ([8] if together else [4, 4])  # a weight and a bias of each of two convolutions and two norms
+    assert all("in torch.no_grad()" in each.message for each in found)
+
+
+def by_hits(net: Any, x: Tensor, y: Tensor) -> Tensor:
+    return 1 - (net(x).argmax(1) == y).float().mean().requires_grad_()  # here
+
+
+def by_a_leaf(net: Any, x: Tensor, y: Tensor) -> Tensor:
+    loss = functional.cross_entropy(net(x).detach(), y)  # here
+    return loss.requires_grad_()
+
+
+def by_all(net: Any, x: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(net(x), y)
+
+
+@pytest.mark.parametrize("loss_of", [by_hits, by_a_leaf, by_all])
+def test_a_loss_that_requires_grad_by_itself_alone(loss_of: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+    net = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record(net) as recording:
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss_of(net, torch.randn(8, 8), torch.randint(2, (8,))).backward()
+            optimizer.step()
+    found = explain(recording).of("no-graph")
+    if loss_of is by_all:
+        assert not len(found)
+        return
+    [said] = found
+    assert (said.severity, said.line) == ("critical", line_here(loss_of))
+    assert all(each.grad is None for each in net.parameters())
+    assert "Backward has no way from the loss to the model" in said.message

@@ -149,7 +149,7 @@ def test_a_healthy_run_says_so(visit: Visit, tmp_path: Path, monkeypatch: pytest
     healthy = Findings((), (), "400 steps at 60 sites", ["a", "b"])
     page = visit.open(write(tmp_path, healthy, monkeypatch))
     expect(page.locator("#findings-title")).to_have_text("No findings")
-    expect(page.locator("#findings-about")).to_have_text("no findings in 400 steps at 60 sites; 2 checks")
+    expect(page.locator("#findings-about")).to_have_text("in 400 steps at 60 sites; 2 checks")
     expect(page.locator("#findings-rest details")).to_have_count(0)
 
 

@@ -117,6 +117,33 @@ class OptimizerMade(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChanged(Fact):
+    """A setting of an optimizer that changes, other than its learning rate. ``name`` is that of the optimizer's sites.
+
+    ``value`` is how often it has changed: it is noted at 1, 2, 4, 8 … changes, and when the recording ends. The last
+    one holds for all updates so far.
+
+    Attributes:
+        setting: ``momentum``; ``betas.0`` for the first of several numbers.
+        group: of which group of parameters, from 0.
+        first, low, high, last: the number at the first update, the lowest, the highest, and that of the last update.
+    """
+
+    kind = "setting"
+    setting: str = ""
+    group: int = 0
+    first: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    last: float = math.nan
+
+    @property
+    def course(self) -> list[float]:
+        """The first number, the lowest and the highest where they are neither end, and the last."""
+        return [self.first, *({self.low, self.high} - {self.first, self.last}), self.last]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Modes(Fact):
     """Which modules are in training mode, when it is not as at the forward before. ``name`` is that of the model.
 
@@ -562,7 +589,8 @@ class Kink(Fact):
 
 
 FACTS: tuple[type[Fact], ...] = (
-    Call, Repeats, OptimizerMade, Modes, ActiveDropout, Input, Buffer, Parameter, Units, Operations, Softmax, GraphSize,
+    Call, Repeats, OptimizerMade, SettingChanged, Modes, ActiveDropout, Input, Buffer, Parameter, Units, Operations,
+    Softmax, GraphSize,
     NonFinite, Overwrite, SharedWrite, Unpacked, FreedPart, LostPart, Kink,
     Gap,
     StateRead, Load, CountedOn, Changed,

@@ -31,7 +31,7 @@ EventKind = Literal[
     "targets", "spread", "attended", "signed",
     "terms",
     "zeros", "recomputed",
-    "probe", "function", "scalar", "gap",
+    "probe", "function", "scalar", "gap", "setting",
 ]  # fmt: skip
 """From ``call`` on: facts, see :mod:`retrograd.core.history.facts`, and findings reported during the run."""
 

@@ -328,19 +328,15 @@ _described = AnswerCache[tuple[torch.dtype, torch.Size], str](lambda key: f"{_sh
 
 
 def describe_arguments(name: str, args: Any, kwargs: Mapping[str, Any] | None) -> str:
-    """Describe the arguments that are not tensors: ``dim=-1, keepdim=True``; None is left out."""
+    """Describe the arguments: ``dim=-1, keepdim=True``; of tensors the names of those that are passed by name."""
     plain = [each for each in args if not isinstance(each, Tensor) and each is not None]
     given = [_short(each) for each in plain]
     if plain and name in _ALONG and isinstance(plain[0], int | list | tuple) and not isinstance(plain[0], bool):
         given[0] = f"dim={given[0]}"
     if kwargs:
-        given += [f"{key}={_short(each)}" for key, each in kwargs.items() if each is not None and not _is_tensor(each)]
+        given += [f"{key}={_short(each)}" for key, each in kwargs.items() if each is not None]
     text = ", ".join(given)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _short(value: Any) -> str:

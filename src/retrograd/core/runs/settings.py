@@ -156,14 +156,21 @@ def _drop_scheduled(group: Mapping[str, Any]) -> dict[str, Any]:
     ``lr`` is what the optimizer was given; a cycle (``OneCycleLR``, ``CyclicLR``) has ``max_lr`` in its place.
     """
     if "max_lr" in group:
-        return {name: value for name, value in group.items() if name not in _OF_CYCLES}
+        kept = {name: value for name, value in group.items() if name not in _OF_CYCLES}
+        cycled = f"{group.get('base_momentum')} … {group.get('max_momentum')}"
+        if "base_momentum" in group and isinstance(kept.get("betas"), list | tuple):
+            return kept | {"betas": [cycled, *kept["betas"][1:]]}
+        return kept | {"momentum": cycled} if "base_momentum" in group else kept
     if "initial_lr" in group:
         return {name: value for name, value in group.items() if name != "initial_lr"} | {"lr": group["initial_lr"]}
     return dict(group)
 
 
 def _tell(value: Any) -> str:
-    return json.dumps(value, default=str)
+    return json.dumps(value, default=str, ensure_ascii=False)
+
+
+_AS_TUPLE = str.maketrans("[]", "()", '"')
 
 
 def _untell(values: Sequence[str]) -> Setting:
@@ -173,4 +180,4 @@ def _untell(values: Sequence[str]) -> Setting:
     value = json.loads(values[0])
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value if isinstance(value, Setting) else values[0].replace("[", "(").replace("]", ")")
+    return value if isinstance(value, Setting) else values[0].translate(_AS_TUPLE)

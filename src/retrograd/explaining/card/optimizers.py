@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from retrograd.core.amounts import count_of, list_names
-from retrograd.core.history.facts import OptimizerMade
+from retrograd.core.history.facts import OptimizerMade, SettingChanged
 from retrograd.core.runs.findings import shorten_line
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.schedules import describe_shape
@@ -25,6 +25,10 @@ _USUAL = {
 """Settings that are said where they are not as most optimizers of torch take them."""
 
 
+Courses = Mapping[tuple[int, str], Sequence[float]]
+"""Group and name of a setting that changes → the first number, extremes between, and the last."""
+
+
 def describe_optimizers(record: Record) -> Iterator[CardEntry]:
     """The optimizers, that with most updates first."""
     updates, every = by_optimizer(record.updates), list(record.last_looks)
@@ -38,11 +42,14 @@ def describe_optimizers(record: Record) -> Iterator[CardEntry]:
 def _describe(record: Record, made: OptimizerMade, updates: Sequence[Update], every: list[str]) -> CardEntry:
     done = [update for update in updates if update.call.name == "step"]
     skipped, rates = len(updates) - len(done), [list(update.call.details.get("lr") or ()) for update in done]
-    groups = [_describe_group(group, place, rates, every) for place, group in enumerate(made.groups)]
+    courses = {(each.group, each.setting): each.course for each in record.of(SettingChanged) if each.name == made.name}
+    groups = [_describe_group(group, place, rates, every, courses) for place, group in enumerate(made.groups)]
     schedulers = Counter((call.about, call.line) for call in record.called("scheduler.step"))
     first = made.groups[0] if made.groups else {}
     settings = {
-        name: first[name] for name, usual in _USUAL.items() if name in first and show(first[name]) != show(usual)
+        name: first[name]
+        for name, usual in _USUAL.items()
+        if name in first and (show(first[name]) != show(usual) or any(_is_of(name, at) for at in courses))
     }
     of_first = np.array([each[0] for each in rates if each], float)
     shape = describe_shape(of_first) if np.isfinite(of_first).all() else ""
@@ -59,7 +66,7 @@ def _describe(record: Record, made: OptimizerMade, updates: Sequence[Update], ev
         f"{count_of(len(done), 'update')}{skips}" if updates else "no update",
         f"lr {list_names(told, 2)}{f' ({shape}{by})' if shape else ''}" if told else "",
         _tell_decay(groups),
-        *(f"{name} {show(value)}" for name, value in settings.items()),
+        *(f"{name} {_show_course(name, value, courses)}" for name, value in settings.items()),
         _tell_clipping(clipping) if updates else "",
     ]
     models = list(dict.fromkeys(record.model_of(name) for name in made.parameters))
@@ -76,13 +83,14 @@ def _describe(record: Record, made: OptimizerMade, updates: Sequence[Update], ev
         values={
             "name": made.name, "type": made.type, "updates": len(done), "skipped": skipped, "groups": groups,
             "shape": shape, "settings": settings, "clipping": clipping,
+            "changing": {name: course for (group, name), course in courses.items() if group == 0},
             "schedulers": [{"name": name, "line": at, "steps": n} for (name, at), n in schedulers.items()],
         },
     )  # fmt: skip
 
 
 def _describe_group(
-    group: Mapping[str, Any], place: int, rates: Sequence[Sequence[float]], every: list[str]
+    group: Mapping[str, Any], place: int, rates: Sequence[Sequence[float]], every: list[str], courses: Courses
 ) -> dict[str, Any]:
     """Parameters, the first learning rate, the highest, and the last, and the decay of a group."""
     mine = [each[place] for each in rates if len(each) > place] or ([group["lr"]] if is_number(group.get("lr")) else [])
@@ -93,11 +101,24 @@ def _describe_group(
         "of": name_subtrees(names, every),
         "lr": [ends[0], ends[2]] if ends and ends[1] == max(ends[0], ends[2]) else ends,
         "weight_decay": group["weight_decay"] if is_number(group.get("weight_decay")) else None,
+        "decays": courses.get((place, "weight_decay")) or [group.get("weight_decay")],
     }
 
 
+def _is_of(name: str, at: tuple[int, str]) -> bool:
+    return at[0] == 0 and at[1].partition(".")[0] == name
+
+
+def _show_course(name: str, value: Any, courses: Courses) -> str:
+    """A setting of the first group; how it goes where it changes."""
+    if isinstance(value, list | tuple):
+        each = (_show_course(f"{name}.{place}", one, courses) for place, one in enumerate(value))
+        return f"({', '.join(each)})"
+    return show_change(courses[0, name]) if (0, name) in courses else show(value)
+
+
 def _list_group(group: Mapping[str, Any]) -> str:
-    decay = "" if group["weight_decay"] is None else f", weight decay {show(group['weight_decay'])}"
+    decay = "" if group["weight_decay"] is None else f", weight decay {show_change(group['decays'])}"
     return (
         f"{count_of(group['tensors'], 'tensor')}, lr {show_change(group['lr'])}{decay}: {list_names(group['of'], 12)}"
     )
@@ -105,14 +126,12 @@ def _list_group(group: Mapping[str, Any]) -> str:
 
 def _tell_decay(groups: Sequence[Mapping[str, Any]]) -> str:
     known = [each for each in groups if each["weight_decay"] is not None]
-    decayed = [each for each in known if each["weight_decay"]]
+    decayed = [each for each in known if any(each["decays"])]
     if not decayed:
         return "no weight decay" if known else ""
     total, held = (sum(each["tensors"] for each in some) for some in (known, decayed))
     which = "" if held == total else f" of {held:,} of {count_of(total, 'tensor')}"
-    return (
-        f"weight decay {list_names([show(each) for each in dict.fromkeys(e['weight_decay'] for e in decayed)])}{which}"
-    )
+    return f"weight decay {list_names(list(dict.fromkeys(show_change(each['decays']) for each in decayed)))}{which}"
 
 
 def _find_clipping(updates: Sequence[Update]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from retrograd.core.amounts import count_of, list_names
@@ -13,7 +14,6 @@ from retrograd.core.sites.site import ROOT
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import is_idle, label_of
 from retrograd.explaining.findings.record import Record
-from retrograd.explaining.findings.stretches import list_parts
 from retrograd.explaining.findings.updates import BY_HAND, Update, by_optimizer
 
 _MOST_CALLS, _LONGEST = 12, 8
@@ -23,21 +23,34 @@ _HELD = {"none": "empty", "zero": "zero", "some": "not empty"}
 
 
 def describe_cycle(record: Record) -> Iterator[CardEntry]:
-    """What is called from one update to the next, as most have it; of several optimizers, of that with the fewest."""
-    of_each = by_optimizer(record.once(list_parts)[0].updates)
-    if not of_each:
-        if record.calls and not record.called("backward"):
-            yield CardEntry(topic="update", text="none: no backward pass was recorded", values={"updates": 0})
-        return
-    optimizer, updates = min(reversed(of_each.items()), key=lambda each: len(each[1]))  # of several the last of a turn
-    looked = updates[1:] or updates  # what came before the first may not be known
-    several, models = len(of_each) > 1, len(record.models) > 1
+    """What is called from one update to the next, as most have it.
+
+    Of optimizers that take turns, from one update to the next of that which makes the fewest; of those that no such
+    cycle holds, as where one follows the other, each by itself.
+    """
+    of_each = by_optimizer(record.updates)
+    if not of_each and record.calls and not record.called("backward"):
+        yield CardEntry(topic="update", text="none: no backward pass was recorded", values={"updates": 0})
+    cycles = dict[str, tuple[list[Update], set[str]]]()
+    while of_each:
+        optimizer, updates = min(reversed(of_each.items()), key=lambda each: len(each[1]))  # the last of a turn
+        looked = updates[1:] or updates  # what came before the first may not be known
+        inside = {call.about for update in looked for call in update.before if call.name in ("step", "scaler.step")}
+        cycles[optimizer] = looked, inside
+        of_each = {name: some for name, some in of_each.items() if name not in (optimizer, *inside)}
+    for optimizer, (looked, inside) in sorted(cycles.items(), key=lambda each: each[1][0][0].step):
+        entry = _describe_cycle(record, optimizer, looked, several=bool(inside - {optimizer}))
+        yield replace(entry, label=optimizer) if len(cycles) > 1 else entry
+
+
+def _describe_cycle(record: Record, optimizer: str, looked: Sequence[Update], *, several: bool) -> CardEntry:
+    models = len(record.models) > 1
     named = [_list_calls(update, several=several, models=models) for update in looked]
     if 2 * Counter(named).most_common(1)[0][1] < len(named):  # as many as it takes: how often tells nothing
         named = [_squeeze(calls) for calls in named]
     (calls, followed), *others = Counter(named).most_common(4)
     usual = looked[named.index(calls)]
-    held = Counter(str(first.details.get("held", "")) for each in updates for first in each.named("backward")[:1])
+    held = Counter(str(first.details.get("held", "")) for each in looked for first in each.named("backward")[:1])
     clears = list(dict.fromkeys(call.line for call in record.called("zero_grad")))
     text = " → ".join(_fold(calls))
     text += f" (so in {followed:,} of the {len(looked):,} updates after the first)" if others else ""
@@ -46,7 +59,7 @@ def describe_cycle(record: Record) -> Iterator[CardEntry]:
         before = _HELD.get(held.most_common(1)[0][0] if held else "", "")
         text += "; zero_grad is called elsewhere" if clears else "; no zero_grad was seen"
         text += f", .grad was {before} before backward" if before else ""
-    yield CardEntry(
+    return CardEntry(
         topic="update",
         text=text,
         line=usual.call.line,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from retrograd.core.recording.fact_source import MakeSource
 from retrograd.explaining.facts.active_dropout import DropoutSource
 from retrograd.explaining.facts.calls import CallSource
+from retrograd.explaining.facts.changing_settings import ChangingSettings
 from retrograd.explaining.facts.freed_graphs import FreedGraphs
 from retrograd.explaining.facts.modes import ModeSource
 from retrograd.explaining.facts.nonfinite_look import NonFiniteLook
@@ -21,7 +22,7 @@ from retrograd.explaining.facts.weights import LoadSource
 from retrograd.explaining.facts.zero_gradients import ZeroGradients
 
 SOURCES: tuple[MakeSource, ...] = (
-    CallSource, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks, NonFiniteLook, FreedGraphs,
-    SavedPairs, SecondDerivatives, LoadSource, DropoutSource, SpreadLooks, ZeroGradients, StateChanges,
+    CallSource, ChangingSettings, ModeSource, InputSource, StateSource, ForwardOperations, UnitLooks, NonFiniteLook,
+    FreedGraphs, SavedPairs, SecondDerivatives, LoadSource, DropoutSource, SpreadLooks, ZeroGradients, StateChanges,
     Recomputations, SignedLooks,
 )  # fmt: skip

@@ -124,6 +124,16 @@ class Chain:
                     waiting.append(each)
         return frozenset(found)
 
+    def grown_from(self, number: int) -> frozenset[int]:
+        """The operations that a backward pass from one comes to, itself among them."""
+        found, waiting = {number}, [number]
+        while waiting:
+            for each in self.operands(waiting.pop()):
+                if each not in found and self.listed[each].node:
+                    found.add(each)
+                    waiting.append(each)
+        return frozenset(found)
+
     def descendants(self, numbers: tuple[int, ...]) -> frozenset[int]:
         """The operations that are made of some, the given ones not among them."""
         begun, found = set(numbers), set()
@@ -179,6 +189,21 @@ class Chain:
     def losses(self) -> list[int]:
         """The losses of torch that the loss is made of, in order."""
         return [each for each in sorted(self.of_loss) if self.name(each) in LOSSES]
+
+
+_AS_NUMBERS = VIEWS | {"rsub", "long", "int"}
+
+
+def is_mask(chain: Chain, number: int, place: int) -> bool:
+    """Check whether an operand says yes or no of each element, as a bool or as 1 and 0."""
+    given, maker = chain.listed[number].takes[place], chain.listed[number].operands[place]
+    while not given.startswith("bool"):
+        if chain.name(maker) in ("tril", "triu"):
+            return chain.name(chain.maker(maker)).startswith("ones")
+        if maker < 0 or chain.name(maker) not in _AS_NUMBERS or not chain.listed[maker].takes:
+            return False
+        given, maker = chain.listed[maker].takes[0], chain.listed[maker].operands[0]
+    return True
 
 
 def factor_of(chain: Chain, number: int) -> float:

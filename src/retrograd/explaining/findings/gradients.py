@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 
+from retrograd.core.amounts import count_of
 from retrograd.core.history.facts import Operation
 from retrograd.core.sites.site import parse_leniently
 from retrograd.explaining.findings.chain import MADE_BEFORE, Chain, name_of, tensor_of
@@ -173,12 +175,14 @@ class LostGradient:
         operation: its name.
         sentence: what it did, to be said behind a colon.
         repair: what to do.
+        cause: what tells it from other causes: the operation, or all that ran in the same torch.no_grad().
     """
 
     line: str
     operation: str
     sentence: str
     repair: str
+    cause: str = ""
 
 
 def find_lost(chains: Iterable[Chain], path: str, trained: Collection[str] = ()) -> LostGradient | None:
@@ -223,9 +227,10 @@ def _look_behind(chain: Chain, mine: list[int]) -> LostGradient | None:
     inside = [number for number in mine if chain.listed[number].checkpoint]
     if inside and not any(chain.listed[number].node for number in mine):
         return _describe_checkpoint(chain.listed[inside[0]])
-    blind = [number for number in mine if chain.listed[number].cuts and chain.listed[number].mode in BLIND]
-    if len(blind) == len(mine):
-        return describe_cut(chain.listed[blind[0]])
+    ended = [number for number in mine if chain.listed[number].cuts or chain.listed[number].node]
+    blind = [number for number in ended if chain.listed[number].cuts and chain.listed[number].mode in BLIND]
+    if blind and len(blind) == len(ended):
+        return _describe_blind(chain, blind[0])
     reached, cuts = _follow(chain, mine)
     if chain.loss in reached:
         return None
@@ -265,6 +270,18 @@ def _follow(chain: Chain, begun: list[int]) -> tuple[set[int], list[int]]:
             elif operation.node:
                 reached.add(number)
     return reached, sorted(set(cuts))
+
+
+def _describe_blind(chain: Chain, number: int) -> LostGradient:
+    """Describe a stretch of operations without grad mode, by the first of them that would have made a node."""
+    mode = chain.listed[number].mode
+    while number and chain.listed[number - 1].mode == mode:
+        number -= 1
+    cuts = [each for each in takewhile(lambda each: each.mode == mode, chain.listed[number:]) if each.cuts]
+    lost = describe_cut(cuts[0])
+    more = count_of(len(cuts) - 1, "more operation")
+    sentence = lost.sentence.replace(" runs in ", f" and {more} run in ") if len(cuts) > 1 else lost.sentence
+    return replace(lost, sentence=sentence, cause=f"{mode} {number}")
 
 
 def describe_cut(operation: Operation) -> LostGradient:

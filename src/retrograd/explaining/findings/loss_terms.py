@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from retrograd.core.history.facts import CARRIED
+from retrograd.core.history.facts import CARRIED, Operation
 from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.sites.site import ROOT
-from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, argument_of, factor_of
+from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, argument_of, factor_of, name_of
 from retrograd.explaining.findings.record import Record
 
 SUMS = frozenset({"add", "sub", "rsub"})
@@ -245,8 +246,26 @@ def write(record: Record, chain: Chain, number: int, module: str = "", deep: int
         return "model(…)"
     if name in LOSSES:
         inner = [*inner[:1], *("target" if each == "data" else each for each in inner[1:2])]
-        return f"{name}({', '.join(filter(None, (*inner, argument_of(operation, 'reduction'))))})"
+        told = (*inner, argument_of(operation, "reduction"), *_list_settings(operation))
+        return f"{name}({', '.join(filter(None, told))})"
     return _write_plain(name, inner, operation.arguments.split(",")[0].strip())
+
+
+_USUAL = {"ignore_index": "-100", "label_smoothing": "0.0", "beta": "1.0", "delta": "1.0", "log_target": "False",
+          "margin": "1.0", "full": "False", "log_input": "True", "zero_infinity": "False", "blank": "0"}  # fmt: skip
+"""Arguments of losses that are said where they are not as torch takes them."""
+
+
+def _list_settings(operation: Operation) -> list[str]:
+    """Arguments of a loss that change what it is: ``label_smoothing=0.1``, ``weight``."""
+    weights = re.findall(r"\b(weight|pos_weight)=tensor", operation.arguments)
+    if not weights and len(operation.takes) > 2 and name_of(operation) in _WEIGHTED:
+        weights = ["weight"]  # by its place
+    numbers = {name: argument_of(operation, name) for name in _USUAL}
+    return [*weights, *(f"{name}={given}" for name, given in numbers.items() if given not in (None, _USUAL[name]))]
+
+
+_WEIGHTED = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 
 
 def _write_plain(name: str, inner: list[str], argument: str) -> str:

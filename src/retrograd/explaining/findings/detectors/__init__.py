@@ -64,8 +64,8 @@ _ORDER = """
     averages-not-put-back resume-incomplete bit-flipped softmax-before-cross-entropy activation-on-logits
     sigmoid-before-bce-with-logits nll-on-probabilities bce-on-logits dropout-misplaced broadcast-loss wrong-dim
     reshape-mixes-batch relu-on-output loss-wrong-sign loss-reduction-sum input-unscaled input-drifts
-    targets-shifted-twice targets-not-shifted padding-in-loss sorted-labels mask-inverted output-ignores-input
-    representation-collapse evaluation-inputs graph-grows graph-leaks weights-untied shared-weights
+    targets-shifted-twice targets-not-shifted padding-in-loss sorted-labels mask-inverted mask-hides-nothing
+    output-ignores-input representation-collapse evaluation-inputs graph-grows graph-leaks weights-untied shared-weights
     missing-nonlinearity eval-mode-in-training train-mode-in-evaluation dropout-in-evaluation bad-init symmetric-init
     exploding vanishing learning-rate-too-high learning-rate-too-low not-updated hooks-scale dead-units saturated
     attention-collapse embedding-unused weight-decay-dominates adam-epsilon momentum clip-always-on underflow

@@ -38,7 +38,7 @@ def no_graph(record: Record, entry: Entry) -> Iterator[Finding]:
 def _say_leaf(entry: Entry, record: Record, lost: LostGradient) -> Finding:
     call = next(each for each in record.called("backward"))
     return entry.finding(
-        "Backward begins at a tensor that has no graph, so no parameter gets a gradient and nothing is trained: "
+        "Backward has no way from the loss to the model, so no parameter gets a gradient and nothing is trained: "
         f"{lost.sentence}",
         case="leaf",
         step=call.step,
@@ -63,12 +63,12 @@ def _say_refused(entry: Entry, record: Record) -> Finding:
 
 
 def _find_leaf_loss(record: Record) -> LostGradient | None:
-    """The cut before a loss that is a leaf, where no parameter ever had a gradient."""
+    """The cut before a loss that is a leaf, or made of one, where no parameter ever had a gradient."""
     looked = [each.grad for each in record.parameters if each.requires_grad and each.grad]
     chains = [chain for chain in record.chains if chain.loss >= 0]
     if not looked or any(grad != "None" for grad in looked) or record.of_kind("parameter", "grad") or not chains:
         return None
-    if any(chain.listed[chain.loss].node for chain in chains):
+    if any(chain.listed[chain.loss].node and chain.grown_from(chain.loss) & chain.of_outputs for chain in chains):
         return None
     if not any(each.name == "backward" for each in record.calls):
         return None

@@ -134,7 +134,10 @@ def find_reason(
     lost = find_lost(record.chains, path, trained)
     if lost is None and record.chains and all(is_rehearsal(chain, trained) for chain in record.chains):
         return None, ("unseen", "")
-    return lost, ("lost" if lost is not None else "unknown", f"{lost.line} {lost.operation}" if lost else "")
+    return lost, (
+        "lost" if lost is not None else "unknown",
+        (lost.cause or f"{lost.line} {lost.operation}") if lost else "",
+    )
 
 
 def tell_reasons(record: Record, names: Sequence[str]) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import combinations, zip_longest
 
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.axes import (
@@ -19,57 +21,105 @@ from retrograd.explaining.findings.axes import (
     find_contractions,
     is_batch_first,
 )
-from retrograd.explaining.findings.chain import AFFINE, LOSSES, RESHAPES, SOFTMAXES, Chain, argument_of, is_float
+from retrograd.explaining.findings.chain import (
+    AFFINE,
+    LOSSES,
+    RESHAPES,
+    SOFTMAXES,
+    Chain,
+    argument_of,
+    is_float,
+    is_mask,
+    shape_of,
+)
 from retrograd.explaining.findings.entry import Entry, Family, first_operation
 from retrograd.explaining.findings.record import Record
 
 family = Family(__name__)
 
 
-_PAIRWISE = frozenset({"sub", "rsub", "add", "mul", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "div"})
+_PAIRWISE = frozenset(
+    {"sub", "rsub", "add", "mul", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "div", "where", "masked_fill"}
+)
+_WHOLE = frozenset({"sum", "mean", "nansum", "nanmean"})
 
 
 @family.detector("broadcast-loss")
 @first_operation
 def broadcast_loss(record: Record, chain: Chain, number: int, entry: Entry) -> Finding | None:
-    """Every output is compared with every target."""
-    if not _broadcasts(chain, number):
+    """Every output is compared with every target, or masked by the masks of all samples."""
+    crossed = _find_crossed(chain, number)
+    if crossed is None:
         return None
-    operation = chain.listed[number]
-    first, second = operation.takes[:2]
-    is_output_long = _depends(chain, number)[0] == (len(chain.taken(number) or ()) == 2)
-    long, short = ("output", "target") if is_output_long else ("target", "output")
-    shape = list(chain.made(number)) if chain.name(number) not in LOSSES else [max(_plain(chain, number))] * 2
+    operation, (first, second) = chain.listed[number], crossed
+    takes, shapes = operation.takes, [chain.taken(number, each) or () for each in crossed]
+    is_masked = any(is_mask(chain, number, each) for each in crossed)
+    is_output_long = _depends(chain, number, first) == (len(shapes[0]) > len(shapes[1]))
+    other = "mask" if is_masked else "target"
+    long, short = ("output", other) if is_output_long else (other, "output")
+    shape = _broadcast(*shapes)
+    what = "masked by the masks" if is_masked else "compared with the targets"
     return entry.finding(
-        f"{first} and {second} broadcast to {shape} in {chain.name(number)}, so each output is compared with the "
-        "targets of all samples",
+        f"{takes[first]} and {takes[second]} broadcast to {shape} in {chain.name(number)}, so each output is {what} "
+        "of all samples",
         site=operation.module,
         step=chain.step,
         line=operation.line,
-        evidence=[("operands", f"{first}, {second}", "(n, 1) with (n)"), ("result", str(shape))],
+        evidence=[
+            ("operands", f"{takes[first]}, {takes[second]}", "samples in one dimension of the result"),
+            ("result", str(shape)),
+        ],
         repair=f"give both the same shape: {long}.squeeze(1), or {short}.unsqueeze(1).",
     )
 
 
-def _plain(chain: Chain, number: int) -> tuple[int, ...]:
-    return (chain.taken(number, 0) or ()) + (chain.taken(number, 1) or ())
+def _broadcast(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """The shape of what two shapes that broadcast make."""
+    return [max(pair) for pair in zip_longest(reversed(first), reversed(second), fillvalue=1)][::-1]
 
 
-def _broadcasts(chain: Chain, number: int) -> bool:
-    if chain.name(number) not in _PAIRWISE or len(chain.listed[number].operands) < 2:
-        return False
-    shapes = [chain.taken(number, 0), chain.taken(number, 1)]
-    if None in shapes:
-        return False
-    (short, long) = sorted((each for each in shapes if each is not None), key=len)
-    is_crossed = len(short) == 1 and len(long) == 2 and long == (short[0], 1) and short[0] > 1
-    return is_crossed and sum(_depends(chain, number)) == 1
+def _find_crossed(chain: Chain, number: int) -> tuple[int, int] | None:
+    """Two operands, one of them of the model, whose samples broadcast into different dimensions; None for none such.
+
+    That of fewer dimensions, of shape (n, …), meets the other one, (n, 1, …), with its samples in dimension 1. Of more
+    than (n, 1) and (n) all pairs may be meant, as for distances: not where they are masked, nor where all is added up.
+    """
+    if chain.name(number) not in _PAIRWISE:
+        return None
+    given = [each for each, shape in enumerate(map(shape_of, chain.listed[number].takes)) if shape]
+    for first, second in combinations(given, 2):
+        short, long = sorted((chain.taken(number, first) or (), chain.taken(number, second) or ()), key=len)
+        is_crossed = len(long) == len(short) + 1 and long[:2] == (short[0], 1) and short[0] > 1
+        if not is_crossed or _depends(chain, number, first) == _depends(chain, number, second):
+            continue
+        is_masked = any(is_mask(chain, number, each) for each in (first, second))
+        if len(short) == 1 or is_masked or (_is_added_up(chain, number) and not _is_spread(chain, number, short)):
+            return first, second
+    return None
 
 
-def _depends(chain: Chain, number: int) -> list[bool]:
-    """Check of each of two operands whether the model's output is in it."""
-    made_by = chain.of_outputs | chain.behind_outputs
-    return [operand in made_by for operand in chain.listed[number].operands[:2]]
+def _is_added_up(chain: Chain, number: int) -> bool:
+    """Check whether one number is made of all that an operation makes, and nothing else is."""
+    shape, users = chain.made(number), [each for each in chain.users(number) if each in chain.of_loss]
+    if not shape:
+        return True
+    return bool(users) and all(
+        (chain.name(each) in _WHOLE and not chain.made(each))
+        or (chain.made(each) == shape and chain.name(each) not in SOFTMAXES and _is_added_up(chain, each))
+        for each in users
+    )
+
+
+def _is_spread(chain: Chain, number: int, short: tuple[int, ...]) -> bool:
+    """Check whether a dimension was added on purpose to what had the shape of the other operand."""
+    makers = chain.operands(number)
+    return any(chain.name(each) in ("unsqueeze", "getitem") and chain.taken(each) == short for each in makers)
+
+
+def _depends(chain: Chain, number: int, operand: int) -> bool:
+    """Check whether an operand has a graph, and the model's output is made of it, or it of the output."""
+    maker = chain.listed[number].operands[operand]
+    return maker in chain.of_outputs | chain.behind_outputs and bool(chain.listed[maker].node)
 
 
 @family.detector("wrong-dim")

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from retrograd.core.history.data_facts import AttendedTokens, Spread
-from retrograd.core.history.facts import Input, Units
+from retrograd.core.history.facts import Input, Operation, Units
 from retrograd.core.runs.findings import Finding
-from retrograd.explaining.findings.chain import VIEWS, Chain, is_float
+from retrograd.explaining.findings.axes import ATTENTION, AxisTable, axes_of, find_contractions
+from retrograd.explaining.findings.chain import VIEWS, Chain, is_float, is_mask, name_of
 from retrograd.explaining.findings.detectors.inputs import is_taken_as_it_is
-from retrograd.explaining.findings.entry import Entry, Family
+from retrograd.explaining.findings.entry import Entry, Family, first_operation
 from retrograd.explaining.findings.record import CannotTell, Record
 
 family = Family(__name__)
@@ -190,6 +191,89 @@ def mask_inverted(record: Record, entry: Entry) -> Iterator[Finding]:
             ],
         )
         return
+
+
+@family.detector("mask-hides-nothing")
+@first_operation
+def mask_hides_nothing(record: Record, chain: Chain, number: int, entry: Entry) -> Finding | None:
+    """A mask of yes and no that moves the scores of attention by 1 or to 0, where it should make them −∞."""
+    name, operation = chain.name(number), chain.listed[number]
+    if name == "softmax":
+        at, how = _find_weak_mask(axes_of(record, chain), chain, number)
+        repair = ""
+    elif name in (ATTENTION, "scaled_dot_product_attention"):
+        places = [place for place in _list_masks(operation) if is_float(operation.takes[place])]
+        weak = [place for place in places if is_mask(chain, number, place)]
+        at, how = number if weak else -1, "is added to the scores as 1 and 0"
+        hides = "True is hidden" if name == ATTENTION else "True takes part"
+        repair = f"give {name} the mask as it is, of dtype bool ({hides}): numbers are added to the scores."
+    else:
+        return None
+    if at < 0:
+        return None
+    return entry.finding_at(
+        record,
+        chain,
+        at,
+        f"The mask of attention {how}, so it hides nothing: softmax gives what is masked a share all the same",
+        evidence=[("operands", ", ".join(chain.listed[at].takes)), ("operation", chain.name(at))],
+        repair=repair,
+    )
+
+
+_THROUGH = VIEWS | {"dropout", "masked_fill", "where", "add", "sub", "mul", "div"}
+
+
+def _list_masks(operation: Operation) -> list[int]:
+    """Which operands of attention are masks: those after query, key and value, or those that are named so."""
+    named = re.findall(r"(\w+)=tensor", operation.arguments)
+    places = range(len(operation.takes) - len(named), len(operation.takes))
+    if name_of(operation) == ATTENTION:
+        return [place for place, each in zip(places, named, strict=True) if each.endswith("mask")]
+    return list(range(3, len(operation.takes)))
+
+
+def _find_weak_mask(table: AxisTable, chain: Chain, number: int) -> tuple[int, str]:
+    """Where a mask is taken that hides nothing from a softmax of attention, and what it does; −1 for nowhere."""
+    at, summed = chain.maker(number, 0, frozenset()), find_contractions(table, chain, number)
+    if not summed or any(each.kind != "product" for each in summed):
+        return -1, ""
+    while at >= 0 and chain.name(at) in _THROUGH:
+        how = _describe_masking(chain, at)
+        if how:
+            return (at, how) if how != _HIDES else (-1, "")
+        grown = [each for each in chain.operands(at) if chain.listed[each].node]
+        at = grown[0] if grown else -1
+    return -1, ""
+
+
+_HIDES = "hides"
+
+
+def _describe_masking(chain: Chain, number: int) -> str:
+    """Describe how an operation masks scores: not at all, so that they are hidden, or so that they are not."""
+    name, operation = chain.name(number), chain.listed[number]
+    masks = [place for place in range(len(operation.takes)) if is_mask(chain, number, place)]
+    if any(chain.name(chain.maker(each)).startswith("rand") for each in chain.operands(number)):
+        return ""  # a dropout of scores
+    if not masks or (len(operation.takes) < 2 and name in ("add", "sub", "mul")):
+        return ""
+    if name in ("add", "sub"):
+        if not any(_is_of_keys(chain, number, place) for place in masks):
+            return ""  # pairs may be meant to be preferred, as neighbours in a graph
+        return f"is {'added to' if name == 'add' else 'subtracted from'} the scores as 1 and 0"
+    if name == "mul":
+        return "multiplies the scores by 1 and 0"
+    filled = re.search(r"-?\d[\d.e+-]*$", operation.arguments)
+    if name == "masked_fill" and filled is not None and float(filled[0]) >= 0:
+        return f"sets scores to {float(filled[0]):g}"
+    return _HIDES if name in ("masked_fill", "where") else ""
+
+
+def _is_of_keys(chain: Chain, number: int, place: int) -> bool:
+    """Check whether a mask is the same for all queries, as that of padding, or lets each see those before it."""
+    shape = chain.taken(number, place) or ()
+    return len(shape) < 2 or shape[-2] == 1 or chain.name(chain.maker(number, place)) in ("tril", "triu")
 
 
 def _find_mask(record: Record, line: str) -> str:

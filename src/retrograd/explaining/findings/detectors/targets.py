@@ -305,9 +305,11 @@ def sorted_labels(record: Record, entry: Entry) -> Iterator[Finding]:
         if len(own) > 1 or made not in AFFINE | {"add"} or not _is_averaged(chain, number):
             continue
         classes = len({each.most for each in constant})
+        some = "each of" if len(constant) == len(listed) else f"{len(constant)} of"
+        holds = "holds" if len(constant) == len(listed) else "hold"
         yield entry.finding(
-            f"Batches hold one class each: in {len(constant)} of {len(listed)} sampled steps all targets were the same,"
-            f" and they were {classes} different ones",
+            f"Data come sorted by class: {some} the {len(listed)} sampled batches {holds} a single class, "
+            f"and there are {classes} classes among them",
             site=listed[0].name,
             step=listed[0].step,
             last_step=listed[-1].step,

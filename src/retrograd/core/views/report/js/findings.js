@@ -7,8 +7,9 @@ import { facts } from "./payload.js";
 
 export function writeFindings() {
   const { about, shown, listed, not_checked: left, pending } = facts.findings;
-  find("findings-title").textContent = listed.length === 0 && !pending ? "No findings" : "Findings";
-  find("findings-about").textContent = about;
+  const isWell = listed.length === 0 && !pending && about.startsWith("no findings");
+  find("findings-title").textContent = isWell ? "No findings" : "Findings";
+  find("findings-about").textContent = isWell ? about.replace(/^no findings\W*/, "") : about;
   fill(find("findings-list"), ...listed.slice(0, shown).map(makeFinding));
   const rest = listed.slice(shown);
   fill(
