@@ -62,7 +62,9 @@ def thorough(pytestconfig: pytest.Config) -> bool:
 def what_is_temporary_goes(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Bundles and keys lie where pytest keeps three sessions, killed ones too; no key of a user is touched."""
     tempfile.tempdir = str(tmp_path_factory.mktemp("temporary"))
-    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("keys"))
+    from tests.commands import ENVIRONMENT
+
+    os.environ["XDG_DATA_HOME"] = ENVIRONMENT["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("keys"))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -28,9 +28,10 @@ from retrograd.core.recording.record import Recording, choose_schedule, record
 from retrograd.core.recording.schedule import Schedule
 from retrograd.core.recording.settings import Settings, UserStatistic
 from retrograd.core.runs.chosen_ranks import Ranks, read_ranks
+from retrograd.core.runs.dated import DATE, make_dated
 from retrograd.core.runs.ending import find_exception
 from retrograd.core.runs.findings import SEVERITIES, Finding, Findings
-from retrograd.core.runs.layout import DATE, is_run, make_dated
+from retrograd.core.runs.layout import is_run
 from retrograd.core.runs.reader import open_run
 from retrograd.core.sites.pattern import Pattern
 from retrograd.explaining.launch.explaining import find_and_store, tell_verdict

@@ -9,7 +9,7 @@ from retrograd.core.errors import LaunchError
 from retrograd.core.launch.parser import split_command
 from retrograd.core.launch.requests import RunRequest
 from retrograd.core.launch.start import name_folder, resolve_command
-from retrograd.core.runs.layout import make_dated
+from retrograd.core.runs.dated import make_dated
 
 
 @pytest.mark.parametrize(

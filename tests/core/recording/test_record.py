@@ -86,7 +86,8 @@ def test_into_a_folder(tmp_path: Path) -> None:
     with pytest.raises(RunExistsError, match=r"run-\{date\}") as taken:
         rg.record(net, tmp_path / "run")
     files = [Path(frame.filename).name for frame in traceback.extract_tb(taken.value.__traceback__)]
-    assert files == [Path(__file__).name, "guesses.py"]  # none of the way down to it
+    assert files[0] == Path(__file__).name
+    assert set(files[1:]) <= {"guesses.py"}  # none of the way down to it
 
 
 def test_a_name_with_date_is_a_new_folder_each_time(tmp_path: Path) -> None:

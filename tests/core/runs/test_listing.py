@@ -179,7 +179,10 @@ def sweep(tmp_path: Path) -> Path:
     return folder
 
 
-def test_runs_are_chosen_and_ordered_by_what_is_known_of_them(sweep: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_chosen_and_ordered_by_what_is_known_of_them(
+    sweep: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert name_in_order(sweep, "name")[1:] == ["run1", "run2", "run10", "run20"]
     assert name_in_order(sweep, "--lr") == ["run1", "run10", "run2", "run20", HOSTILE]
     assert name_in_order(sweep, "lr", is_reversed=True) == ["run20", "run2", "run10", "run1", HOSTILE]

@@ -72,6 +72,7 @@ def test_it_follows_a_run_that_is_killed_and_resumed(
             expect(page.locator("#runs tr")).to_have_count(3, timeout=30_000)
             expect(page.get_by_role("link", name="<img src=x onerror=alert(1)>")).to_be_visible()
             page.get_by_role("link", name="going").click()
+            page.wait_for_url("**/run/going*")
             page.wait_for_selector("html[data-ready=yes]")
             loaded = page.evaluate("performance.timeOrigin")
             expect(page.locator("#waiting")).to_be_hidden()

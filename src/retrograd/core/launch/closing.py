@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -69,11 +70,12 @@ def say_end(obstacle: str, done: str = "", *, saw_nothing: bool = False) -> None
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder that was made for its name alone, and ``runs`` around it; any other may be the user's."""
+    """Remove a folder that was made for its date alone, and ``runs`` around it; any other may be the user's."""
     with contextlib.suppress(OSError):
-        folder.rmdir()
-        if folder.parent.name == "runs":
-            folder.parent.rmdir()
+        if re.search(r"\d{8}-\d{6}", folder.name):
+            folder.rmdir()
+            if folder.parent.name == "runs":
+                folder.parent.rmdir()
 
 
 def _read_request() -> Request | None:

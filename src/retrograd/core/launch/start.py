@@ -18,7 +18,7 @@ from retrograd.core.errors import LaunchError, RunWriteError
 from retrograd.core.launch.interpreter import BOOTSTRAP, OURS, find_obstacle
 from retrograd.core.launch.options import Command
 from retrograd.core.notices import say
-from retrograd.core.runs.layout import DATE, make_dated
+from retrograd.core.runs.dated import DATE, make_dated
 
 UNDONE = f"{OURS}UNDONE"
 """Environment variable for the bootstrap, which may not load JSON: ``undone`` and ``path`` of the request, as lines."""
@@ -81,6 +81,8 @@ class Request(Command):
     def choose_folder(self) -> Self:
         """Give the request a folder that can be made. One with a date is made: nobody else shall have it.
 
+        Not for a program that is no Python: it may record nothing, and then nobody would be there to remove it.
+
         Raises:
             RetrogradError: the folder cannot be written, or holds something already.
         """
@@ -105,7 +107,7 @@ class Request(Command):
             )
         if there == path:
             self._check_vacant(path)
-        shown = make_dated(shown)
+        shown = make_dated(shown, is_made=_is_python(self.command))
         return replace(self, path=str(find(shown)), shown=shown)
 
     def _check_vacant(self, folder: Path) -> None:
@@ -216,6 +218,18 @@ def _check_module(name: Sequence[str], verb: str) -> None:
         raise LaunchError(
             f"The module {top!r} cannot be found.", repair="install it, or run from the folder that holds it."
         )
+
+
+def _is_python(command: Sequence[str]) -> bool:
+    """Return whether a command runs Python, by its name or by its first line, as that of torchrun."""
+    if command[0] == "-m" or command[0].endswith(".py") or Path(command[0]).name.startswith("python"):
+        return True
+    try:
+        with Path(_find_program(command[0]) or command[0]).open("rb") as file:
+            first = file.readline(200)
+    except OSError:
+        return False
+    return first.startswith(b"#!") and b"python" in first
 
 
 def name_folder(command: Sequence[str], parent: str = "runs") -> str:

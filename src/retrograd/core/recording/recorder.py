@@ -107,6 +107,7 @@ class Recorder:
         self._structures: dict[str, list[dict[str, str | int]]] = {}
         self._modules: IdentitySet[nn.Module] = IdentitySet()
         self._trained: IdentitySet[nn.Module] = IdentitySet()
+        self._names_trained: set[str] = set()
         self._requested = RequestedSites(settings)
         self._processes = 1
         self._swapped: list[str] = []
@@ -432,9 +433,10 @@ class Recorder:
 
     def _see_optimizer(self, optimizer: Optimizer) -> None:
         held = set(map(id, held_by(optimizer)))
-        self._trained.update(
-            model for _, model in self._facts.models if any(id(each) in held for each in parameters_of(model))
-        )
+        for name, model in self._facts.models:
+            if any(id(each) in held for each in parameters_of(model)):
+                self._trained.add(model)
+                self._names_trained.add(name)
         self._describe()
 
     def _describe(self) -> None:
@@ -450,8 +452,7 @@ class Recorder:
 
     def _list_names(self) -> list[str]:
         """The names of the models, those that are trained first."""
-        trained = {self._facts.models.name_of(model) for model in self._trained}
-        return sorted(self._structures, key=lambda name: name not in trained)
+        return sorted(self._structures, key=lambda name: name not in self._names_trained)
 
     def flush(self) -> None:
         """Hand over what is complete, and wait until it can be read back."""

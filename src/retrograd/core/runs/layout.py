@@ -11,11 +11,10 @@ import difflib
 import os
 import re
 import shlex
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrograd.core.addresses import bounded, is_remote, list_names, open_folder, reaching
+from retrograd.core.addresses import bounded, is_remote, list_names, reaching
 from retrograd.core.amounts import count_of
 from retrograd.core.errors import NotARunError
 
@@ -37,9 +36,6 @@ FINDINGS = "findings.jsonl"
 
 PARENT = Path("runs")
 """Where runs are recorded that were given no folder."""
-
-DATE = "{date}"
-"""What the name of a run folder may hold for the date and time of its beginning."""
 
 _MAGIC = b"PAR1"
 """The last bytes of a Parquet file, behind the length of its footer."""
@@ -166,25 +162,6 @@ def number_file(path: Path) -> tuple[int, int]:
 def shard_name(number: int) -> str:
     """File name of a tensor file."""
     return f"shard-{number:08d}.safetensors"
-
-
-def make_dated(name: str) -> str:
-    """Make the folder that a name with ``{date}`` asks for; returns ``runs/a-20250131-120000``, or that with ``-2``.
-
-    Nobody else who begins in the same second has it then. Any other name is returned as it is.
-    """
-    first = folder = name.replace(DATE, time.strftime("%Y%m%d-%H%M%S"))
-    number = 1
-    while first != name and not is_remote(first):
-        try:
-            open_folder(folder).mkdir(parents=True)
-            break
-        except FileExistsError:
-            number += 1
-            folder = f"{first}-{number}"
-        except OSError:  # who writes there says why it cannot be
-            break
-    return folder
 
 
 def rank_name(rank: int) -> str:

@@ -13,8 +13,8 @@ from retrograd.core.files import UNFINISHED, refuse_link
 from retrograd.core.foreign.text import read_json
 from retrograd.core.ranks.processes import ask_rank, is_one_of_several
 from retrograd.core.runs.attempts import name_attempt, read_attempt
+from retrograd.core.runs.dated import DATE
 from retrograd.core.runs.layout import (
-    DATE,
     LOCK,
     MANIFEST,
     MERGED,

@@ -25,8 +25,9 @@ from retrograd.core.limits import LIMITS
 from retrograd.core.notices import Notices, warnings_kept
 from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.runs.chosen_ranks import ChosenRanks
+from retrograd.core.runs.dated import make_dated
 from retrograd.core.runs.ending import describe_exception, find_exception
-from retrograd.core.runs.layout import MANIFEST, make_dated
+from retrograd.core.runs.layout import MANIFEST
 from retrograd.core.runs.manifest import Manifest
 from retrograd.core.runs.queue import Load, Unwritten, WriteQueue, count_rows
 from retrograd.core.runs.rank_folder import RankFolder

@@ -106,8 +106,11 @@ def _say_end():
 
 def _is_unused(folder):
     # type: (str) -> bool
-    """Whether there is no folder, or it was made for its name alone: then it is removed."""
+    """Whether there is no folder, or it was made for its date alone: then it is removed."""
     try:
+        digits = [len(part) for part in os.path.basename(folder).split("-") if part.isdigit()]
+        if 8 not in digits or 6 not in digits:
+            return not os.path.exists(folder)
         os.rmdir(folder)
         if os.path.basename(os.path.dirname(folder)) == "runs":  # the default one; others may be the user's
             os.rmdir(os.path.dirname(folder))
