@@ -37,7 +37,7 @@ typedef struct {
     Launch launch;
     FindDevice find_device;
     Compiled compiled[KINDS][2][FORMS]; /* by kind, whether it is an update, form */
-    uint64_t streams[STREAMS];      /* those that were used since streams were taken */
+    uint64_t streams[STREAMS];          /* those that were used since streams were taken */
     int n_streams;
 } Launcher;
 
@@ -83,7 +83,7 @@ static PyObject *launcher_read(Launcher *launcher, PyObject *const *args, Py_ssi
     if (n_args != 7)
         return PyErr_Format(PyExc_TypeError, "read(new, old, parts, bins, line, row, programs) takes 7 arguments");
     uint64_t parts = PyLong_AsUnsignedLongLong(args[2]), bins = PyLong_AsUnsignedLongLong(args[3]);
-    int32_t line = (int32_t)PyLong_AsLong(args[4]), row = (int32_t)PyLong_AsLong(args[5]), repeats = 1;
+    int64_t line = PyLong_AsLongLong(args[4]), row = PyLong_AsLongLong(args[5]), repeats = 1; /* it may read four bytes */
     long most = PyLong_AsLong(args[6]);
     if (PyErr_Occurred()) return NULL;
 

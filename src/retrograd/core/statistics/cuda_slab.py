@@ -54,6 +54,7 @@ class CudaSlab(TorchSlab):
         self._counts: list[int] = []
         self._launcher = make_launcher(self.device)
         self._streams: set[int] = set()
+        self._kernels: dict[int, Any] = {}
 
     def observe(self, tensor: Tensor, row: int, /) -> bool:
         if not self._launch(tensor, None, row):
@@ -94,8 +95,8 @@ class CudaSlab(TorchSlab):
             self._add_lines(row, programs, repeats)
             if self.device.type == "cuda":
                 self._streams.add(torch.cuda.current_stream(self.device).cuda_stream)
-            if self._launcher is not None:
-                learn(self._launcher, after, before, kernel)
+            if self._launcher is not None and learn(self._launcher, after, before, kernel):
+                self._kernels[kernel.function] = kernel  # it stays loaded as long as it may be launched
 
     def _add_lines(self, row: int, programs: int, repeats: int) -> None:
         self._counts.append(programs)
@@ -145,10 +146,12 @@ def make_launcher(device: torch.device) -> Launcher | None:
     return Launcher(ON_CUDA, number, driver.active.get_current_stream, launch, find_device)
 
 
-def learn(launcher: Launcher, new: Tensor, old: Tensor | None, kernel: Any) -> None:
-    """Have a kernel launched again that Triton has compiled, if it needs no more than its arguments."""
+def learn(launcher: Launcher, new: Tensor, old: Tensor | None, kernel: Any) -> bool:
+    """Have a kernel launched again that Triton has compiled; return whether it needs no more than its arguments."""
     about = getattr(kernel, "metadata", None)
     if about is None or any(getattr(about, name, 0) for name in ("global_scratch_size", "profile_scratch_size")):
-        return
-    if getattr(about, "num_ctas", 1) == 1 and isinstance(kernel.function, int):
-        launcher.learn(new, old, kernel.function, 32 * about.num_warps, about.shared)
+        return False
+    if getattr(about, "num_ctas", 1) != 1 or not isinstance(kernel.function, int):
+        return False
+    launcher.learn(new, old, kernel.function, 32 * about.num_warps, about.shared)
+    return True
