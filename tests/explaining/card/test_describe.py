@@ -289,6 +289,7 @@ def test_what_says_the_same_is_said_once() -> None:
 
 
 def test_the_loss_is_an_expression_with_shares_and_with_weights_that_change(tmp_path: Path) -> None:
+    torch.manual_seed(0)  # else the share may lie between two percentages
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     sums = [0.0, 0.0]
