@@ -68,7 +68,7 @@ PARTS = (
     Part("tests", "tests marked gpu", 90, (*PYTEST, *list_gpu_tests())),
     Part("waits", "where a recorded step waits for the device", 35),
     Part("twins", "20 steps watched and not watched, bit for bit: bf16, and fp16 with a GradScaler", 70),
-    Part("cost", "wall time of a step over that of the bare step, batch 1 and 64", 170),
+    Part("cost", "wall time of a step over that of the bare step: nets bound by the host, and one by the device", 170),
     Part("capture", "CUDA graphs: a whole step captured by hand, and mode='reduce-overhead'", 55),
     Part("streams", "forwards on side streams, kept tensors", 15),
     Part(
