@@ -33,9 +33,9 @@ def test_steps_are_a_schedule() -> None:
         repr(each.make_schedule()) for each in (RunRequest(), RunRequest(overhead="5%"), RunRequest(overhead="0.2"))
     ]
     assert told == [
-        "every step for 60 s, then within a budget of 10 % for recorded steps",
-        "within a budget of 5 % for recorded steps",
-        "within a budget of 20 % for recorded steps",
+        "every step for 60 s, then within a budget of 10 %",
+        "within a budget of 5 %",
+        "within a budget of 20 %",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -14,8 +15,9 @@ import retrograd as rg
 from retrograd.core.history.facts import Gap, read_facts
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.ranks.board import Board
-from retrograd.core.recording.budget import WINDOW, Budget, DeviceLaps, ThreadLaps
-from retrograd.core.recording.schedule import FULL_STEPS, Overhead
+from retrograd.core.recording.budget import WINDOW, Budget, DeviceLaps, Lap, ThreadLaps
+from retrograd.core.recording.schedule import FULL_STEPS, Overhead, describe_schedule
+from retrograd.core.spent import OwnTime, counted, own_time
 
 
 class Simulation:
@@ -28,23 +30,27 @@ class Simulation:
         *,
         full_seconds: float = 0.0,
         lag: int = 0,
+        ours: float = 0.0,
         written: float = 0.0,
         find_board: Callable[[str], Board | None] = lambda name: None,
     ) -> None:
         self.now, self.cost, self.gaps = 0.0, cost, list[Gap]()
         self.recorded, self.updates, self.spent = list[int](), list[int](), 0.0
-        self._waiting, self._lag = list[float](), lag
+        self._waiting, self._lag, self._ours = list[float](), lag, ours
         self._began = None
         wanted = Overhead(share, full_seconds)
         self.budget = Budget(
             wanted, self.gaps.append, lambda: self, lambda: self.now, lambda: written * len(self.recorded), find_board
         )
 
-    def lap(self) -> Iterable[float]:
+    def lap(self) -> Iterable[Lap]:
         began, self._began = self._began, self.now
         self._waiting += [] if began is None else [self.now - began]
         while len(self._waiting) > self._lag:
-            yield self._waiting.pop(0)
+            yield Lap(self._waiting.pop(0), self._ours or math.nan)
+
+    def stop(self) -> None:
+        pass
 
     def run(self, steps: Iterable[int], losses: Callable[[int], float] = lambda step: 1.0) -> Simulation:
         for step in steps:
@@ -82,6 +88,80 @@ def test_the_share_is_kept_and_used(statistics: float, updates: float, share: fl
     assert told["updates"] == len(made.updates)
     assert told["steps"] == 5000
     assert told["measured"] == pytest.approx(made.list_extra(FULL_STEPS, 5000, steps), rel=0.2, abs=0.002)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1])
+def test_what_stays_between_recorded_steps_is_paid_for_first(share: float) -> None:
+    steps, ours = range(5000), 0.03
+    made = Simulation(share, steady(0.2, 0.12), ours=ours).run(steps)
+    beyond = made.list_extra(1000, 5000, steps)
+    assert (1 + beyond) / (1 - ours) - 1 <= share * 1.02  # of a step that we have no part in
+    assert beyond > 0.005
+    told = made.budget.describe()
+    assert told["between"] == pytest.approx(ours / (1 - ours))
+    assert told["measured"] == pytest.approx((1 + made.list_extra(FULL_STEPS, 5000, steps)) / (1 - ours) - 1, rel=0.2)
+    assert made.gaps[-1].share == pytest.approx((1 + beyond) / (1 - ours) - 1, rel=0.05)
+    assert "points of it between recorded steps" in describe_schedule({"schedule": "x", "overhead": told})
+
+
+def test_recorded_steps_have_a_quarter_of_the_share_where_more_than_all_of_it_stays_between_them() -> None:
+    steps = range(9000)
+    made = Simulation(0.08, steady(0.4, 0.2), ours=0.2).run(steps)
+    beyond = made.list_extra(2000, 9000, steps) / (1 - 0.2)
+    assert 0.01 < beyond <= 0.25 * 0.08 * 1.02
+
+
+def test_own_time_is_that_of_one_thread_and_counts_nested_calls_once() -> None:
+    clock, read = [0.0], list[float]()
+    own = OwnTime(lambda: clock[0])
+
+    def spend(seconds: float) -> None:
+        clock[0] += seconds
+        read.append(own.read())
+
+    def call(seconds: float) -> None:
+        if own.is_on:
+            own.run(spend, seconds)
+        else:
+            spend(seconds)
+
+    own.run(spend, 5.0)  # of a thread that nobody has asked for
+    assert math.isnan(read.pop())
+    own.want(True)
+    own.run(call, 2.0)
+    clock[0] += 100.0
+    assert math.isnan(own.read())
+    own.run(spend, 3.0)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(call, 7.0).result()
+    own.run(spend, 1.5)
+    assert read == [2.0, 5.0, pytest.approx(math.nan, nan_ok=True), 6.5]
+
+    def stop() -> None:
+        own.want(False)
+        assert own.read() == 6.5
+
+    own.run(stop)
+    assert not own.is_on
+
+
+def test_a_recording_measures_what_is_its_own_and_leaves_no_clock_on() -> None:
+    model, seen = make_net(), list[bool]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with rg.record(model, schedule=rg.overhead(0.05)) as recording:
+        for _ in range(300):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+            seen.append(own_time.is_on)
+        told = recording._recorder._budget.describe()
+        assert told["between"] > 0
+    assert any(seen)
+    assert not all(seen[FULL_STEPS:])
+    assert not own_time.is_on
+    calls = list[int]()
+    counted(calls.append)(1)
+    assert calls == [1]
 
 
 def test_gaps_are_powers_of_two_on_one_grid_so_that_two_runs_have_steps_in_common() -> None:
@@ -200,7 +280,7 @@ def test_time_between_events_of_a_device_is_read_when_they_have_come() -> None:
     assert [list(laps.lap()) for _ in range(3)] == [[], [], []]
     for mark in marks:
         mark.is_there = True
-    assert list(laps.lap()) == [1.0, 1.0]
+    assert [lap.seconds for lap in laps.lap()] == [1.0, 1.0]
 
 
 # ---- through the public door ----
@@ -210,7 +290,7 @@ def test_time_between_events_of_a_device_is_read_when_they_have_come() -> None:
 def ticks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The thread's clock."""
     clock = [0.0]
-    make = partial(Budget, make_laps=lambda: ThreadLaps(lambda: clock[0]))
+    make = partial(Budget, make_laps=lambda: ThreadLaps(lambda: clock[0], OwnTime(lambda: clock[0])))
     monkeypatch.setattr("retrograd.core.recording.recorder.Budget", make)
     return clock
 

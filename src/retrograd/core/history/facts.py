@@ -70,7 +70,7 @@ class Gap(Fact):
         updates: the same for updates of weights.
         reason: ``begin``, ``measure``, ``cost`` (of recorded and unrecorded steps), or what began a window that is
             recorded in full: ``loss``, ``nonfinite``, ``gradient``, ``phase``.
-        share: of the time of an unrecorded step: what recording is expected to take at this gap.
+        share: of the time that a step takes by itself: what is expected at this gap.
     """
 
     kind = "gap"

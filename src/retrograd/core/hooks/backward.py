@@ -30,6 +30,7 @@ from retrograd.core.hooks.engine import (
     uncompiled_itself,
 )
 from retrograd.core.hooks.listeners import Listeners, Patch, Undo, replace
+from retrograd.core.spent import counted
 
 _NAME = "_engine_run_backward"
 
@@ -176,6 +177,7 @@ def _describe_outermost(
 
 
 @uncompiled
+@counted
 def _tell_begin(running: _Outermost | None, followers: tuple[BackwardFollower, ...], run: EngineRun | None) -> None:
     if running is not None:
         _here.running = running
@@ -187,6 +189,7 @@ def _tell_begin(running: _Outermost | None, followers: tuple[BackwardFollower, .
 
 
 @uncompiled
+@counted
 def _tell_end(
     running: _Outermost | None,
     followers: tuple[BackwardFollower, ...],

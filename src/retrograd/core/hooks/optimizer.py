@@ -30,6 +30,7 @@ from retrograd.core.hooks.engine import is_compiling, is_tracing, uncompiled, un
 from retrograd.core.hooks.listeners import Hook, HookEntry, Listeners, Patch, Undo, replace, wrap_method
 from retrograd.core.hooks.live_objects import list_instances
 from retrograd.core.identities import IdentityDict
+from retrograd.core.spent import counted
 
 
 class OptimizerListener(Protocol):
@@ -173,6 +174,7 @@ class _AfterStep(Hook):
 
 
 @uncompiled
+@counted
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if count_steps(optimizer) > 1:
         return
@@ -186,6 +188,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 @uncompiled
+@counted
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if count_steps(optimizer) > 1:
         return

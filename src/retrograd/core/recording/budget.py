@@ -2,7 +2,8 @@
 
 What a step costs is measured while it is made, and nothing is waited for: what is known of a step later is used later.
 A recorded step is held against the median of the last unrecorded ones, so that one that is much longer than the others
-(a first step, a checkpoint, a collection of garbage) counts for nothing, and a net that grows slower is followed.
+(a first step, a checkpoint, a collection of garbage) counts for nothing, and a net that grows slower is followed. What
+our part of an unrecorded step takes is paid for first, where it is known: on the CPU, by a clock of its own.
 
 Recorded are the steps that a power of two divides (counted in strides, where somebody numbers them 0, 10, 20 …). Two
 runs with different gaps thereby have the steps of the larger gap in common.
@@ -31,7 +32,7 @@ from retrograd.core.history.sink import Event, Moment
 from retrograd.core.ranks.board import Board, find_board
 from retrograd.core.ranks.processes import is_one_of_several
 from retrograd.core.recording.schedule import FULL_STEPS, Overhead
-from retrograd.core.spent import seconds_spent
+from retrograd.core.spent import OwnTime, own_time, seconds_spent
 
 WINDOW = 16
 """Steps that are recorded in full from a trigger on."""
@@ -45,6 +46,9 @@ _PACE = 32
 _SEEN = 4
 """Steps of each kind that are measured before a gap is chosen."""
 
+_LEAST = 0.25
+"""Share of the budget that recorded steps have in any case, however much is taken by what stays between them."""
+
 _FINER = 0.8
 """Share of the budget that a smaller gap has to stay within; else a cost at the budget's edge moved it to and fro."""
 
@@ -52,23 +56,50 @@ _NOTHING, _STATISTICS, _ALL = range(3)
 """What is recorded of a step besides numbers of which it has one; all: updates of weights, too."""
 
 
+class Lap(NamedTuple):
+    """The time between two steps' beginnings.
+
+    Attributes:
+        seconds: all of it.
+        ours: those of them that we have spent; NaN if that is not known.
+    """
+
+    seconds: float
+    ours: float = math.nan
+
+
 class Laps(Protocol):
     """A stopwatch."""
 
-    def lap(self) -> Iterable[float]:
-        """End a lap and begin the next; returns the seconds of those of which they have become known, in order."""
+    def lap(self) -> Iterable[Lap]:
+        """End a lap and begin the next; returns those that have become known, in order."""
+
+    def stop(self) -> None:
+        """No lap follows."""
 
 
 class ThreadLaps:
-    """CPU time of the training thread."""
+    """CPU time of the training thread; of two laps in fifteen our own, too.
 
-    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
-        self._clock = clock
-        self._began: float | None = None
+    Args:
+        clock: seconds.
+        own: those that are ours.
+    """
 
-    def lap(self) -> Iterable[float]:
-        began, self._began = self._began, self._clock()
-        return () if began is None else (self._began - began,)
+    def __init__(self, clock: Callable[[], float] = time.thread_time, own: OwnTime = own_time) -> None:
+        self._clock, self._own_time = clock, own
+        self._number = 0
+        self._began = self._own = math.nan
+
+    def lap(self) -> Iterable[Lap]:
+        began, own = self._began, self._own
+        self._began, self._own = self._clock(), self._own_time.read()
+        self._own_time.want(self._number % 15 < 3)  # not even, so that it meets each kind of step
+        self._number += 1
+        return () if self._number == 1 else (Lap(self._began - began, self._own - own),)
+
+    def stop(self) -> None:
+        self._own_time.want(False)
 
 
 class DeviceLaps:
@@ -78,12 +109,15 @@ class DeviceLaps:
         self._make = make_event
         self._events: deque[Any] = deque()
 
-    def lap(self) -> Iterable[float]:
+    def lap(self) -> Iterable[Lap]:
         self._events.append(self._make())
         self._events[-1].record()
         while len(self._events) > 1 and self._events[1].query():
             began = self._events.popleft()
-            yield began.elapsed_time(self._events[0]) / 1e3
+            yield Lap(began.elapsed_time(self._events[0]) / 1e3)
+
+    def stop(self) -> None:
+        self._events.clear()
 
 
 def make_laps() -> Laps:
@@ -208,6 +242,8 @@ class Budget:
         self._kinds: deque[int] = deque()
         """Of laps that are not known yet."""
         self._bare: deque[float] = deque(maxlen=2 * _SEEN + 1)
+        self._ours: deque[float] = deque(maxlen=2 * _SEEN + 1)
+        """What is ours of unrecorded steps, as a share of what is not."""
         self._extra = {kind: deque[float](maxlen=4 * _SEEN) for kind in (_STATISTICS, _ALL)}
         self._gap = self._of_updates = 1
         self._share_of_gap = math.nan
@@ -252,25 +288,42 @@ class Budget:
         reason = self._triggers.find(event)
         if not reason or not self._is_chosen or self._step < self._until:
             return
-        price = WINDOW * (self._find_extra(_ALL) - self._share)
+        price = WINDOW * (self._find_extra(_ALL) - self._left)
         if reason not in self._granted or self._credit >= price:  # the first of each kind is recorded in any case
             self._granted.add(reason)
             stride = max(self._stride, 1)
             begin = self._find_begin(max(self._step, event.moment.step) + stride)
-            self._plan(Agreed(begin, self._gap, self._of_updates, begin + WINDOW * stride, reason, self._price(1, 1)))
+            until = begin + WINDOW * stride
+            self._plan(Agreed(begin, self._gap, self._of_updates, until, reason, self._expect(1, 1)))
 
     def describe(self) -> dict[str, Any]:
-        """What has come of it, for the manifest: shares are of the time of unrecorded steps."""
+        """What has come of it, for the manifest: shares are of a step's own time."""
         counts = self._counts
         return {
             "share": self._share,
-            "measured": self._cost / self._measured if self._measured else None,
+            "measured": self._cost / self._measured + self._between if self._measured else None,
+            "between": self._between,
             "steps": counts.total(),
             "recorded": self._recorded,
             "updates": counts[_ALL],
         }
 
+    def end(self) -> None:
+        """No step follows."""
+        if self._laps is not None:
+            self._laps.stop()
+
     # ---- choosing ----
+
+    @property
+    def _between(self) -> float:
+        """What stays between recorded steps, as a share of a step's own time, as far as it is known."""
+        return median(self._ours) if self._ours else 0.0
+
+    @property
+    def _left(self) -> float:
+        """The share that is left for recorded steps."""
+        return max(self._share - self._between, _LEAST * self._share)
 
     @property
     def _recorded(self) -> int:
@@ -350,12 +403,14 @@ class Budget:
 
     def _measure(self, laps: Laps) -> None:
         self._written = (self._beside() - self._beside_before) / max(self._recorded, 1)
-        for seconds in laps.lap():
+        for seconds, ours in laps.lap():
             kind = self._kinds.popleft()
-            self._credit += self._share
+            self._credit += self._left
             self._measured += 1
             if kind == _NOTHING:
                 self._bare.append(seconds)
+                if 0 <= ours < seconds:
+                    self._ours.append(ours / (seconds - ours))
             elif len(self._bare) >= _SEEN - 1:
                 self._extra[kind].append(seconds / max(median(self._bare), 1e-9) - 1)
                 self._pay(self._find_extra(kind))
@@ -367,16 +422,19 @@ class Budget:
         self._cost += extra
         if not self._is_chosen or self._open > self._step:  # else a plan has not begun yet
             return
-        is_too_much = self._price(self._gap, self._of_updates) > self._share
-        found = self._find_gap(self._share if is_too_much else _FINER * self._share)
+        is_too_much = self._price(self._gap, self._of_updates) > self._left
+        found = self._find_gap(self._left if is_too_much else _FINER * self._left)
         if found != (self._gap, self._of_updates) and (is_too_much or found < (self._gap, self._of_updates)):
-            self._plan(Agreed(self._find_begin(self._step), *found, -1, "cost", self._price(*found)))
+            self._plan(Agreed(self._find_begin(self._step), *found, -1, "cost", self._expect(*found)))
 
     def _find_extra(self, kind: int) -> float:
-        """What recording adds to a step of this kind, as a share of the bare step."""
+        """What recording adds to a step of this kind, as a share of a step's own time."""
         known = self._extra[kind] or self._extra[_ALL]
         beside = self._written / max(median(self._bare), 1e-9) if self._bare else 0.0
-        return max(median(known), 0.0) + beside
+        return (max(median(known), 0.0) + beside) * (1 + self._between)
+
+    def _expect(self, gap: int, of_updates: int) -> float:
+        return self._price(gap, of_updates) + self._between
 
     def _price(self, gap: int, of_updates: int) -> float:
         less, more = self._find_extra(_STATISTICS), self._find_extra(_ALL)

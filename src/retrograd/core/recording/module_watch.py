@@ -41,6 +41,7 @@ from retrograd.core.recording.scalar_watch import ScalarWatch
 from retrograd.core.recording.sink_log import SitePlacements
 from retrograd.core.recording.site_recorder import RecorderFactory, SiteRecorder, TensorRecorder
 from retrograd.core.sites.site import Site
+from retrograd.core.spent import counted
 
 
 def mode_now() -> Mode:
@@ -419,6 +420,7 @@ class ModelWatch:
             self._taps.append(CallTap(module, self, outermost=True))
 
     @never_raise()
+    @counted
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin the call of a model."""
         clock = self._clock
@@ -460,6 +462,7 @@ class ModelWatch:
             buffer.forwards.begin(id(module), module.training, buffer.serial)
 
     @never_raise()
+    @counted
     def after_call(self, module: nn.Module, output: Any) -> None:
         """End the call; the output is None, too, where it has raised."""
         clock = self._clock

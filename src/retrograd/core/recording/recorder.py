@@ -473,6 +473,8 @@ class Recorder:
             return
         self._closed = True
         self.events.budget = None  # no step comes that it could choose
+        if self._budget is not None:
+            self._budget.end()
         backward_listeners.remove(self)
         backward_followers.remove(self._backward)
         intervention_listeners.remove(self._interventions)
