@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -268,6 +268,37 @@ def test_the_budget_is_never_passed_and_nothing_is_lost_unsaid(
         assert max(handed, default=0) - min(handed, default=0) <= last
         assert len(handed) + dropped <= given
         assert len(handed) >= recent - dropped
+
+
+def test_each_stream_that_has_computed_a_kept_tensor_is_marked_when_the_step_is_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OnDevice:
+        nbytes, layout, is_cuda, device = 8, torch.strided, True, "cuda:0"
+
+    marked = list[str]()
+
+    class Stream(str):
+        __slots__ = ()
+
+        def record_event(self) -> str:
+            marked.append(self)
+            return f"event of {self}"
+
+    running = ["main", "main", "side", "main"]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(running.pop(0)))
+    sink, keeps = Collector(), [Keep("*:output"), Keep("*:output", last=1)]
+    keeper = TensorKeeper(keeps, 1000, sink)
+    for step in range(2):
+        taken = [(Source(keep), cast(torch.Tensor, OnDevice()), 0, 8) for keep in keeps]
+        for source, tensor, _, _ in taken:
+            assert keeper.admit(source.keep, tensor) == 8
+        keeper.take(Moment(step), taken, 1.0)
+    assert sorted(marked) == ["main", "main", "side"]
+    keeper.finish(Moment(2))
+    ready = {(item.moment.step, *sorted(item.ready)) for item in sink.tensors}
+    assert ready == {(0, "event of main"), (1, "event of main", "event of side")}
+    assert len(sink.tensors) == 4
 
 
 def test_what_does_not_fit_is_dropped_and_said_once() -> None:

@@ -110,6 +110,20 @@ def test_many_kinds_in_one_run(tmp_path: Path) -> None:
     assert (event.kind, event.moment.step, event.text) == ("dropped", 99, "a meta tensor is not stored")
 
 
+def test_what_a_device_computes_is_waited_for_before_it_is_copied(tmp_path: Path) -> None:
+    tensor = torch.zeros(2)
+
+    class Computed:
+        def synchronize(self) -> None:
+            tensor.numpy()[:] = 7  # counts no version, as a kernel that was launched before
+
+    writer = open_writer(tmp_path)
+    writer.add_tensor(KeptTensor(Moment(0), "a:output", tensor, tensor._version, ready=[Computed()]))
+    writer.close()
+    (kept,) = open_run(tmp_path).history["a:output"].tensors
+    assert kept.tensor.tolist() == [7.0, 7.0]
+
+
 def test_moments_scales_and_twins_come_back(tmp_path: Path) -> None:
     writer = open_writer(tmp_path)
     tensor = torch.tensor([2.0**-14, 1.0], dtype=torch.float16)

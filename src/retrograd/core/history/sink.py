@@ -122,6 +122,7 @@ class KeptTensor:
             what training used: the sink must then not store them as if they were, but report them overwritten.
         scale: what a gradient was multiplied by; the sink divides it out.
         overwritten: set once the version was seen to have moved.
+        ready: CUDA events; once they have come, the device has computed the data.
     """
 
     moment: Moment
@@ -130,6 +131,7 @@ class KeptTensor:
     version: int
     scale: float = 1.0
     overwritten: bool = False
+    ready: Sequence[Any] = ()
 
 
 class Sink(Protocol):

@@ -200,12 +200,14 @@ class KeptBatch:
         moment: that micro-batch, at its last pass.
         scale: what its gradients were multiplied by.
         kept: the tensors.
+        ready: as :class:`KeptTensor` has it.
         size: their bytes.
     """
 
     moment: Moment
     scale: float
     kept: list[Kept]
+    ready: Sequence[Any] = ()
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -216,9 +218,9 @@ class KeptBatch:
         forward = replace(self.moment, backward=-1)
         for source, tensor, version, _ in self.kept:
             if source.site.quantity == "grad":
-                yield KeptTensor(self.moment, source.name, tensor, version, self.scale)
+                yield KeptTensor(self.moment, source.name, tensor, version, self.scale, ready=self.ready)
             else:
-                yield KeptTensor(forward, source.name, tensor, version)
+                yield KeptTensor(forward, source.name, tensor, version, ready=self.ready)
 
 
 class Holder:
@@ -286,6 +288,7 @@ class TensorKeeper:
         self.has_triggers = any(keep.when is not None for keep in keeps)
         self._dropped: Counter[str] = Counter()
         self._sources: set[KeptSource] = set()
+        self._streams: set[torch.cuda.Stream] = set()
 
     @property
     def names(self) -> set[str]:
@@ -295,7 +298,7 @@ class TensorKeeper:
     def admit(self, keep: Keep, tensor: torch.Tensor) -> int | None:
         """Count a tensor that was just seen; returns its bytes, or None when there is no room for it.
 
-        The oldest held tensors make room for it.
+        The oldest held tensors make room for it. On a CUDA device it is computed by the stream of now.
         """
         size = tensor.nbytes if tensor.layout is torch.strided else count_bytes(tensor)
         while self.held + size > self.budget:
@@ -303,13 +306,17 @@ class TensorKeeper:
                 self._drop(keep, 1)
                 return None
         self.held += size
+        if tensor.is_cuda:
+            self._streams.add(torch.cuda.current_stream(tensor.device))
         return size
 
     def take(self, moment: Moment, kept: Sequence[Kept], scale: float) -> None:
         """Take over what one micro-batch kept."""
         self._sources |= sources_of(kept)
+        ready = [stream.record_event() for stream in self._streams]
+        self._streams.clear()
         for keep, items in self._by_policy(kept):
-            batch = KeptBatch(moment, scale, items)
+            batch = KeptBatch(moment, scale, items, ready)
             waiting = self._holders.get(id(keep))
             if waiting is None:
                 self._hand_over(batch)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +111,8 @@ class ShardFolder:
             if is_overwritten(kept):
                 self._report_overwritten(kept)
                 return
-            entries, note = encode_tensor(name, kept.tensor)
+            with _on_own_stream(kept):
+                entries, note = encode_tensor(name, kept.tensor)
         except (UnstorableTensorError, RuntimeError, NotImplementedError) as error:
             self.news.append(Event(kept.moment, "dropped", kept.site, text=str(error).partition("\n")[0]))
             return
@@ -303,6 +306,25 @@ def _read_notes(file: Any) -> dict[str, Any]:
 # ---- one tensor ----
 
 
+@contextmanager
+def _on_own_stream(kept: KeptTensor) -> Iterator[None]:
+    """Wait until a device has computed a tensor, and copy it beside what else the device has to do."""
+    for event in kept.ready:
+        event.synchronize()
+    if not kept.tensor.is_cuda:
+        yield
+        return
+    if not kept.ready:  # nobody has said when it is there
+        torch.cuda.synchronize(kept.tensor.device)
+    with torch.cuda.stream(_find_stream(kept.tensor.device)):
+        yield
+
+
+@cache
+def _find_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 class UnstorableTensorError(TypeError):
     """A tensor of a kind that has no data to store, or none that we can read."""
 
@@ -322,8 +344,6 @@ def encode_tensor(name: str, tensor: torch.Tensor) -> tuple[dict[str, torch.Tens
     if tensor.is_meta or tensor.is_quantized:
         raise UnstorableTensorError(f"a {'meta' if tensor.is_meta else 'quantized'} tensor is not stored")
     tensor = tensor.detach()
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)  # this thread has a stream of its own, on which nothing is waited for
     if tensor.layout is torch.sparse_coo:
         values, note = encode_tensor(name, tensor._values())
         indices = tensor._indices().to("cpu", copy=True).contiguous()
