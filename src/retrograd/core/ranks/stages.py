@@ -47,7 +47,7 @@ def is_second_half() -> bool:
 
 def is_rehearsal() -> bool:
     """Return whether a stage in this thread runs its part of the model for the shapes alone."""
-    return _find_stage(_REHEARSAL) is not None
+    return _STAGES in sys.modules and _find_stage(_REHEARSAL) is not None
 
 
 def _find_stage(methods: Collection[str]) -> Any:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from retrograd.core.history.scalar_names import SAMPLES, TOKENS
@@ -51,8 +52,10 @@ class BatchCount:
         root = self._root() if self._root is not None else None
         if root is not None and root is not model:
             return
-        tensors = (each for _, each in flatten(arguments, ()))
-        first = next((each for each in tensors if each.dim() > each.is_floating_point()), None)  # a vector has no batch
+        args, _ = arguments
+        first = args[0] if args else None
+        if not _has_batch(first):
+            first = next((each for _, each in flatten(arguments, ()) if _has_batch(each)), None)
         if first is None:
             return
         kind = TOKENS if first.dim() == 2 and not first.is_floating_point() else SAMPLES
@@ -84,6 +87,10 @@ class BatchCount:
 
     def _add(self, call: _ModelCall) -> None:
         self.samples[call.step] = self.samples.get(call.step, (0, ""))[0] + call.samples, call.kind
+
+
+def _has_batch(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.dim() > tensor.is_floating_point()  # a vector has none
 
 
 def find_trained(models: IdentitySet[nn.Module]) -> nn.Module | None:

@@ -244,6 +244,8 @@ class Budget:
         self._bare: deque[float] = deque(maxlen=2 * _SEEN + 1)
         self._ours: deque[float] = deque(maxlen=2 * _SEEN + 1)
         """What is ours of unrecorded steps, as a share of what is not."""
+        self._between = 0.0
+        """The median of that."""
         self._extra = {kind: deque[float](maxlen=4 * _SEEN) for kind in (_STATISTICS, _ALL)}
         self._gap = self._of_updates = 1
         self._share_of_gap = math.nan
@@ -314,11 +316,6 @@ class Budget:
             self._laps.stop()
 
     # ---- choosing ----
-
-    @property
-    def _between(self) -> float:
-        """What stays between recorded steps, as a share of a step's own time, as far as it is known."""
-        return median(self._ours) if self._ours else 0.0
 
     @property
     def _left(self) -> float:
@@ -411,16 +408,18 @@ class Budget:
                 self._bare.append(seconds)
                 if 0 <= ours < seconds:
                     self._ours.append(ours / (seconds - ours))
+                    self._between = median(self._ours)
             elif len(self._bare) >= _SEEN - 1:
                 self._extra[kind].append(seconds / max(median(self._bare), 1e-9) - 1)
                 self._pay(self._find_extra(kind))
-        if self._is_chosen:
-            self._credit = min(self._credit, 2 * WINDOW * self._find_extra(_ALL))
 
     def _pay(self, extra: float) -> None:
         self._credit -= extra
         self._cost += extra
-        if not self._is_chosen or self._open > self._step:  # else a plan has not begun yet
+        if not self._is_chosen:
+            return
+        self._credit = min(self._credit, 2 * WINDOW * self._find_extra(_ALL))
+        if self._open > self._step:  # a plan has not begun yet
             return
         is_too_much = self._price(self._gap, self._of_updates) > self._left
         found = self._find_gap(self._left if is_too_much else _FINER * self._left)

@@ -49,10 +49,13 @@ class EvaluationLosses:
         self._clock, self.fault = clock, fault
         self._sums: dict[int, dict[str, tuple[Number, Number]]] = {}
         self._trained: str | None = None
+        self._is_listening = False
 
     def forward_begins(self) -> None:
         """A model is called, or nothing more is recorded."""
-        loss_listeners.remove(self)
+        if self._is_listening:
+            self._is_listening = False
+            loss_listeners.remove(self)
 
     def forward_ends(self, model: nn.Module, output: Any) -> None:
         """Such a call has returned where no training follows."""
@@ -60,6 +63,7 @@ class EvaluationLosses:
         if loss is not None:
             self._add(_RETURNED, loss)
         elif output is not None and not self._is_within_step(model):
+            self._is_listening = True
             loss_listeners.add(self)
 
     @never_raise()

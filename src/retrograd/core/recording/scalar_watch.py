@@ -367,6 +367,8 @@ class ScalarWatch:
                 self._batch = step, kind, count
                 self._note(step, BATCH, float(count), kind)
         evaluations = list(self.evaluations.take_finished(end))
+        if not (norms or evaluations or self._updates or self._waiting):
+            return
         numbers: list[Number] = [
             each for _, _, parts, _ in norms for found, scale, _ in parts for each in (found, scale)
         ]

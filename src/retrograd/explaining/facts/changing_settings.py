@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import is_
 from typing import Any
 
 from torch.optim.optimizer import Optimizer
@@ -14,17 +15,26 @@ from retrograd.core.recording.fact_source import FactHost, FactSource
 
 _NUMBERS = frozenset({int, float})
 
+_OTHERS = "lr".__ne__
+
 
 class ChangingSettings(FactSource):
     """Compares the settings of each update with those of the one before."""
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
+        self._held: IdentityDict[Optimizer, list[Any]] = IdentityDict()
         self._before: IdentityDict[Optimizer, list[dict[str, Any]]] = IdentityDict()
         self._known: dict[tuple[str, int, str], SettingChanged] = {}
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to update."""
+        held = [
+            value for each in optimizer.param_groups for value in map(each.get, filter(_OTHERS, optimizer.defaults))
+        ]
+        seen, self._held[optimizer] = self._held.get(optimizer), held
+        if seen is not None and len(seen) == len(held) and all(map(is_, seen, held)):  # as at nearly every update
+            return
         now = [_read(group, optimizer.defaults) for group in optimizer.param_groups]
         before = self._before.get(optimizer)
         if now == before:
