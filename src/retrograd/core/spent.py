@@ -32,8 +32,8 @@ def seconds_spent() -> float:
     return _total
 
 
-class OwnTime:
-    """Measures what one thread spends in functions that are :func:`counted`, while that is wanted.
+class OwnTime(threading.local):
+    """Measures what a thread spends in functions that are :func:`counted`, while it wants that; each by itself.
 
     Args:
         clock: CPU seconds of the thread that asks.
@@ -42,23 +42,19 @@ class OwnTime:
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
         self._is_wanted = False
-        self._thread = 0
         self._seconds = 0.0
         self._began = math.nan
         self.is_on = False
         """Whether a counted function that begins now is measured; not within another one."""
 
     def want(self, is_wanted: bool) -> None:
-        """Measure this thread from now on, or nothing; a function that runs now is left out in whole."""
-        self._thread, self._is_wanted = threading.get_ident(), is_wanted
+        """Measure from now on, or no more; a function that runs now is left out in whole."""
+        self._is_wanted = is_wanted
         if math.isnan(self._began):
             self.is_on = is_wanted
 
     def run(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a function, and measure it."""
-        if threading.get_ident() != self._thread:
-            function(*args, **kwargs)
-            return
         self.is_on, self._began = False, self._clock()
         try:
             function(*args, **kwargs)

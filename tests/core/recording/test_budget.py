@@ -125,16 +125,16 @@ def test_own_time_is_that_of_one_thread_and_counts_nested_calls_once() -> None:
         else:
             spend(seconds)
 
-    own.run(spend, 5.0)  # of a thread that nobody has asked for
+    call(5.0)  # not wanted yet
     assert math.isnan(read.pop())
     own.want(True)
     own.run(call, 2.0)
     clock[0] += 100.0
     assert math.isnan(own.read())
-    own.run(spend, 3.0)
+    call(3.0)
     with ThreadPoolExecutor() as pool:
         pool.submit(call, 7.0).result()
-    own.run(spend, 1.5)
+    call(1.5)
     assert read == [2.0, 5.0, pytest.approx(math.nan, nan_ok=True), 6.5]
 
     def stop() -> None:
