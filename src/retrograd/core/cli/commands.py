@@ -25,9 +25,8 @@ from retrograd.core.launch.chosen_run import (
     show_in_browser,
     tell_page,
 )
-from retrograd.core.launch.completion import write_completion
-from retrograd.core.launch.hook_file import install_hook, remove_hook
-from retrograd.core.launch.options import Command, option
+from retrograd.core.launch.interpreter import install_hook, remove_hook
+from retrograd.core.launch.options import Command, option, write_completion
 from retrograd.core.launch.requests import RunRequest
 from retrograd.core.limits import LIMITS
 from retrograd.core.notices import print_text, say, waiting

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from retrograd.core.history.data_facts import LossParts
 from retrograd.core.history.facts import Operation
-from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.core.hooks.engine import inference_enabled, is_transformed, without_functions
 from retrograd.core.hooks.torch_calls import TorchCall, user_line

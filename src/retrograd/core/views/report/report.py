@@ -20,6 +20,7 @@ from retrograd.core.views.report.blocks import (
     Blocks,
     make_exponent_block,
     make_statistic_blocks,
+    pack_signed,
 )
 from retrograd.core.views.report.facts import (
     describe_data,
@@ -32,7 +33,6 @@ from retrograd.core.views.report.findings import describe_card, describe_finding
 from retrograd.core.views.report.pictures import pack_pictures
 from retrograd.core.views.report.scalars import make_scalar_block
 from retrograd.core.views.report.scope import choose_scope
-from retrograd.core.views.report.signed import pack_signed
 from retrograd.core.views.shown import add_ungraded, describe_ungraded, group_places
 
 FILE_NAME = "report.html"
