@@ -56,6 +56,8 @@ def _find_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 # ---- gradients that FSDP1 hands out in stretches ----
+#
+# Of a parameter that it has flattened each process has a stretch, or nothing, and nothing leads from there to others.
 
 
 class FlatGradients:

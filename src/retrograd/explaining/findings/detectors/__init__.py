@@ -14,7 +14,7 @@ from retrograd.explaining.findings.detectors.nonfinite import (
 _FAMILIES = """
     accumulation architecture axes batch_norm broken_graphs call_order clipping failed gradient_flow graphs
     hyper_parameters initialisation inputs learning_rate loss loss_chain loss_sense missing_gradients modes optimizers
-    precision probes ranks refused schedule second_derivative shapes spread targets terms units weights zeros
+    precision probes ranks refused schedule shapes spread targets terms units weights
 """
 
 _ORDER = """
