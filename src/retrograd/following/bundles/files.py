@@ -41,10 +41,7 @@ def write_files(folder: Path, facts: dict[str, Any], entries: dict[str, Tensor])
     Raises:
         OSError: they cannot be written.
     """
-    files = {
-        FACTS: to_utf8(_print_json({"format": FORMAT, **facts}, "")),
-        TENSORS: safetensors.torch.save(entries),
-    }
+    files = {FACTS: to_utf8(_print_json({"format": FORMAT, **facts}, "")), TENSORS: safetensors.torch.save(entries)}
     total, signature, problem = sum_files(files), None, ""
     try:
         signature = sign(total)

@@ -20,12 +20,7 @@ from retrograd.core.runs.findings import explain_for_page
 from retrograd.core.runs.layout import INVENTORY
 from retrograd.core.runs.reader import Given, Run, read_history, read_run
 from retrograd.core.views.page.frame import frame_page, pack_json, write_page
-from retrograd.core.views.report.blocks import (
-    Blocks,
-    make_exponent_block,
-    make_statistic_blocks,
-    pack_signed,
-)
+from retrograd.core.views.report.blocks import Blocks, make_exponent_block, make_statistic_blocks, pack_signed
 from retrograd.core.views.report.facts import (
     describe_data,
     describe_recorded,
