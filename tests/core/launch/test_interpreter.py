@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from retrograd.core.errors import LaunchError
-from retrograd.core.launch.interpreter import find_obstacle, install_hook, remove_hook
+from retrograd.core.launch.hook_file import install_hook, remove_hook
+from retrograd.core.launch.interpreter import find_obstacle
 from tests.commands import ENVIRONMENT, ROOT, SCRIPTS
 from tests.core.launch.recorded import HEALTHY, uncounted
 from tests.core.launch.test_bootstrap import find_pythons

@@ -18,7 +18,8 @@ from typing import Any
 import retrograd as rg
 from retrograd.core.amounts import count_of
 from retrograd.core.hooks.private_names import GLOBAL_TABLES, NEEDED, OPTIONAL, is_there, write_name
-from retrograd.core.launch.interpreter import BOOTSTRAP, HOOK
+from retrograd.core.launch.hook_file import HOOK
+from retrograd.core.launch.interpreter import BOOTSTRAP
 from retrograd.core.notices import print_text, waiting
 from retrograd.core.runs.layout import PARENT
 

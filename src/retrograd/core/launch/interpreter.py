@@ -1,4 +1,4 @@
-"""How Python interpreters find us: by ``PYTHONPATH``, or, where they ignore it, by a hook file."""
+"""How Python interpreters find us: by ``PYTHONPATH``, or, where they ignore it, by the file of ``hook_file.py``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import subprocess
-
-from retrograd.core.errors import LaunchError
-from retrograd.core.files import write_text
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 """Folder of the ``sitecustomize`` that every Python process below finds first."""
@@ -104,45 +101,3 @@ def _ask(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Com
         )
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-# ---- the hook file ----
-
-HOOK = "retrograd_hook.pth"
-"""Its name."""
-
-
-def install_hook(site_packages: Path) -> Path:
-    """Write the file; it does nothing in processes that are not below a command of ours.
-
-    Args:
-        site_packages: folder of the environment that isolated children use.
-
-    Returns:
-        The file.
-
-    Raises:
-        LaunchError: if it cannot be written.
-    """
-    bootstrap = str(BOOTSTRAP / "sitecustomize.py")
-    run = f"exec(open({bootstrap!r}).read(), {{'__name__': 'retrograd_hook', '__file__': {bootstrap!r}}})"
-    hook = site_packages / HOOK
-    try:
-        write_text(hook, f"import os; any(name.startswith({OURS!r}) for name in os.environ) and {run}\n")
-    except OSError as error:
-        raise LaunchError(f"{str(hook)!r} cannot be written: {error.strerror}.") from error
-    return hook
-
-
-def remove_hook(site_packages: Path) -> Path:
-    """Remove the file, if it is there.
-
-    Raises:
-        LaunchError: if it cannot be removed.
-    """
-    hook = site_packages / HOOK
-    try:
-        hook.unlink(missing_ok=True)
-    except OSError as error:
-        raise LaunchError(f"{str(hook)!r} cannot be removed: {error.strerror}.") from error
-    return hook
