@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from contenders import Attached, Group, bare_training, recorded
 from nets import Net, make_gpt2, make_mlp
 from retrograd.explaining.facts import operations
-from retrograd.explaining.facts.active_dropout import DropoutSource
+from retrograd.explaining.facts.modes import DropoutSource
 from retrograd.explaining.facts.recomputations import Recomputations
 from retrograd.explaining.facts.softmax_looks import SoftmaxLooks
 from retrograd.explaining.facts.sources import SOURCES

@@ -67,7 +67,7 @@ from retrograd.following.views.chrome_trace import write_chrome_trace as write_c
 from retrograd.following.views.graph_picture import draw_graph as draw_graph
 from retrograd.following.views.graph_text import format_graph as format_graph
 from retrograd.following.views.graph_text import print_graph as print_graph
-from retrograd.following.views.trace_lines import LiveLines as LiveLines
+from retrograd.following.views.trace_events import LiveLines as LiveLines
 from retrograd.following.views.trace_text import format_trace as format_trace
 from retrograd.following.views.trace_text import print_trace as print_trace
 from retrograd.memory import saved as saved

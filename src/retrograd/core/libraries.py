@@ -38,19 +38,18 @@ def library_needed(name: str, oldest: str, extra: str = "") -> Iterator[None]:
         raise LibraryError(f"{name} {found} cannot be imported: {error}.", repair=repair) from error
 
 
-def load_library(module: str, name: str, oldest: str, extra: str = "") -> Any:
+def load_library(module: str, name: str, oldest: str) -> Any:
     """Load a module of a library.
 
     Args:
         module: the module.
-        name: as for :func:`library_needed`, like all that follow.
+        name: as for :func:`library_needed`.
         oldest: the oldest version that will do.
-        extra: the extra of ours that installs it.
 
     Raises:
         LibraryError: it is missing, too old, or cannot be imported.
     """
-    with library_needed(name, oldest, extra), random_kept():
+    with library_needed(name, oldest), random_kept():
         return import_module(module)
 
 

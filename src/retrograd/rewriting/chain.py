@@ -112,17 +112,7 @@ class RuleChain:
         CannotRewriteError: for a rule that asks for an input where there is none.
     """
 
-    __slots__ = (
-        "_clock",
-        "_find_module",
-        "lock",
-        "name",
-        "needs_input",
-        "needs_value",
-        "needs_whole",
-        "site",
-        "steps",
-    )
+    __slots__ = ("_clock", "_find_module", "lock", "name", "needs_input", "needs_value", "needs_whole", "site", "steps")
 
     def __init__(
         self, rules: Sequence[Rule], module: nn.Module | None, site: Site, clock: RuleClock, rank: int

@@ -16,8 +16,7 @@ from retrograd.core.hooks.engine import uncompiled
 from retrograd.core.hooks.gradients import after_accumulation, change_gradient, leave_gradient
 from retrograd.core.hooks.optimizer import UpdateTap, held_by
 from retrograd.core.hooks.rewriters import intervention_listeners, tell_intervention
-from retrograd.core.ranks.flat_gradients import FlatGradients
-from retrograd.core.ranks.norms import scale_all
+from retrograd.core.ranks.norms import FlatGradients, scale_all
 from retrograd.core.ranks.placements import is_flattened, is_sharded
 from retrograd.core.ranks.processes import ask_rank, has_other_processes
 from retrograd.core.ranks.sharded_gradient import ShardedGradient, ShardedParameters

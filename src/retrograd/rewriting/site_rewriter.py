@@ -209,13 +209,7 @@ class SiteRewriter:
         self.name = gradient.name if gradient is not None else value.name if value is not None else ""
 
     def change_value(
-        self,
-        tensor: Tensor,
-        call: RewrittenCall | None,
-        training: bool,
-        *,
-        again: bool,
-        beside: Beside | None = None,
+        self, tensor: Tensor, call: RewrittenCall | None, training: bool, *, again: bool, beside: Beside | None = None
     ) -> Tensor:
         """Let the rules change the value.
 

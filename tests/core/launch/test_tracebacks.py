@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.core.errors import AttachError
-from retrograd.core.launch.tracebacks import clean_traceback
+from retrograd.core.launch.process import clean_traceback
 from tests.commands import run
 
 _SCRIPT = """

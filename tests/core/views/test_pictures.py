@@ -14,7 +14,7 @@ import retrograd as rg
 from retrograd.core.errors import DamagedRunError
 from retrograd.core.history.kept import Kept
 from retrograd.core.history.sink import Moment
-from retrograd.core.views.report.pictures import describe_picture
+from retrograd.core.views.report.report import describe_picture
 from tests.core.views.unpacking import Page
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedulers
 
-from retrograd.explaining.card.schedules import describe_shape
+from retrograd.explaining.card.optimizers import describe_shape
 
 MAKE = {
     "constant": lambda optimizer: schedulers.ConstantLR(optimizer, factor=1.0),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from retrograd.core.history.loss_facts import LossParts
+from retrograd.core.history.data_facts import LossParts
 
 from .looking import facts_while, line_of
 

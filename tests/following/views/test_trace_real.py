@@ -13,8 +13,7 @@ from torch import nn
 from retrograd.following.tracing.trace import Trace
 from retrograd.following.tracing.tracer import trace
 from retrograd.following.views.chrome_trace import write_chrome_trace
-from retrograd.following.views.trace_events import own_times
-from retrograd.following.views.trace_lines import LiveLines
+from retrograd.following.views.trace_events import LiveLines, own_times
 from retrograd.following.views.trace_text import print_trace
 from tests.core.views.chrome_rules import read_checked
 

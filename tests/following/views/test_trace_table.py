@@ -10,8 +10,7 @@ import pytest
 from retrograd.core.errors import NoSuchNodeError, TraceError
 from retrograd.following.graph.node import Line, TensorInfo
 from retrograd.following.tracing.trace import Trace
-from retrograd.following.views.trace_events import own_memory, own_times
-from retrograd.following.views.trace_lines import LiveLines, format_event
+from retrograd.following.views.trace_events import LiveLines, format_event, own_memory, own_times
 from retrograd.following.views.trace_text import print_trace
 from tests.following.views.invented_trace import backward, event, invent_nested, invent_trace, leaf, make_trace
 

@@ -18,16 +18,9 @@ from typing import ClassVar, Literal
 import retrograd as rg
 from retrograd.core.addresses import path_to_read, read_path
 from retrograd.core.amounts import count_of
-from retrograd.core.launch.chosen_run import (
-    check_run,
-    choose_run,
-    reading,
-    show_in_browser,
-    tell_page,
-)
-from retrograd.core.launch.completion import write_completion
+from retrograd.core.launch.chosen_run import check_run, choose_run, reading, show_in_browser, tell_page
 from retrograd.core.launch.hook_file import install_hook, remove_hook
-from retrograd.core.launch.options import Command, option
+from retrograd.core.launch.options import Command, option, write_completion
 from retrograd.core.launch.requests import RunRequest
 from retrograd.core.limits import LIMITS
 from retrograd.core.notices import print_text, say, waiting

@@ -13,9 +13,7 @@ import numpy.typing as npt
 from retrograd.core.exports.tracker import Exponents
 from retrograd.core.history.history import History
 from retrograd.core.history.rows import encode_phase
-from retrograd.core.history.scalar_names import (
-    EVAL_LOSS,
-)
+from retrograd.core.history.scalar_names import EVAL_LOSS
 from retrograd.core.history.scalars import Scalars
 from retrograd.core.history.sink import Phase
 from retrograd.core.sites.site import parse_leniently

@@ -1,4 +1,4 @@
-"""Facts about data: targets beside inputs, outputs over a batch, tokens that attention may take."""
+"""Facts about data and losses: targets beside inputs, outputs over a batch, what a loss is the sum of."""
 
 from __future__ import annotations
 
@@ -127,3 +127,32 @@ class AttendedTokens(Fact):
     hidden: int = 0
     only: int = 0
     lengths: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossParts(Fact):
+    """Sums of what operations made that a backward pass began from, when it was looked at.
+
+    ``name`` is that of the model, as of :class:`~retrograd.core.history.facts.Operations`, ``value`` the loss.
+
+    Attributes:
+        line: of the operation that made the loss.
+        called: where backward was called.
+        loss: number of that operation among those of the pass, as they were last noted.
+        numbers: numbers of operations whose result is a single number, or is added to another that is none: what the
+            loss is made of, and what has left torch by ``item()``.
+        values: the sums of these results.
+        equal: numbers of differences, ratios and distances of two tensors with a graph that were equal, bit for bit.
+    """
+
+    kind = "terms"
+    line: str = ""
+    called: str = ""
+    loss: int = -1
+    numbers: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+    equal: tuple[int, ...] = ()
+
+    def sum_of(self, number: int) -> float:
+        """The sum of what an operation made; NaN where it is not known."""
+        return self.values[self.numbers.index(number)] if number in self.numbers else math.nan

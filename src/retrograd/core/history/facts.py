@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from retrograd.core.history.data_facts import AttendedTokens, SignedHistogram, Spread, Targets
+from retrograd.core.history.data_facts import AttendedTokens, LossParts, SignedHistogram, Spread, Targets
 from retrograd.core.history.fact import Fact, JsonObject
-from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.history.probe_facts import FunctionCheck, Probe
 from retrograd.core.history.saved_facts import Recomputed, ZeroGradient
 from retrograd.core.history.sink import Event, Moment

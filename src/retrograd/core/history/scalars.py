@@ -66,10 +66,7 @@ _ABOUT = {
     GRAD_NORM: ("", "L2 norm of the gradients that optimizers get, over all their parameters, before clip_grad_norm_"),
     GRAD_NORM_CLIPPED: ("", "the same after clip_grad_norm_ or clip_grad_value_"),
     UPDATE_RATIO: ("", "‖Δw‖ / ‖w‖ over all parameters whose update is recorded"),
-    STEP_TIME: (
-        "s",
-        "from one update (by hand: pass) to the next: with data, evaluations, and the recording itself",
-    ),
+    STEP_TIME: ("s", "from one update (by hand: pass) to the next: with data, evaluations, and the recording itself"),
     THROUGHPUT: ("", "of all micro-batches of a step, over step_time; of one process"),
     MEMORY: ("B", "given out by torch on the devices of the parameters; on the CPU, all that the process holds"),
     SCALE: ("", "what the loss was multiplied by, by a GradScaler"),

@@ -141,13 +141,7 @@ class Series(OverSteps[StepStatistics]):
     abs_max = StatisticAttribute("Largest magnitude of a finite element.")
     update_ratio = StatisticAttribute("‖Δw‖₂ / ‖w‖₂ of a parameter's update; NaN for anything else.")
 
-    def __init__(
-        self,
-        rows: Rows,
-        site: str,
-        codes: Mapping[int, int],
-        relatives: Relatives,
-    ) -> None:
+    def __init__(self, rows: Rows, site: str, codes: Mapping[int, int], relatives: Relatives) -> None:
         self.site = site
         self._all_rows = rows
         self._codes = codes

@@ -87,11 +87,7 @@ EVENT_COLUMNS: tuple[Column, ...] = (
     ),
     Column("name", _TEXT, "what it is about: a site, an optimizer, …"),
     Column("value", pa.float64(), "its number; NaN where there is none; for rewrite, ‖after − before‖ / ‖before‖"),
-    Column(
-        "text",
-        pa.string(),
-        "its words; for rewrite, the rule; for an update, if it ends no step",
-    ),
+    Column("text", pa.string(), "its words; for rewrite, the rule; for an update, if it ends no step"),
     Column("time", pa.float64(), "seconds since the epoch"),
 )
 """Each row is something that happened once."""

@@ -255,11 +255,7 @@ def read_counted(rows: LongRows, names: Sequence[str], cells: Cells) -> Iterator
 
 
 def read_once(
-    rows: LongRows,
-    columns: Sequence[str],
-    cells: Placing,
-    watch: CopyWatch | None,
-    passes: FirstPasses | None = None,
+    rows: LongRows, columns: Sequence[str], cells: Placing, watch: CopyWatch | None, passes: FirstPasses | None = None
 ) -> Iterator[tuple[Part, IntArray]]:
     """Pieces of the rows of a table without copies of others, and their cells.
 

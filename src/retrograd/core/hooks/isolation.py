@@ -27,6 +27,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
+from retrograd.core.errors import RetrogradError
 from retrograd.core.hooks.discovery import ModelDiscovery
 from retrograd.core.hooks.engine import is_in_backward, next_sequence_number
 from retrograd.core.hooks.nested import flatten
@@ -159,6 +160,27 @@ def copy_module(module: nn.Module, *, wide: bool) -> nn.Module:
         if wide:
             parameter.data = widen(parameter.data)
     return copied
+
+
+def copy_or_refuse(model: nn.Module, kind: type[RetrogradError], repair: str) -> nn.Module:
+    """A deep copy of a model, to ask it something.
+
+    Args:
+        model: the model.
+        kind: of the error.
+        repair: what to do where it cannot be copied.
+
+    Raises:
+        RetrogradError: it cannot; of that kind.
+    """
+    try:
+        return copy_module(model, wide=False)
+    except Exception as error:
+        raise kind(
+            f"The model cannot be copied: {type(error).__name__}: {error}",
+            repair=repair,
+            reason="everything is done on a copy, so that the model stays as it is.",
+        ) from error
 
 
 _TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")

@@ -186,13 +186,7 @@ class GradientBirths:
         see: notified of what a Python Function makes in its backward.
     """
 
-    def __init__(
-        self,
-        taps: NodeTaps,
-        run: EngineRun,
-        fault: Callable[[Exception], None],
-        see: See,
-    ) -> None:
+    def __init__(self, taps: NodeTaps, run: EngineRun, fault: Callable[[Exception], None], see: See) -> None:
         self._look = BackwardLook(see, fault)
         self._taps = taps
         self._fault = fault

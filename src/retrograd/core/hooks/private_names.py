@@ -55,22 +55,14 @@ NEEDED: tuple[PrivateNames, ...] = (
         "torch._C._current_graph_task_id torch._C._current_autograd_node torch.autograd._get_sequence_nr "
         "torch._C._functions.AccumulateGrad:_sequence_nr",
     ),
-    _names(
-        "the norm of many small gradients in one call",
-        _RAISES,
-        "torch._utils._flatten_dense_tensors",
-    ),
+    _names("the norm of many small gradients in one call", _RAISES, "torch._utils._flatten_dense_tensors"),
     _names(
         "gradients by sample: what a convolution computes, and which modules normalise",
         _RAISES,
         "torch.nn.Conv2d:_conv_forward torch.nn.modules.batchnorm:_BatchNorm "
         "torch.nn.modules.instancenorm:_InstanceNorm",
     ),
-    _names(
-        "a call at the end of a pass",
-        _RAISES,
-        "torch.autograd.Variable._execution_engine.queue_callback",
-    ),
+    _names("a call at the end of a pass", _RAISES, "torch.autograd.Variable._execution_engine.queue_callback"),
     _names(
         "a pass of our own inside one of the program's, and passes that checkpoints begin",
         _RAISES,

@@ -27,21 +27,6 @@ from retrograd.core.hooks.nested import Keys, flatten, is_among, replace_tensors
 from retrograd.core.identities import IdentityDict
 
 
-class RewrittenSlot(Protocol):
-    """What a handle leads to: the rules on the inputs, or on the outputs, of one module."""
-
-    def begin_compiled_call(self, trains: bool, training: bool) -> CallUnderRules | None:
-        """Begin a call that compiled code makes.
-
-        Args:
-            trains: grad is enabled, and a backward pass may follow.
-            training: the module is in training mode.
-
-        Returns:
-            None if no rule acts any more.
-        """
-
-
 class CallUnderRules(Protocol):
     """A call of a module in compiled code, as its rules see it."""
 
@@ -59,25 +44,6 @@ class CallUnderRules(Protocol):
             value: the tensor that it is the gradient of, where a rule asks for it.
             inputs: what the module was called with, where a rule asks for it.
         """
-
-
-class OutputsRewriter(RewrittenSlot, Protocol):
-    """Rewrites what one module returns."""
-
-    def rewrite_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Return what the module shall return."""
-
-
-class InputsRewriter(RewrittenSlot, Protocol):
-    """Rewrites what one module is called with."""
-
-    def rewrite_input(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what the module shall be called with."""
-
-    def end_call(self, module: nn.Module, output: Any) -> None:
-        """Receive what the call returned; None for one that raised."""
 
 
 class ReachedSites:
@@ -174,7 +140,15 @@ class _Rewrites(Hook):
                 self._rewriter.after_call(module, ())
 
     def begin_compiled_call(self, trains: bool, training: bool) -> CallUnderRules | None:
-        """Begin a call that compiled code makes."""
+        """Begin a call that compiled code makes.
+
+        Args:
+            trains: grad is enabled, and a backward pass may follow.
+            training: the module is in training mode.
+
+        Returns:
+            None if no rule acts any more.
+        """
         self.is_compiled = True
         return None if self._rewriter is None else self._rewriter.begin_compiled_call(trains, training)
 
@@ -358,7 +332,7 @@ class OutputTap(RuleTap):
 
     Args:
         module: the module.
-        rewriter: an :class:`OutputsRewriter`.
+        rewriter: its ``rewrite_output(module, args, kwargs, output)`` returns what the module shall return.
         reach: what its rules may reach.
     """
 
@@ -372,7 +346,8 @@ class InputTap(RuleTap):
 
     Args:
         module: the module.
-        rewriter: an :class:`InputsRewriter`.
+        rewriter: its ``rewrite_input(module, args, kwargs)`` returns what the module shall be called with, and
+            ``end_call(module, output)`` is given what the call returned; None for one that raised.
         reach: what its rules may reach.
     """
 
@@ -386,7 +361,7 @@ class ParameterTap(RuleTap):
 
     Args:
         module: the module.
-        rewriter: an :class:`InputsRewriter`.
+        rewriter: as that of :class:`InputTap`.
         reach: the parameters that rules may reach.
     """
 

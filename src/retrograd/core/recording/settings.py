@@ -186,7 +186,7 @@ class RecordingPlan:
         return "\n".join([*lines, self.total])
 
     __repr__ = __str__
-    _repr_html_ = drawn_by("retrograd.core.views.notebook.results", "draw_recording_plan")
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_recording_plan")
 
     @property
     def total(self) -> str:

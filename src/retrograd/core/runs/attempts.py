@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,9 +63,9 @@ class Attempt:
         return asdict(self)
 
 
-def name_attempt(environment: Mapping[str, str] = os.environ) -> Attempt:
+def name_attempt() -> Attempt:
     """The attempt that this process is."""
-    launch, number = environment.get("TORCHELASTIC_RUN_ID", ""), environment.get("TORCHELASTIC_RESTART_COUNT", "")
+    launch, number = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     if launch == "none":  # nobody has named it; its workers have one parent
         launch = _name_process(os.getppid())
     return Attempt(_name_process(os.getpid()), _PROGRAM, launch, int(number) if number.isdecimal() else 0)

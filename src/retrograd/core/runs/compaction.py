@@ -84,11 +84,7 @@ class Compacted:
 
 
 def compact(
-    run: Given,
-    output: str | os.PathLike[str] | None = None,
-    *,
-    keep_ranks: bool = False,
-    progress: bool = False,
+    run: Given, output: str | os.PathLike[str] | None = None, *, keep_ranks: bool = False, progress: bool = False
 ) -> Compacted:
     """Rewrite the statistics of a run as few files, sorted by site, and ranks merged.
 

@@ -13,15 +13,7 @@ import pyarrow as pa
 from retrograd.core.history.ahead import read_each
 from retrograd.core.history.arrays import give_back, read_numbers, to_coded_texts
 from retrograd.core.history.curve import Curve
-from retrograd.core.history.events import (
-    OF_EACH_STEP,
-    Events,
-    Losses,
-    LossSums,
-    find_times,
-    pick_kinds,
-    read_losses,
-)
+from retrograd.core.history.events import OF_EACH_STEP, Events, Losses, LossSums, find_times, pick_kinds, read_losses
 from retrograd.core.history.outline import from_runs, to_runs
 from retrograd.core.history.steps import number_steps
 from retrograd.core.history.table import (

@@ -262,7 +262,7 @@ class Findings(Guided, Sequence[Finding]):
     def __repr__(self) -> str:
         return f"<{self.headline}>\n{self}" if self._found else f"<{self.headline}>"
 
-    _repr_html_ = drawn_by("retrograd.core.views.notebook.results", "draw_findings")
+    _repr_html_ = drawn_by("retrograd.core.views.notebook.records", "draw_findings")
 
     def to_pandas(self) -> Any:
         """A line each as a ``pandas.DataFrame``, with the attributes of :class:`Finding` as columns.

@@ -75,10 +75,7 @@ PLACES: tuple[Place, ...] = (
         "a process that found its rank taken, or an attempt that a later one of other weights has replaced; no part of "
         "the run's history, but opens by itself",
     ),
-    Place(
-        f"{LOCK}, rank00000/{LOCK}",
-        "locks of the operating system, empty; held while a process writes",
-    ),
+    Place(f"{LOCK}, rank00000/{LOCK}", "locks of the operating system, empty; held while a process writes"),
 )
 
 

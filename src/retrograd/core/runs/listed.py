@@ -57,12 +57,7 @@ def read_listed(parent: Path) -> list[ListedRun]:
 
 
 def choose_listed(
-    runs: Sequence[ListedRun],
-    sort: str,
-    conditions: Iterable[str] = (),
-    search: str = "",
-    *,
-    is_reversed: bool = False,
+    runs: Sequence[ListedRun], sort: str, conditions: Iterable[str] = (), search: str = "", *, is_reversed: bool = False
 ) -> list[ListedRun]:
     """Those for which all conditions hold and that contain all words, in the order of a column.
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from retrograd.core.addresses import bounded, is_remote, store_of
+from retrograd.core.errors import CompareError
 from retrograd.core.limits import LIMITS
+from retrograd.core.plugins import find_provided
+from retrograd.core.runs.findings import read_findings
 from retrograd.core.runs.layout import EVENTS, FINDINGS, LOCK, MANIFEST, RANK_FILE, STATISTICS, list_rank_folders
 from retrograd.core.runs.listed import ListedRun, find_differing
 from retrograd.core.runs.listing import RunLine, each_run, find_runs, read_line
 from retrograd.core.runs.lock import is_locked
 from retrograd.core.runs.loss_curve import LossCurve, read_curve
+from retrograd.core.runs.reader import open_run
+from retrograd.core.views.page.frame import Again
 
 T = TypeVar("T")
 
@@ -122,3 +128,47 @@ def _find_stat(path: Path) -> tuple[int, int, int] | None:
 def _find_remote_state(run: Path) -> Hashable:
     store, name = store_of(run)
     return repr(sorted((path, str(each)) for path, each in store.find(name, detail=True).items()))
+
+
+# ---- several runs in one page ----
+
+
+class ComparedRuns:
+    """Makes pages of several runs, one after the other, so that memory holds what one page takes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._took = 0.0
+
+    def tell_state(self, folders: Sequence[Path]) -> str:
+        """A text that changes when one of the runs does, from what a list of runs tells of it."""
+        return hashlib.sha256("\n".join(read_line(each).as_json() for each in folders).encode()).hexdigest()[:16]
+
+    def make_page(self, folders: Sequence[Path], base: str, home: str = "") -> str:
+        """The page of some runs, which asks at an address. Those of many rows are neither compared nor explained here.
+
+        ``home`` is the address of the list of all runs.
+
+        Raises:
+            NotARunError, DamagedRunError: a folder cannot be read.
+        """
+        with self._lock:
+            begun, state = time.monotonic(), self.tell_state(folders)
+            runs = [open_run(each) for each in folders]
+            goes_on = any(run.status == "running" for run in runs)
+            is_long = sum(run.history.rows.count for run in runs) > LIMITS.explained_rows
+            refused = CompareError(
+                "These runs are too long to be compared whenever the page is opened.",
+                repair="`retrograd compare` shows where they diverge.",
+            )
+            page: str = find_provided("comparison_page")(
+                runs,
+                comparisons=[refused] * (len(runs) - 1) if is_long else None,
+                findings=[read_findings(run) for run in runs] if is_long else None,
+                again=Again(base, state, max(LIMITS.compared_pause, self._took / LIMITS.look_share))
+                if goes_on
+                else None,
+                home=home,
+            )
+            self._took = time.monotonic() - begun
+            return page

@@ -26,7 +26,6 @@ from retrograd.core.limits import LIMITS
 from retrograd.core.notices import say
 from retrograd.core.runs.layout import find_rank_folders, is_run
 from retrograd.core.runs.listing import find_runs
-from retrograd.core.serving.compared_runs import ComparedRuns
 from retrograd.core.serving.followed_run import (
     ChosenSites,
     ColumnRange,
@@ -35,7 +34,7 @@ from retrograd.core.serving.followed_run import (
     OtherSitesError,
     TooMuchError,
 )
-from retrograd.core.serving.listed_runs import ListedRuns
+from retrograd.core.serving.listed_runs import ComparedRuns, ListedRuns
 from retrograd.core.views.page.frame import frame_page
 
 HOST = "127.0.0.1"

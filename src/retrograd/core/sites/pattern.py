@@ -83,11 +83,7 @@ def check_call(pattern: str, call: str) -> None:
         )
 
 
-_QUANTITIES: dict[str, tuple[str, ...]] = {
-    "outputs": ("grad",),
-    "inputs": ("grad",),
-    "parameters": ("grad", "update"),
-}
+_QUANTITIES: dict[str, tuple[str, ...]] = {"outputs": ("grad",), "inputs": ("grad",), "parameters": ("grad", "update")}
 _KINDS: dict[str, Kind] = {"outputs": "output", "inputs": "input", "parameters": "parameter"}
 _FORM = re.compile(
     r'(?P<path>"(?:[^"\\]|\\.)*"|[^:#]+)(?:#(?P<call>[^:]*))?:(?P<kind>outputs|inputs|parameters)(?:\.(?P<rest>.*))?'

@@ -90,8 +90,7 @@ def print_table(
     console = open_console(file)
     span = f"steps {steps[0]:,} to {steps[-1]:,}" if steps else "no steps"
     console.print(
-        f"{count_of(len(places), 'site')}, {span}, {statistic}, phase {phase}{_describe_loss(history)}",
-        style="dim",
+        f"{count_of(len(places), 'site')}, {span}, {statistic}, phase {phase}{_describe_loss(history)}", style="dim"
     )
     if not history.sites and len(history.loss.values):
         console.print(LOSS_ALONE)

@@ -28,11 +28,7 @@ _PIPED_COLUMNS = 80
 
 
 def print_heatmap(
-    run: Given,
-    sites: Iterable[str] | None = None,
-    *,
-    statistic: str = "rms",
-    file: TextIO | None = None,
+    run: Given, sites: Iterable[str] | None = None, *, statistic: str = "rms", file: TextIO | None = None
 ) -> None:
     """Print a line for each site and a character for each stretch of steps, on one common logarithmic scale.
 

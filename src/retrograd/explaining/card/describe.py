@@ -10,13 +10,11 @@ from retrograd.core.runs.findings import Explained
 from retrograd.core.runs.reader import Given
 from retrograd.explaining.card.card import Card, CardEntry
 from retrograd.explaining.card.inputs import describe_inputs
-from retrograd.explaining.card.losses import describe_losses
+from retrograd.explaining.card.losses import describe_losses, describe_targets
 from retrograd.explaining.card.optimizers import describe_optimizers
-from retrograd.explaining.card.parameters import describe_parameters
+from retrograd.explaining.card.parameters import describe_changes, describe_loads, describe_parameters
 from retrograd.explaining.card.steps import describe_cycle, describe_modes
 from retrograd.explaining.card.surroundings import describe_omissions, describe_precision, describe_ranks
-from retrograd.explaining.card.targets import describe_targets
-from retrograd.explaining.card.weights import describe_changes, describe_loads
 from retrograd.explaining.findings.detectors.missing_gradients import tell_reasons
 from retrograd.explaining.findings.explain import explain_record, make_record
 from retrograd.explaining.findings.record import Record

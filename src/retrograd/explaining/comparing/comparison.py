@@ -22,14 +22,7 @@ from retrograd.core.runs.reader import Run
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.comparing.differences import find_context, find_differences, find_dtypes
 from retrograd.explaining.comparing.distance import FORMATS, Floor, Meter, Repeats
-from retrograd.explaining.comparing.divergence import (
-    Divergence,
-    Place,
-    Predecessors,
-    Search,
-    limit_at,
-    tell_parting,
-)
+from retrograd.explaining.comparing.divergence import Divergence, Place, Predecessors, Search, limit_at, tell_parting
 from retrograd.explaining.comparing.pairs import Pairing
 from retrograd.explaining.findings.explain import make_record
 from retrograd.explaining.findings.record import Record

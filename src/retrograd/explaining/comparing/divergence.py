@@ -279,10 +279,7 @@ def _explain(site: Site, step: int, a: Record, before: Predecessors, *, knows_in
         return "parameters", f"Before step {step} something has changed {names}, though all updates agree."
     if before.no_forward and not knows_inputs:
         if before.knows_weights:
-            return (
-                "inputs",
-                f"The input of the model differs from step {step} on: {site} does, parameters agree.",
-            )
+            return ("inputs", f"The input of the model differs from step {step} on: {site} does, parameters agree.")
         return "inputs-or-parameters", f"The first output, {site}, differs at step {step}: its inputs, or parameters."
     if _draws(site, a):
         return "random-state", f"{site.path} draws different random numbers at step {step}; its inputs agree."

@@ -39,10 +39,7 @@ _CARRIERS = frozenset(
 _MASKING = frozenset({"masked_fill", "where", "add", "fill", "copy_slices", "clone", "index_put", "maximum", "cat"})
 """Operations by which a program writes −inf on purpose."""
 
-_EDGES: Mapping[str, Mapping[str, int]] = {
-    "addmm": {"mat1": 1, "mat2": 2},
-    "baddbmm": {"batch1": 1, "batch2": 2},
-}
+_EDGES: Mapping[str, Mapping[str, int]] = {"addmm": {"mat1": 1, "mat2": 2}, "baddbmm": {"batch1": 1, "batch2": 2}}
 _USUAL_EDGES = {"self": 0, "input": 0, "x1": 0, "x2": 1, "other": 1, "mat2": 1, "exponent": 1, "weight": 1, "target": 1}
 
 

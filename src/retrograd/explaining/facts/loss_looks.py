@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from retrograd.core.history.data_facts import LossParts
 from retrograd.core.history.facts import Operation
-from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
 from retrograd.core.hooks.engine import inference_enabled, is_transformed, without_functions
 from retrograd.core.hooks.torch_calls import TorchCall, user_line
@@ -94,18 +95,9 @@ class LossLooks(ValueLook):
             listed = values.tolist()
             same = tuple(number for number, is_equal in zip(pairs, listed[len(sums) :], strict=True) if is_equal)
             self.is_wanted |= bool(same)
-            self.host.note_fact(
-                LossParts(
-                    value=listed[sums.index(fact.loss)],
-                    moment=fact.moment,
-                    line=fact.line,
-                    called=fact.called,
-                    loss=fact.loss,
-                    numbers=sums,
-                    values=tuple(listed[: len(sums)]),
-                    equal=same,
-                )
-            )
+            numbers = tuple(listed[: len(sums)])
+            value = listed[sums.index(fact.loss)]
+            self.host.note_fact(replace(fact, value=value, numbers=sums, values=numbers, equal=same))
 
 
 def _is_readable(tensor: Tensor) -> bool:

@@ -21,11 +21,7 @@ from retrograd.core.hooks.calls import running_module
 from retrograd.core.hooks.dispatch import is_in_compiled_call
 from retrograd.core.hooks.finite import are_fine, is_fine, name_bad
 from retrograd.core.hooks.node_tap import NodeTaps
-from retrograd.core.hooks.nonfinite import (
-    BornGradient,
-    GradientBirths,
-    ResultWatch,
-)
+from retrograd.core.hooks.nonfinite import BornGradient, GradientBirths, ResultWatch
 from retrograd.core.hooks.torch_calls import TorchCall, tensors_of, user_line
 from retrograd.core.recording.fact_source import FactHost
 from retrograd.explaining.facts.graph_births import BornInGraph, find_birth

@@ -37,12 +37,7 @@ class SavedPairs(FactSource):
         (first, pack_line), (second, line) = describe_function(pack), describe_function(unpack)
         if (first, pack_line, second, line) not in self._told:
             fact = Unpacked(
-                pack=first,
-                pack_line=pack_line,
-                unpack=second,
-                line=line,
-                written=is_same_memory,
-                moment=self.host.now,
+                pack=first, pack_line=pack_line, unpack=second, line=line, written=is_same_memory, moment=self.host.now
             )
             self._waiting.append((fact, sizes))
 

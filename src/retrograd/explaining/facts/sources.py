@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from retrograd.core.recording.fact_source import MakeSource
-from retrograd.explaining.facts.active_dropout import DropoutSource
 from retrograd.explaining.facts.calls import CallSource
 from retrograd.explaining.facts.changing_settings import ChangingSettings
 from retrograd.explaining.facts.freed_graphs import FreedGraphs
-from retrograd.explaining.facts.modes import ModeSource
+from retrograd.explaining.facts.modes import DropoutSource, ModeSource
 from retrograd.explaining.facts.nonfinite_look import NonFiniteLook
 from retrograd.explaining.facts.operations import ForwardOperations
 from retrograd.explaining.facts.recomputations import Recomputations

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from retrograd.core.history.data_facts import LossParts
 from retrograd.core.history.facts import CARRIED, Operation
-from retrograd.core.history.loss_facts import LossParts
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, argument_of, factor_of, name_of
 from retrograd.explaining.findings.record import Record

@@ -25,18 +25,14 @@ def equal(to: float, of: str = "self") -> Finder:
     return lambda given: given[of] == to
 
 
-def equal_to(*names: str, of: str = "self") -> Finder:
-    """Where an argument has the value of one of others."""
-
-    def find(given: Arguments) -> Tensor:
-        return _any_of(given[of], [given[name] for name in names])
-
-    return find
+def equal_to(*names: str) -> Finder:
+    """Where the first argument has the value of one of others."""
+    return lambda given: _any_of(given["self"], [given[name] for name in names])
 
 
-def equal_in_size(to: float | str, of: str = "self") -> Finder:
-    """Where an argument has a value, or minus it."""
-    return lambda given: given[of].abs() == (given[to] if isinstance(to, str) else to)
+def equal_in_size(to: float | str) -> Finder:
+    """Where the first argument has a value, or minus it."""
+    return lambda given: given["self"].abs() == (given[to] if isinstance(to, str) else to)
 
 
 def below(bound: float, of: str = "self") -> Finder:
@@ -44,9 +40,9 @@ def below(bound: float, of: str = "self") -> Finder:
     return lambda given: given[of] < bound
 
 
-def beyond(bound: float, of: str = "self") -> Finder:
-    """Where a real argument is of larger size."""
-    return lambda given: (given[of] > bound) | (given[of] < -bound)
+def beyond(bound: float) -> Finder:
+    """Where the first argument, which is real, is of larger size."""
+    return lambda given: (given["self"] > bound) | (given["self"] < -bound)
 
 
 def only_if(condition: Callable[[Arguments], Any], find: Finder) -> Finder:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from retrograd.core.errors import AdjointError, CallError, FreedGraphError, NoGraphError
 from retrograd.core.guesses import USES
 from retrograd.core.history.facts import Kink
-from retrograd.core.hooks.isolation import clone, copy_module, copy_nest, isolated_autograd, unseen_by_discovery
+from retrograd.core.hooks.isolation import clone, copy_nest, copy_or_refuse, isolated_autograd, unseen_by_discovery
 from retrograd.core.hooks.names import compiled_regions, name_models, spread_batch, walk_modules
 from retrograd.core.hooks.nested import flatten
 from retrograd.core.hooks.nodes import inputs_of, is_freed, run_node
@@ -120,7 +120,8 @@ def find_kinks(model: nn.Module | Tensor, batch: Any = None, loss: Loss | None =
     randomness = Randomness()
     try:
         with unseen_by_discovery(), isolated_autograd():
-            return _look_at_model(_copy(model), batch, loss)
+            repair = "compute the loss yourself, and give that: rg.find_kinks(loss)."
+            return _look_at_model(copy_or_refuse(model, AdjointError, repair), batch, loss)
     finally:
         randomness.restore()
 
@@ -253,14 +254,3 @@ def _add_up(output: Any) -> Tensor:
             "Nothing that the model returns has a graph.", repair="give a model with parameters that train."
         )
     return torch.stack([each.sum() for each in found]).sum() if len(found) > 1 or found[0].dim() else found[0]
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy_module(model, wide=False)
-    except Exception as error:
-        raise AdjointError(
-            f"The model cannot be copied: {type(error).__name__}: {error}",
-            repair="compute the loss yourself, and give that: rg.find_kinks(loss).",
-            reason="everything is done on a copy, so that the model stays as it is.",
-        ) from error

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from retrograd.core.errors import ProbeError
 from retrograd.core.hooks.calls import running_module
-from retrograd.core.hooks.isolation import clone, copy_module, copy_nest, isolated_autograd, unseen_by_discovery
+from retrograd.core.hooks.isolation import clone, copy_nest, copy_or_refuse, isolated_autograd, unseen_by_discovery
 from retrograd.core.hooks.names import compiled_regions, walk_modules
 from retrograd.core.hooks.nested import Keys, flatten
 from retrograd.core.hooks.torch_calls import name_function, tensors_of, user_line
@@ -118,15 +118,9 @@ def copy_for_trial(model: nn.Module) -> nn.Module:
         raise ProbeError(
             f"{type(model).__name__} is not a torch.nn.Module.", repair="give the model first, and then the batch."
         )
-    try:
-        with unseen_by_discovery():
-            return copy_module(model, wide=False)
-    except Exception as error:
-        raise ProbeError(
-            f"The model cannot be copied: {type(error).__name__}: {error}",
-            repair="take off it what cannot be copied (open files, locks, process groups), or probe a part of it.",
-            reason="everything is done on a copy, so that the model stays as it is.",
-        ) from error
+    with unseen_by_discovery():
+        repair = "take off it what cannot be copied (open files, locks, process groups), or probe a part of it."
+        return copy_or_refuse(model, ProbeError, repair)
 
 
 @contextmanager

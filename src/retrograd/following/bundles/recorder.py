@@ -23,12 +23,7 @@ from retrograd.core.hooks.dispatch import (
 from retrograd.core.hooks.nodes import run_node
 from retrograd.core.randomness import random_kept
 from retrograd.following.bundles.copies import MemoryCopier, StoredTensor, TensorCopies, refuse_opaque
-from retrograd.following.bundles.program import (
-    BundledOperation,
-    UnwritableArgumentError,
-    describe_error,
-    encode,
-)
+from retrograd.following.bundles.program import BundledOperation, UnwritableArgumentError, describe_error, encode
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -18,11 +17,6 @@ _MANY = 32
 """Models from which on those that have died are looked for."""
 
 
-class _Reference(Protocol):
-    def __call__(self) -> object:
-        """Return what is referred to, while it lives."""
-
-
 class ModuleNames:
     """The names of one model's modules and parameters. It keeps none of them alive.
 
@@ -32,8 +26,8 @@ class ModuleNames:
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self._models = [(name, weakref.ref(model)) for name, model in models.items()]
-        self._paths: dict[int, tuple[_Reference, str | None]] = {}
-        self._parameters: dict[int, tuple[_Reference, str | None]] = {}
+        self._paths: dict[int, tuple[Callable[[], object], str | None]] = {}
+        self._parameters: dict[int, tuple[Callable[[], object], str | None]] = {}
         self._read()
 
     def models(self) -> Iterator[tuple[str, nn.Module]]:
@@ -65,7 +59,9 @@ class ModuleNames:
         """The name of a parameter, as in ``"blocks.3.fc:weight"``; None if the model has no such parameter."""
         return self._look_up(self._parameters, parameter)
 
-    def _look_up(self, table: dict[int, tuple[_Reference, str | None]], thing: nn.Module | torch.Tensor) -> str | None:
+    def _look_up(
+        self, table: dict[int, tuple[Callable[[], object], str | None]], thing: nn.Module | torch.Tensor
+    ) -> str | None:
         held, name = table.get(id(thing), (None, None))
         if held is not None and held() is thing:
             return name

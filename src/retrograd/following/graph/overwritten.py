@@ -86,9 +86,7 @@ class Overwritten:
 
 
 def explain_overwritten(
-    nodes: Iterable[Any],
-    origins: Places | None = None,
-    name_leaf: NameLeaf = lambda _: None,
+    nodes: Iterable[Any], origins: Places | None = None, name_leaf: NameLeaf = lambda _: None
 ) -> Overwritten | None:
     """Find the saved tensor that autograd refuses, in the order in which a pass asks for them.
 

@@ -26,7 +26,7 @@ from retrograd.following.launch.requests import TraceRequest
 from retrograd.following.tracing.trace import Trace
 from retrograd.following.tracing.tracer import Tracing, trace
 from retrograd.following.views.chrome_trace import write_chrome_trace
-from retrograd.following.views.trace_lines import LiveLines
+from retrograd.following.views.trace_events import LiveLines
 
 TRACE = "trace.json.gz"
 CHROME = "chrome.json"

@@ -117,8 +117,7 @@ class Stop:
         """
         if self.moment != "before":
             raise StepperError(
-                f"{self.node.place} has run already.",
-                repair="set what comes in where the pass stops before it.",
+                f"{self.node.place} has run already.", repair="set what comes in where the pass stops before it."
             )
         _check(gradients, inputs_of(self.live), len(self.incoming), f"{self.node.place} takes")
         self.incoming = self.taken = _apply(gradients, self.incoming)

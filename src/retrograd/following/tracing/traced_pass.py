@@ -303,10 +303,7 @@ def find_next(nodes: Sequence[Any], begun: Container[int]) -> Any:
 
 
 def describe_failure(
-    error: BaseException,
-    events: Sequence[NodeEvent],
-    count: int,
-    incoming: tuple[Tensor | None, ...],
+    error: BaseException, events: Sequence[NodeEvent], count: int, incoming: tuple[Tensor | None, ...]
 ) -> Failure:
     """Describe a pass that ended in an exception.
 

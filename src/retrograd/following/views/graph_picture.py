@@ -150,13 +150,7 @@ def _write_thing(scene: Scene, thing: Thing, numbers: dict[Fold, int], looks: Lo
         }
     if box not in looks:
         looks[box] = len(looks), list_shapes(box)
-    written = {
-        "name": thing.name,
-        "look": looks[box][0],
-        "head": thing.head,
-        "width": box.width,
-        "height": box.height,
-    }
+    written = {"name": thing.name, "look": looks[box][0], "head": thing.head, "width": box.width, "height": box.height}
     if not isinstance(content, Fold):
         return {**written, "heading": content.name, "details": describe_node(scene.outline, content)}
     number = numbers.get(content)

@@ -17,14 +17,7 @@ from retrograd.core.sites.site import parse_leniently
 from retrograd.core.views.terminal import can_print, giving_text, make_table, open_console, print_name, print_share
 from retrograd.following.graph.node import shorten_line
 from retrograd.following.tracing.trace import NodeEvent, Trace
-from retrograd.following.views.trace_events import (
-    choose_events,
-    largest,
-    own_memory,
-    own_times,
-    print_flow,
-    print_norm,
-)
+from retrograd.following.views.trace_events import choose_events, largest, own_memory, own_times, print_flow, print_norm
 
 By = Literal["node", "module", "kind"]
 Measure = Literal["time", "memory"]

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from retrograd.core.errors import AdjointError
 from retrograd.core.hooks.engine import is_transformed
-from retrograd.core.hooks.isolation import clone, copy_module, copy_nest, isolated_autograd, unseen_by_discovery
+from retrograd.core.hooks.isolation import clone, copy_nest, copy_or_refuse, isolated_autograd, unseen_by_discovery
 from retrograd.core.hooks.module import CallTap
 from retrograd.core.hooks.names import NamedModule, compiled_regions, name_models, spread_batch, walk_modules
 from retrograd.core.hooks.nested import flatten
@@ -86,7 +86,8 @@ def check_adjoint(
     walk = _Walk(options, Progress(sum(entry.is_called for entry in entries), progress))
     try:
         with unseen_by_discovery():
-            _run(_copy(named), path, entries, walk, batch)
+            repair = "take off it what cannot be copied (open files, locks, process groups), or check a part of it."
+            _run(copy_or_refuse(named, AdjointError, repair), path, entries, walk, batch)
     finally:
         walk.progress.end()
         randomness.restore()
@@ -113,17 +114,6 @@ def _check_request(model: nn.Module, probes: int) -> None:
         raise AdjointError("The model has parameters without a shape.", repair="run it once, then check it.")
     if probes < 1:
         raise AdjointError(f"{probes} probes compare nothing.", repair="give a number of at least 1.")
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy_module(model, wide=False)
-    except Exception as error:
-        raise AdjointError(
-            f"The model cannot be copied: {type(error).__name__}: {error}",
-            repair="take off it what cannot be copied (open files, locks, process groups), or check a part of it.",
-            reason="everything is done on a copy, so that the model stays as it is.",
-        ) from error
 
 
 def _run(copied: nn.Module, path: str, entries: list[NamedModule], walk: _Walk, batch: Any) -> None:

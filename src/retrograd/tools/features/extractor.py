@@ -27,12 +27,7 @@ Hold = Callable[[str, Any], Callable[[], Any]]
 
 @names_arguments
 def extract(
-    model: nn.Module,
-    batch: Any,
-    sites: str | Iterable[str],
-    *,
-    differentiable: bool = False,
-    early_end: bool = True,
+    model: nn.Module, batch: Any, sites: str | Iterable[str], *, differentiable: bool = False, early_end: bool = True
 ) -> dict[str, Any]:
     """The features of one batch.
 

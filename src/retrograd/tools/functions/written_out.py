@@ -154,11 +154,7 @@ class PlainCode:
     def make_backward(self, method: Method) -> Method:
         """The static ``backward`` for the method that the user wrote."""
         made: Any = self._make(
-            _BACKWARD,
-            arrange=self._arrange,
-            method=method,
-            whole=self._whole,
-            without_hidden=self._without_hidden,
+            _BACKWARD, arrange=self._arrange, method=method, whole=self._whole, without_hidden=self._without_hidden
         )
         made.__wrapped__ = method  # so that it is found where the source of a backward is asked for
         return made  # type: ignore[no-any-return]

@@ -43,10 +43,7 @@ _FORWARDS: dict[type[nn.Module], Forward] = {
     nn.LayerNorm: lambda m, x, p: F.layer_norm(x, m.normalized_shape, p.get("weight"), p.get("bias"), m.eps),
     nn.RMSNorm: lambda m, x, p: F.rms_norm(x, m.normalized_shape, p.get("weight"), m.eps),
     nn.GroupNorm: lambda m, x, p: F.group_norm(x, m.num_groups, p.get("weight"), p.get("bias"), m.eps),
-    **dict.fromkeys(
-        (nn.Conv1d, nn.Conv2d, nn.Conv3d),
-        lambda m, x, p: m._conv_forward(x, p["weight"], p.get("bias")),
-    ),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), lambda m, x, p: m._conv_forward(x, p["weight"], p.get("bias"))),
     **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transpose),
     **dict.fromkeys(
         (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),

@@ -116,12 +116,7 @@ def frame_page(
 
 
 def write_page(
-    path: str | os.PathLike[str],
-    page: str,
-    what: str,
-    error: type[RetrogradError],
-    *,
-    follow_links: bool = True,
+    path: str | os.PathLike[str], page: str, what: str, error: type[RetrogradError], *, follow_links: bool = True
 ) -> Path:
     """Write a page, or a picture, into a file.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from retrograd.core.statistics.row import EXPONENT_BIAS
 from retrograd.core.views.downsample import Bands, ColumnBands, IntArray, StepColumns
-from retrograd.core.views.page.frame import pack_bytes, pack_floats
+from retrograd.core.views.page.frame import pack_bytes, pack_floats, pack_json
 from retrograd.core.views.report.scope import Scope
 
 Band = Literal["low", "mean", "high"]
@@ -212,3 +213,27 @@ def encode_shares(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     levels = LEVELS_PER_OCTAVE * (np.log2(np.maximum(shares, 2.0**SMALLEST_SHARE)) - SMALLEST_SHARE)
     return np.ascontiguousarray(np.where(counts > 0, 1 + np.rint(levels), 0).astype(np.uint8).T)
+
+
+# ---- histograms around zero ----
+
+_MOST_STEPS, _MOST_NUMBERS = 12, 1_500_000
+"""Steps of a site that are drawn; counts in a page, beyond which later sites have none."""
+
+
+def pack_signed(scope: Scope) -> str | None:
+    """Rows of step, bound, elements and counts for each series that has any; None where there is none."""
+    found = scope.history.signed_histograms()
+    series: dict[int, list[tuple[int, float, int, tuple[int, ...]]]] = {}
+    room = _MOST_NUMBERS
+    for number, site in enumerate(scope.sites):
+        ranked = sorted(found.get(site, []), key=lambda fact: -fact.rank)
+        of_step = {fact.step: fact for fact in ranked if math.isfinite(fact.value)}
+        steps = sorted(of_step)
+        places = np.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).round().astype(int)
+        chosen = [steps[place] for place in places]
+        facts = [of_step[step] for step in chosen]
+        room -= sum(len(fact.counts) for fact in facts)
+        if facts and room >= 0:
+            series[number] = [(fact.step, fact.value, fact.elements, fact.counts) for fact in facts]
+    return pack_json(series) if series else None

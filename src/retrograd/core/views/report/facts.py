@@ -238,10 +238,7 @@ _QUANTITIES = {
 
 _TROUBLES = {
     "dropped": ("Dropped", "Data that were recorded but could not be kept."),
-    "overwritten": (
-        "Overwritten in place",
-        "Changed in place before they could be stored; not stored.",
-    ),
+    "overwritten": ("Overwritten in place", "Changed in place before they could be stored; not stored."),
     "rewrite": ("Rewritten", "What rules changed: the rule, and the share of the tensor that it changed."),
     "skipped": ("Skipped updates", "Steps whose update was skipped by loss scaling."),
     "trigger": ("Triggers", "Why tensors were written out."),
@@ -296,10 +293,7 @@ def list_troubles(
     tables = [
         _tabulate("Not recorded", "", ("site", "why"), unrecorded),
         _tabulate(
-            "Without numbers",
-            "Known sites without any numbers on this page.",
-            ("site",),
-            [(name,) for name in unseen],
+            "Without numbers", "Known sites without any numbers on this page.", ("site",), [(name,) for name in unseen]
         ),
         _tabulate(
             "Faults",

@@ -11,15 +11,7 @@ from retrograd.core.history.arrays import read_numbers
 from retrograd.core.history.curve import Curve
 from retrograd.core.history.events import OF_EACH_STEP
 from retrograd.core.history.history import History
-from retrograd.core.history.scalar_names import (
-    EVAL_LOSS,
-    GRAD_NORM,
-    GRAD_NORM_CLIPPED,
-    LOSS,
-    LR,
-    SCALE,
-    UPDATE_RATIO,
-)
+from retrograd.core.history.scalar_names import EVAL_LOSS, GRAD_NORM, GRAD_NORM_CLIPPED, LOSS, LR, SCALE, UPDATE_RATIO
 from retrograd.core.views.downsample import FloatArray, StepColumns
 from retrograd.core.views.page.frame import pack_floats
 from retrograd.core.views.report.blocks import ALL_BANDS, Block

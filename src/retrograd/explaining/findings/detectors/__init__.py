@@ -1,41 +1,8 @@
 """The detectors: one fault, or one family, a file, with a table of words beside it."""
 
+from importlib import import_module
+
 from retrograd.explaining.findings.detector import Detector
-from retrograd.explaining.findings.detectors import (
-    accumulation,
-    architecture,
-    axes,
-    batch_norm,
-    broken_graphs,
-    call_order,
-    clipping,
-    failed,
-    gradient_flow,
-    graphs,
-    hyper_parameters,
-    initialisation,
-    inputs,
-    learning_rate,
-    loss,
-    loss_chain,
-    loss_sense,
-    missing_gradients,
-    modes,
-    optimizers,
-    precision,
-    probes,
-    ranks,
-    refused,
-    schedule,
-    second_derivative,
-    shapes,
-    spread,
-    targets,
-    terms,
-    units,
-    weights,
-    zeros,
-)
 from retrograd.explaining.findings.detectors.nonfinite import (
     KinksInBackward,
     NanBackward,
@@ -44,14 +11,11 @@ from retrograd.explaining.findings.detectors.nonfinite import (
     NanUpdate,
 )
 
-_FAMILIES = (
-    accumulation.family, architecture.family, axes.family, batch_norm.family, broken_graphs.family, call_order.family,
-    clipping.family, failed.family, gradient_flow.family, graphs.family, hyper_parameters.family,
-    initialisation.family, inputs.family, learning_rate.family, loss.family, loss_chain.family, loss_sense.family,
-    missing_gradients.family, modes.family, optimizers.family, precision.family, probes.family, ranks.family,
-    refused.family, schedule.family, second_derivative.family, shapes.family, spread.family, targets.family,
-    terms.family, units.family, weights.family, zeros.family,
-)  # fmt: skip
+_FAMILIES = """
+    accumulation architecture axes batch_norm broken_graphs call_order clipping failed gradient_flow graphs
+    hyper_parameters initialisation inputs learning_rate loss loss_chain loss_sense missing_gradients modes optimizers
+    precision probes ranks refused schedule shapes spread targets terms units weights
+"""
 
 _ORDER = """
     nan-input nan-forward nan-backward nan-update failed no-graph freed-graph overwritten recomputed-otherwise
@@ -75,7 +39,7 @@ _ORDER = """
 
 _FOUND: dict[str, Detector] = {
     **{make.slug: make() for make in (NanInput, NanForward, NanBackward, NanUpdate, KinksInBackward)},
-    **{entry.slug: entry for family in _FAMILIES for entry in family.entries},
+    **{each.slug: each for file in _FAMILIES.split() for each in import_module(f"{__name__}.{file}").family.entries},
 }
 
 DETECTORS: tuple[Detector, ...] = tuple(map(_FOUND.__getitem__, _ORDER.split()))

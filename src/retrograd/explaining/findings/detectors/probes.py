@@ -1,9 +1,10 @@
-"""What copies of the model and its Functions answered: samples that mix, a future that is seen, a wrong backward."""
+"""What copies of the model and its Functions answered, and Functions that are differentiated twice."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from retrograd.core.history.facts import LostPart
 from retrograd.core.history.probe_facts import FunctionCheck, Probe
 from retrograd.core.runs.findings import Finding, shorten_line
 from retrograd.explaining.findings.entry import Entry, Family
@@ -115,3 +116,21 @@ def wrong_backward(record: Record, entry: Entry) -> Iterator[Finding]:
 
 
 _CLOSE = 1e-2
+
+
+# ---- second derivatives ----
+
+
+@family.detector("second-derivative")
+def lost_second_derivative(record: Record, entry: Entry) -> Iterator[Finding]:
+    """A second derivative lacks a part, in silence."""
+    for fact in record.of(LostPart):
+        called = f" ({shorten_line(fact.called)})" if fact.called else ""
+        yield entry.finding(
+            f"{fact.name}{called} is differentiated twice, and saves what `{fact.operation}` "
+            f"({shorten_line(fact.line)}) computes in its forward: to autograd that is a constant, and the second "
+            "derivative lacks what goes through it",
+            step=fact.step,
+            line=fact.line,
+            evidence=[("saved and not returned", f"`{fact.operation}`")],
+        )
