@@ -59,6 +59,7 @@ $(VENV)/triton: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev ## measure what it costs
 	$(BIN)/python benchmarks/recording.py
+	$(BIN)/python benchmarks/budget.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/starting.py
 	$(BIN)/python benchmarks/tracing.py
