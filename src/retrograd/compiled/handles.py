@@ -112,9 +112,6 @@ forget_run_ids = _packed.clear
 """Hold no run id any more, since taps have other watchers."""
 
 
-LEFT_ALONE = 0
-"""What a run id holds where rules on a value have left it alone."""
-
 NOBODY = make_run_id({})
 """The id of a run of a graph in which nobody is notified of anything more."""
 

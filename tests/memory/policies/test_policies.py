@@ -65,11 +65,6 @@ class TestLossless(PolicyTests):
         return Lossless(min_bytes=1 << 10)
 
 
-class TestDeflate(PolicyTests):
-    def make_policy(self) -> Policy:
-        return Lossless(deflate=True, min_bytes=1 << 10)
-
-
 class TestBfloat16(PolicyTests):
     largest_error = 0.02
 

@@ -43,7 +43,7 @@ POLICIES: dict[str, Callable[[Path], Policy]] = {
     "keep": lambda folder: AsIs(),
     "copies": lambda folder: Elsewhere(),
     "disk": lambda folder: Disk(folder, min_bytes=0),
-    "lossless": lambda folder: Lossless(deflate=True, min_bytes=0),
+    "lossless": lambda folder: Lossless(min_bytes=0),
     "recompute": lambda folder: Recompute(),
 }
 

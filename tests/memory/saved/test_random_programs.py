@@ -54,7 +54,7 @@ POLICIES: dict[str, MakePolicy] = {
     "keep": lambda folder, least: AsIs(),
     "copies": lambda folder, least: Copies(least),
     "disk": lambda folder, least: Disk(folder, min_bytes=least),
-    "lossless": lambda folder, least: Lossless(deflate=least > 1, min_bytes=least),
+    "lossless": lambda folder, least: Lossless(min_bytes=least),
     "recompute": lambda folder, least: Recompute(),
     "recompute blocks": lambda folder, least: {"blocks.*": Recompute()},
     "patterns": lambda folder, least: {

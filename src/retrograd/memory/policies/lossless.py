@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -27,13 +24,10 @@ class Lossless(Policy):
     CPU stay: asking them would make the program wait.
 
     Args:
-        deflate: also split floating-point numbers into planes of bytes and deflate those that shrink (signs and
-            exponents do); a fifth less memory, for many times the time.
         min_bytes: smaller storage ranges stay.
     """
 
-    def __init__(self, *, deflate: bool = False, min_bytes: int = Policy.min_bytes) -> None:
-        self.deflate = deflate
+    def __init__(self, *, min_bytes: int = Policy.min_bytes) -> None:
         self.min_bytes = min_bytes
 
     def pack(self, saved: Saved) -> Packed | None:
@@ -50,9 +44,7 @@ class Lossless(Policy):
         dense = float(sample.count_nonzero()) / len(sample)
         if dense + 1 / (8 * values.itemsize) < _MOST_LEFT:
             return _Sparse(words, values.dtype)
-        if values.dtype in _INTEGERS:
-            return _narrow(values)
-        return _Planes(values) if self.deflate and values.is_floating_point() and _Planes.pays(values) else None
+        return _narrow(values) if values.dtype in _INTEGERS else None
 
 
 def pack_bits(flags: Tensor) -> Tensor:
@@ -128,41 +120,3 @@ def _narrow(values: Tensor) -> Packed | None:
         if narrow.itemsize < values.itemsize and limits.min <= low and high <= limits.max:
             return _Narrow(values, narrow)
     return None
-
-
-class _Planes(Packed):
-    """The first bytes of all values, then their second bytes, and so on, each plane deflated where that shrinks it."""
-
-    __slots__ = ("_dtype", "_numel", "_planes")
-
-    def __init__(self, values: Tensor) -> None:
-        self._dtype, self._numel = values.dtype, values.numel()
-        self._planes = [_deflate(plane) for plane in _split(values)]
-        super().__init__(sum(len(data) for data, _ in self._planes))
-
-    @staticmethod
-    def pays(values: Tensor) -> bool:
-        """Return whether a sample of the values shrinks enough."""
-        sample = values[: 4 * _SAMPLE]
-        return sum(len(_deflate(plane)[0]) for plane in _split(sample)) < _MOST_LEFT * sample.nbytes
-
-    def restore(self) -> Tensor:
-        rows = [torch.frombuffer(undo(data), dtype=torch.uint8) for data, undo in self._planes]
-        return torch.stack(rows, dim=1).view(-1).view(self._dtype)
-
-
-Undo = Callable[[bytes], bytearray]
-
-
-def _split(values: Tensor) -> list[bytes]:
-    return [plane.numpy().tobytes() for plane in values.view(torch.uint8).view(-1, values.itemsize).T]
-
-
-def _deflate(plane: bytes) -> tuple[bytes, Undo]:
-    """A plane, deflated or as it is, and how it is brought back."""
-    small = zlib.compress(plane, 1)
-    return (small, _inflate) if len(small) < len(plane) else (plane, bytearray)
-
-
-def _inflate(data: bytes) -> bytearray:
-    return bytearray(zlib.decompress(data))

@@ -8,7 +8,7 @@ reference goes when autograd lets go. Views, strides, the check that nothing was
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Size, Tensor
 
@@ -34,6 +34,7 @@ class Saved:
         number: how many ranges were packed before it in this forward pass. A model that does the same in each step
             gives the same number to the same activation.
         version: how often the memory has been written to, as the tensors of the program count.
+        nbytes: of memory, which would be held if no policy took them away.
     """
 
     values: Tensor
@@ -41,11 +42,10 @@ class Saved:
     path: str
     number: int
     version: int = 0
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory, which would be held if no policy took them away."""
-        return self.values.nbytes
+    def __post_init__(self) -> None:
+        self.nbytes = self.values.nbytes
 
 
 class Packed:

@@ -181,9 +181,7 @@ class SpillWriter:
             self._file.give(room)
             raise
         offsets = accumulate(lengths, initial=room.offset)
-        for (file_range, _), offset, length in zip(
-            waiting, offsets, lengths, strict=False
-        ):  # the last offset is the end
+        for (file_range, _), offset, length in zip(waiting, offsets, lengths, strict=False):  # the last is the end
             file_range.extent = Extent(offset, length)
             if not file_range.is_wanted:
                 file_range.values = None
