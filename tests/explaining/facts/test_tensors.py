@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import retrograd as rg
 from retrograd.core.history.fact import Fact
 from retrograd.core.history.facts import Buffer, Input, Modes, Parameter
+from retrograd.explaining.facts.tensors import Readings
 from retrograd.explaining.findings.explain import make_record
 
 F = TypeVar("F", bound=Fact)
@@ -173,6 +174,25 @@ def test_a_gradient_that_is_zero() -> None:
         model(torch.ones(2, 3)).sum().backward()
     grads = {each.name: each.grad for each in facts(recording, Parameter) if each.grad}
     assert grads == {"0:weight": "zero", "0:bias": "zero", "2:weight": "zero", "2:bias": "some"}
+
+
+def test_a_program_without_an_optimizer_has_its_gradients_read_behind_some_of_its_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, passes, read = nn.Linear(2, 1), 0, list[int]()
+    plain = Readings.read
+
+    def count(self: Readings, tensor: Tensor, *, has_digest: bool = True) -> int | None:
+        read.extend([] if has_digest or tensor is not model.weight.grad else [passes])
+        return plain(self, tensor, has_digest=has_digest)
+
+    monkeypatch.setattr(Readings, "read", count)
+    with rg.record(model) as recording:
+        for passes in range(1, 101):
+            model(torch.full((1, 2), float(passes >= 64))).sum().backward()
+    assert read == [*range(1, 17), 32, 64]
+    grads = {each.name: each.grad for each in facts(recording, Parameter) if each.step == 0 and each.grad}
+    assert grads == {"self:weight": "some", "self:bias": "some"}
 
 
 def test_buffers_as_they_are_before_a_step() -> None:

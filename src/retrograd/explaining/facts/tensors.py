@@ -43,10 +43,15 @@ _quote = lru_cache(maxsize=1 << 14)(json.dumps)
 """A name as JSON."""
 
 
+_EACH_PASS = 16
+"""Passes of a step behind each of which gradients are read."""
+
+
 class StateSource(FactSource):
     """Records parameters and buffers as they are before the first forward of a sampled step, and in the end.
 
-    What gradients there are is asked behind each backward pass of that step.
+    What gradients there are is asked behind the backward passes of that step: behind each of the first, then behind
+    the 32nd, the 64th and so on, for a program without an optimizer makes all of them in one step.
     """
 
     rests = True
@@ -58,6 +63,7 @@ class StateSource(FactSource):
         self._optimizers = host.share(OptimizerNotes)
         self._looks: dict[str, _ModelLook] = {}
         self._step = -1
+        self._passes = 0
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
@@ -66,7 +72,7 @@ class StateSource(FactSource):
         step = self.host.step
         if step != self._step:
             self._write()
-            self._step = step
+            self._step, self._passes = step, 0
         for name, each in self.host.models:
             if name not in self._looks:
                 self._look(name, each)
@@ -74,6 +80,9 @@ class StateSource(FactSource):
     def backward_ends(self, failed: bool) -> None:
         """A backward pass has ended."""
         if failed or not self._looks or self.host.step != self._step or runs_in_another_thread():
+            return
+        self._passes += 1
+        if self._passes > _EACH_PASS and self._passes & (self._passes - 1):
             return
         for look in self._looks.values():
             look.read_gradients(self._readings)
