@@ -27,8 +27,9 @@ from retrograd.core.errors import (
 from retrograd.core.hooks.engine import TORCH
 from retrograd.core.hooks.nodes import edges_of, is_leaf, is_python
 from retrograd.following.bundles.bundle import open_bundle
-from retrograd.following.bundles.files import SEAL, sign, sum_files
+from retrograd.following.bundles.files import SEAL
 from retrograd.following.bundles.replay import replay
+from retrograd.following.bundles.signing import sign, sum_files
 from retrograd.following.bundles.writer import write_bundle
 from retrograd.following.graph.node import Line
 from tests import warm

@@ -20,7 +20,7 @@ import torch
 import retrograd as rg
 from retrograd.core.cli import main
 from retrograd.core.errors import DamagedBundleError, RetrogradWarning, UntrustedBundleError
-from retrograd.following.bundles.files import FOLDER, find_key, sum_files
+from retrograd.following.bundles.signing import FOLDER, find_key, sum_files
 from tests import warm
 from tests.following.bundles.test_bundle import bundle_of
 from tests.following.graph.zoo import leaf
