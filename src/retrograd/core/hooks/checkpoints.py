@@ -42,8 +42,10 @@ SWITCH_GRAD = torch._C._set_grad_enabled
 _SAVES = "_checkpoint_hook.__init__.<locals>.pack_hook"
 _LOADS = "_checkpoint_hook.__init__.<locals>.unpack_hook"
 _COMPUTE_AGAIN = (CheckpointFunction, CondAutogradOp)  # a branch of torch.cond is computed again as well
-_FORWARD: frozenset[CodeType] = frozenset(each.forward.__code__ for each in _COMPUTE_AGAIN)
-_BACKWARD: frozenset[CodeType] = frozenset(each.backward.__code__ for each in _COMPUTE_AGAIN)
+_FORWARD: dict[int, CodeType] = {id(each.forward.__code__): each.forward.__code__ for each in _COMPUTE_AGAIN}
+_BACKWARD: dict[int, CodeType] = {id(each.backward.__code__): each.backward.__code__ for each in _COMPUTE_AGAIN}
+"""By identity: to hash code takes some microseconds, and whole stacks are looked through."""
+
 _RUN: CodeType = _engine_run_backward.__code__
 
 
@@ -66,7 +68,7 @@ def parts_running() -> list[Any]:
 
 def is_reentrant(code: CodeType) -> bool:
     """Return whether a frame of this code runs a part for the first time that will be computed again, without grad."""
-    return code in _FORWARD
+    return id(code) in _FORWARD
 
 
 def is_computed_again() -> bool:
@@ -77,8 +79,8 @@ def is_computed_again() -> bool:
 def _reentrant_parts() -> list[Any]:
     parts: list[Any] = []
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code not in _BACKWARD:
-        if frame.f_code in _FORWARD:
+    while frame is not None and (code := id(frame.f_code)) not in _BACKWARD:
+        if code in _FORWARD:
             parts.append(frame.f_locals["ctx"])
         frame = frame.f_back
     return parts
@@ -150,7 +152,7 @@ def part_computed_again() -> Any:
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not _RUN:
-        if frame.f_code in _BACKWARD:
+        if id(frame.f_code) in _BACKWARD:
             return frame.f_locals["ctx"]
         if frame.f_code.co_qualname == _LOADS:
             return frame.f_locals["frame"]
