@@ -105,7 +105,7 @@ def test_many_kinds_in_one_run(tmp_path: Path) -> None:
     writer.close()
     run = open_run(tmp_path)
     assert [bits(kept.tensor) for kept in run.history["a:output"].tensors] == [bits(tensor) for tensor in made]
-    assert all(name.endswith(".safetensors") for name in files(tmp_path, "tensors"))  # one, or more: as fast as it writes
+    assert all(name.endswith(".safetensors") for name in files(tmp_path, "tensors"))  # one or more
     (event,) = run.history.events
     assert (event.kind, event.moment.step, event.text) == ("dropped", 99, "a meta tensor is not stored")
 
