@@ -20,10 +20,10 @@ import torch
 import retrograd as rg
 from nets import NETS
 from retrograd.core.recording.schedule import describe_schedule
-from timing import keep_freed_memory, show
+from timing import keep_freed_memory, say, show
 
-STEPS = {"gpt2": 2, "mlp": 32, "mlp-tiny": 64}
-"""Of a turn."""
+STEPS = {"gpt2": (116, 2), "mlp": (300, 32), "mlp-tiny": (400, 64)}
+"""Those that are made before any is measured, and those of a turn."""
 
 
 def time_steps(step: Callable[[], None], count: int) -> float:
@@ -33,9 +33,10 @@ def time_steps(step: Callable[[], None], count: int) -> float:
     return time.process_time() - began
 
 
-def measure(name: str, share: float, pairs: int, after: int) -> str:
+def measure(name: str, share: float, pairs: int) -> str:
     """Train and measure; returns what is printed."""
     bare, recorded = NETS[name](), NETS[name]()
+    after, steps = STEPS[name]
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         with rg.record(recorded.model, f"{folder}/run", schedule=rg.overhead(share)) as recording:
@@ -43,12 +44,11 @@ def measure(name: str, share: float, pairs: int, after: int) -> str:
             time_steps(recorded.training_step, after)
             for number in range(pairs):
                 show(f"{name}, {share:.0%}: {number} of {pairs} pairs")
-                before = time_steps(bare.training_step, STEPS[name])
-                ratios.append(time_steps(recorded.training_step, STEPS[name]) / before)
-        show("")
+                before = time_steps(bare.training_step, steps)
+                ratios.append(time_steps(recorded.training_step, steps) / before)
         told = describe_schedule(recording.run.history.manifest)
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return f"\r{name}, {share:.0%}: {middle:.3f} [{low:.3f} {high:.3f}]; {told}"
+    return f"{name}, {share:.0%}: {middle:.3f} [{low:.3f} {high:.3f}]; {told}"
 
 
 def main() -> None:
@@ -56,13 +56,12 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--shares", nargs="+", type=float, default=[0.05, 0.1])
     parser.add_argument("--pairs", type=int, default=24, help="of turns")
-    parser.add_argument("--after", type=int, default=116, help="steps that are made before any is measured")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     for name in arguments.nets:
         for share in arguments.shares:
-            print(measure(name, share, arguments.pairs, arguments.after), flush=True)
+            say(measure(name, share, arguments.pairs))
 
 
 if __name__ == "__main__":

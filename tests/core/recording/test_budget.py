@@ -88,6 +88,8 @@ def test_the_share_is_kept_and_used(statistics: float, updates: float, share: fl
     assert told["updates"] == len(made.updates)
     assert told["steps"] == 5000
     assert told["measured"] == pytest.approx(made.list_extra(FULL_STEPS, 5000, steps), rel=0.2, abs=0.002)
+    assert told["between"] is None  # nobody has measured that, as on a device
+    assert describe_schedule({"schedule": "x", "overhead": told}).endswith(" % measured beyond unrecorded steps)")
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1])

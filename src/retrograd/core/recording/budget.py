@@ -304,7 +304,7 @@ class Budget:
         return {
             "share": self._share,
             "measured": self._cost / self._measured + self._between if self._measured else None,
-            "between": self._between,
+            "between": self._between if self._ours else None,
             "steps": counts.total(),
             "recorded": self._recorded,
             "updates": counts[_ALL],
