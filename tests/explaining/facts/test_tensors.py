@@ -195,6 +195,26 @@ def test_a_program_without_an_optimizer_has_its_gradients_read_behind_some_of_it
     assert grads == {"self:weight": "some", "self:bias": "some"}
 
 
+class Experts(nn.ModuleDict):
+    """Each is called with its number, where it has one."""
+
+    def forward(self, **numbers: float) -> Tensor:
+        return sum((self[name](torch.full((1, 2), number)).sum() for name, number in numbers.items()), torch.zeros(()))
+
+
+def test_what_comes_late_in_a_long_accumulation_is_a_gradient() -> None:
+    model = Experts({name: nn.Linear(2, 1) for name in ("often", "rare", "late", "never")})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with rg.record(model) as recording:
+        for number in range(1, 21):
+            rare = {"rare": 1.0} if number == 18 else {}
+            model(often=1.0, late=float(number == 19), **rare).backward()
+        optimizer.step()
+    grads = {each.name: each.grad for each in facts(recording, Parameter) if each.step == 0 and each.grad}
+    expected = {"often": "some", "rare": "some", "late": "some", "never": "None"}
+    assert {name: grads[f"{name}:weight"] for name in expected} == expected
+
+
 def test_buffers_as_they_are_before_a_step() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     update = torch.optim.SGD(model.parameters(), lr=0.1)

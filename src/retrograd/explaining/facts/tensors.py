@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from retrograd.core.history.fact import tell_number
 from retrograd.core.history.facts import Buffer, Input, Parameter
@@ -51,7 +52,8 @@ class StateSource(FactSource):
     """Records parameters and buffers as they are before the first forward of a sampled step, and in the end.
 
     What gradients there are is asked behind the backward passes of that step: behind each of the first, then behind
-    the 32nd, the 64th and so on, for a program without an optimizer makes all of them in one step.
+    the 32nd, the 64th and so on, for a program without an optimizer makes all of them in one step. A parameter that had
+    none so far is asked behind each, and all of them before an update.
     """
 
     rests = True
@@ -64,6 +66,7 @@ class StateSource(FactSource):
         self._looks: dict[str, _ModelLook] = {}
         self._step = -1
         self._passes = 0
+        self._has_skipped = False
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
         """A recorded model is called."""
@@ -72,7 +75,7 @@ class StateSource(FactSource):
         step = self.host.step
         if step != self._step:
             self._write()
-            self._step, self._passes = step, 0
+            self._step, self._passes, self._has_skipped = step, 0, False
         for name, each in self.host.models:
             if name not in self._looks:
                 self._look(name, each)
@@ -82,10 +85,16 @@ class StateSource(FactSource):
         if failed or not self._looks or self.host.step != self._step or runs_in_another_thread():
             return
         self._passes += 1
-        if self._passes > _EACH_PASS and self._passes & (self._passes - 1):
-            return
+        self._has_skipped = self._passes > _EACH_PASS and bool(self._passes & (self._passes - 1))
         for look in self._looks.values():
-            look.read_gradients(self._readings)
+            look.read_gradients(self._readings, only_new=self._has_skipped)
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to update: read what was accumulated meanwhile."""
+        if self._has_skipped and self.host.step == self._step and not runs_in_another_thread():
+            self._has_skipped = False
+            for look in self._looks.values():
+                look.read_gradients(self._readings)
 
     def drain(self) -> None:
         """Record what was looked at, when its step is over."""
@@ -168,11 +177,11 @@ class _ModelLook:
                 self._tensors.append((site, weakref.ref(parameter)))
                 yield site, parameter
 
-    def read_gradients(self, readings: Readings) -> None:
-        """Sample the gradients that there are."""
+    def read_gradients(self, readings: Readings, *, only_new: bool = False) -> None:
+        """Sample the gradients that there are; ``only_new``: of parameters that had none so far."""
         self._has_gradients = True
         for site, find in self._tensors:
-            parameter = find()
+            parameter = None if only_new and site in self._gradients else find()
             gradient = None if parameter is None else gradient_of(parameter)
             if gradient is not None:
                 number = readings.read(gradient, has_digest=False)
