@@ -55,12 +55,13 @@ class OwnTime(threading.local):
 
     def run(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a function, and measure it."""
-        self.is_on, self._began = False, self._clock()
-        try:
+        began = self._clock()
+        try:  # an interrupt may come at any time
+            self.is_on, self._began = False, began
             function(*args, **kwargs)
         finally:
-            self._seconds += self._clock() - self._began
             self.is_on, self._began = self._is_wanted, math.nan
+            self._seconds += self._clock() - began
 
     def read(self) -> float:
         """Seconds so far, the function among them that runs now; NaN if none does that is measured."""
