@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping, MutableSet
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, overload
 from weakref import ref
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 
 
 class IdentityDict(MutableMapping[K, V], Generic[K, V]):
@@ -44,6 +45,21 @@ class IdentityDict(MutableMapping[K, V], Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @overload
+    def get(self, thing: K, default: None = None, /) -> V | None: ...
+
+    @overload
+    def get(self, thing: K, default: V | T, /) -> V | T: ...
+
+    def get(self, thing: K, default: Any = None, /) -> Any:
+        """The value of a thing; ``default`` where it has none."""
+        found = self._entries.get(id(thing))
+        return default if found is None else found[1]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._entries.clear()
 
     def __iter__(self) -> Iterator[K]:
         for find, _ in list(self._entries.values()):
@@ -76,6 +92,10 @@ class IdentitySet(MutableSet[K], Generic[K]):
 
     def discard(self, thing: K) -> None:
         self._things.pop(thing, cast("Any", None))
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._things.clear()
 
     def __contains__(self, thing: object) -> bool:
         return thing in self._things

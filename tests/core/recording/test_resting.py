@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import retrograd as rg
+from retrograd.core.history.facts import Units
 from retrograd.core.hooks.compiled import has_compiled_code
 from retrograd.core.hooks.listeners import is_ours
+from tests.explaining.facts.looking import facts_of
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,7 @@ def test_hooks_rest_in_steps_that_are_not_recorded() -> None:
     with rg.record(model, schedule=lambda step: step % 4 == 0) as recording:
         train(model, 9)
         assert count_hooks(model) == 2
-    assert model.seen == [2, 2, 2, 0, 2, 0, 0, 0, 2]  # all stay in the first two calls that are not recorded
+    assert model.seen == [2, 2, 0, 0, 2, 0, 0, 0, 2]  # all stay in the first two calls
     for site in ("first:output", "second:output.grad"):
         assert recording.history[site].steps.tolist() == [0, 4, 8]
     assert count_hooks(model) == 0
@@ -70,7 +72,7 @@ def test_hooks_rest_for_the_whole_of_a_gap_that_is_known() -> None:
             optimizer.step()
             between.append((count_hooks(model), len(model.first.weight._backward_hooks or ())))
             model.first(torch.ones(2, 3))  # a part by itself begins a recorded step, too
-    assert model.seen == [2, 2, 2, 0, 2, 0, 0, 0, 2, 0, 0, 0, 2, 0]
+    assert model.seen == [2, 2, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 2, 0]
     assert between[3:9] == [(2, 1), (2, 1), (0, 0), (0, 0), (2, 1), (2, 1)]
     for site in ("first:output", "second:output.grad", "first:weight.grad"):
         assert recording.history[site].select(phase=None).steps.tolist()[:4] == [0, 4, 8, 12]
@@ -86,8 +88,8 @@ def test_hooks_come_back_where_steps_have_other_numbers_than_was_expected() -> N
             train(model, 1)
             model.seen.append(count_hooks(model))
     within, between = model.seen[::2], model.seen[1::2]
-    assert within == [2, 2, 2, 0, 0, 0, 0, 2, 0]
-    assert between == [2, 2, 2, 2, 2, 0, 2, 2, 0]  # at 5 and at 9 it was not known that they come
+    assert within == [2, 2, 0, 0, 0, 0, 0, 2, 0]
+    assert between == [2, 2, 0, 2, 2, 0, 2, 2, 0]  # at 5 and at 9 it was not known that they come
     assert recording.history["first:output"].steps.tolist() == [0, 12]
 
 
@@ -98,7 +100,7 @@ def test_what_is_recorded_is_what_a_hook_by_hand_finds() -> None:
     )  # ours stays beside it
     with rg.record(model, schedule=lambda step: step % 3 == 0) as recording:
         train(model, 7)
-    assert model.seen == [2, 2, 2, 2, 1, 1, 2]  # ours stays beside a hook of the program's
+    assert model.seen == [2, 2, 1, 2, 1, 1, 2]  # ours stays beside a hook of the program's
     expected = [float(found[step].square().mean().sqrt()) for step in (0, 3, 6)]
     assert recording.history["first:output"].rms.tolist() == pytest.approx(expected, rel=1e-6)
 
@@ -205,6 +207,51 @@ def test_a_recording_that_begins_or_ends_meanwhile(attaches: bool) -> None:
     for each in (*others, recording):
         each.close()
     assert count_hooks(model) == 0
+
+
+def test_hooks_for_facts_rest_between_looks_though_each_step_is_recorded() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+    seen: list[tuple[int, int]] = []
+
+    class Seeing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((len(model[0]._forward_hooks), len(model[1]._forward_hooks)))
+            return x
+
+    model.append(Seeing())
+    with rg.record(model, sites="0:output") as recording:
+        train(model, 45)
+    looks = [step for step, (_, units) in enumerate(seen) if units]
+    assert {first for first, _ in seen} == {1}
+    assert looks[:3] == [0, 1, 2]  # what a unit does is read at these
+    assert 4 < len(looks) < 20
+    assert len(recording.history["0:output"].steps) == 45
+    units = [fact.moment.step for fact in facts_of(recording, Units)]
+    assert units
+    assert set(units) <= set(looks)
+    assert not model[1]._forward_hooks
+
+
+@pytest.mark.parametrize("every", [1, 16])
+def test_what_is_compiled_meanwhile_is_compiled_once(every: int) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+    compiled = 0
+
+    def count(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        nonlocal compiled
+        compiled += 1
+        return graph.forward
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with rg.record(model, sites="0:output", schedule=rg.every(every)):
+        train(model, 5)
+        quick = torch.compile(model, backend=count)
+        for _ in range(40):
+            optimizer.zero_grad()
+            quick(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    assert compiled == 1
+    torch.compiler.reset()
 
 
 def test_nothing_rests_beside_compiled_code() -> None:

@@ -191,13 +191,16 @@ def is_in_compiled_backward() -> bool:
     return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
+_HAS_CUDA = torch.backends.cuda.is_built()
+
+
 @uncompiled
 def is_tracing() -> bool:
     """Whether what runs now only makes a graph (ahead-of-time autograd, export, the capture of a CUDA graph).
 
     Its tensors have no values yet, and nothing may wait for a device.
     """
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if _HAS_CUDA and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return True
     if not dispatch_modes():  # as nearly always
         return False

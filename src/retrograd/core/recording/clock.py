@@ -132,7 +132,7 @@ class Clock:
         self._ungraded = 0
         self._aside: list[bool] = []
         self._paused: tuple[int, bool, bool] | None = None
-        self._resting = RestingTaps()
+        self._resting = RestingTaps(id(self))
         self.was_reached = self.is_free = False
         self.buffers = buffers
         self.buffer: ModeBuffer | None = None
@@ -203,13 +203,13 @@ class Clock:
         self.buffer = buffer
 
     def rest(self) -> None:
-        """Let taps rest, unless the step is recorded, until the call of a recorded model that has begun has ended.
+        """Let taps rest that have nothing to do, until the call of a recorded model that has begun has ended.
 
         In a gap of a schedule (an update has ended the step before, and this one was known not to be recorded), until
         an update ends a step of which that is not known: else any other call of a part of the model may begin one.
+        Those of sources of facts rest until such a call in which they have something to do.
         """
-        if not self.on:
-            self._resting.rest()
+        self._resting.rest()
 
     def forward_ends(self, root: int, failed: bool) -> None:
         """End a call that has returned, or raised."""

@@ -60,12 +60,16 @@ class Deliveries:
 
     def add_numbers(self, numbers: Sequence[float | Tensor], then: Callable[[list[float]], None]) -> None:
         """Send for single numbers, of which some are known."""
+        sent = [each for each in numbers if isinstance(each, Tensor)]
 
         def hand_on(arrays: Arrays) -> None:
             came = iter(arrays)
             then([float(next(came).reshape(-1)[0]) if isinstance(each, Tensor) else float(each) for each in numbers])
 
-        self.add([each for each in numbers if isinstance(each, Tensor)], hand_on)
+        if sent or self._waiting:
+            self.add(sent, hand_on)
+        else:
+            then(list(map(float, numbers)))
 
     def deliver(self, *, wait: bool = False) -> None:
         """Hand on what has come since the last time; ``wait``: all of it, however long that takes."""
