@@ -354,3 +354,23 @@ def test_the_header_tells_what_the_manifest_knows_and_no_more() -> None:
     ]
     assert make_header({}, None, {}) == []
     assert print_command({"command": ["python", "train me.py"]}) == "python 'train me.py'"
+
+
+ADAM = {"lr": 2e-4, "betas": [0.5, 0.999], "amsgrad": False}
+ALIKE = [{"name": name, "type": "Adam", "groups": [ADAM]} for name in ("Adam", "Adam_2")]
+SGD = {"name": "SGD", "type": "SGD", "groups": [{"lr": 0.1}, {"lr": 0.2}]}
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "text"),
+    [
+        (ALIKE[:1], "Adam, lr 0.0002, betas (0.5, 0.999)"),
+        (ALIKE, "2 × Adam, lr 0.0002, betas (0.5, 0.999)"),
+        ([ALIKE[1], SGD], "Adam, lr 0.0002, betas (0.5, 0.999); SGD, lr 0.1, 0.2"),
+        ("Adam", ""),
+        ([None], ""),
+        (None, ""),
+    ],
+)
+def test_each_optimizer_has_its_own_settings_in_the_header(optimizers: object, text: str) -> None:
+    assert dict(make_header({"optimizers": optimizers}, None, {})).get("optimizer", "") == text

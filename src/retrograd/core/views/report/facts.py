@@ -131,8 +131,14 @@ def print_command(manifest: Mapping[str, Any]) -> str:
 
 
 def print_optimizer(manifest: Mapping[str, Any]) -> str:
-    """Class and arguments of the optimizers; empty where they are not known."""
-    settings = read_settings({"optimizers": manifest.get("optimizers")})
+    """Class and arguments of each optimizer, those that are alike once; empty where they are not known."""
+    listed = manifest.get("optimizers")
+    told = Counter(map(_print_alone, listed if isinstance(listed, list) else []))
+    return "; ".join(text if count == 1 else f"{count} × {text}" for text, count in told.items() if text)
+
+
+def _print_alone(optimizer: Any) -> str:
+    settings = read_settings({"optimizers": [optimizer]})
     name = settings.pop("optimizer", "")
     settings = {name: value for name, value in settings.items() if value is not False and name != "initial_lr"}
     told = (
