@@ -8,6 +8,7 @@ import io
 import weakref
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
@@ -126,6 +127,30 @@ def test_a_file_is_told_and_who_counts_on_from_it() -> None:
     assert (optimizer.of, optimizer.name, optimizer.value, optimizer.count) == ("optimizer", "Adam", 4, 5)
     [counted] = [fact for fact in facts if isinstance(fact, CountedOn)]
     assert (counted.name, counted.value, counted.counter) == ("step", 7, "step")
+
+
+@pytest.mark.parametrize(
+    ("reads", "strips", "prefix"),
+    [(2, False, "module."), (2, True, ""), (1, False, ""), (1, True, "")],
+    ids=["just read", "loaded by now", "trained since", "both"],
+)
+def test_a_file_is_blamed_only_where_it_was_just_read_and_nothing_of_it_loaded(
+    reads: int, strips: bool, prefix: str
+) -> None:
+    training, file = Training(), io.BytesIO()
+    torch.save({f"module.{key}": value for key, value in make_net().state_dict().items()}, file)
+
+    def act(step: int) -> None:
+        if step == reads:
+            file.seek(0)
+            saved = torch.load(file)
+            if strips:
+                training.net.load_state_dict({key.removeprefix("module."): each for key, each in saved.items()})
+        if step == 2:
+            training.net.load_state_dict(training.net.state_dict())
+
+    own = loads_of(training.run(act))[-1]
+    assert (own.same, own.prefix, own.matching) == (4, prefix, 4 if prefix else 0)
 
 
 def test_nothing_that_is_loaded_is_kept() -> None:

@@ -88,6 +88,7 @@ class LoadLog:
         notes: the last of them, with the number of each.
         count: how many there were.
         step: the step that it is, as far as a recording has told.
+        loaded: numbers of the files of which tensors have been loaded.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,8 @@ class LoadLog:
         self.count = 0
         self.step = -1
         self._files = 0
-        self._keys: deque[tuple[int, Shapes]] = deque(maxlen=_MOST_FILES)
+        self._keys: deque[tuple[int, int, Shapes]] = deque(maxlen=_MOST_FILES)
+        self.loaded: set[int] = set()
         self._tensors: IdentityDict[Tensor, int] = IdentityDict()
         self._taken: IdentityDict[Tensor, tuple[int, str]] = IdentityDict()
         self._times: Counter[tuple[str, int]] = Counter()
@@ -130,7 +132,8 @@ class LoadLog:
             note.parts.append({"path": path, **part})
             if part["kind"] == "weights":
                 note.tensors += int(part["tensors"])
-                self._keys.append((note.number, {str(key): each.shape for key, each in _tensors(found)}))
+                shapes = {str(key): each.shape for key, each in _tensors(found)}
+                self._keys.append((note.number, self.step, shapes))
                 self._remember(note.number, (each for _, each in _tensors(found)))
             elif part.get("step", 0) > 1:
                 note.counters[f"{path}.step".strip(".")] = part["step"]
@@ -172,8 +175,15 @@ class LoadLog:
         }
 
     def match_files(self, own: Shapes) -> tuple[str, int, int]:
-        """The file of which keys would match but for a prefix: prefix, how many, and its number."""
-        found = [(*find_prefix(keys, own), number) for number, keys in self._keys if not keys.keys() & own.keys()]
+        """The file of which keys would match but for a prefix: prefix, how many, and its number.
+
+        It was read in this step, nothing of it has been loaded, and none of its keys is the module's.
+        """
+        found = [
+            (*find_prefix(keys, own), number)
+            for number, step, keys in self._keys
+            if step == self.step and number not in self.loaded and not keys.keys() & own.keys()
+        ]
         return max(found, key=lambda each: each[1], default=("", 0, 0))
 
 
@@ -350,7 +360,8 @@ def _end_load(note: LoadNote, module: nn.Module, args: tuple[Any, ...], kwargs: 
         state, own = _state_of(args, kwargs), _own_tensors(module)
         missing, unexpected = (list(getattr(result, name, ())) for name in ("missing_keys", "unexpected_keys"))
         copied = len(state) - len(unexpected)
-        prefix, matching, file = "", 0, note.fields["file"]
+        source = note.fields["file"]
+        prefix, matching, file = "", 0, source
         if unexpected and missing:
             given = {key: state[key].shape for key in unexpected if isinstance(state.get(key), Tensor)}
             prefix, matching = find_prefix(given, {key: own[key].shape for key in missing if key in own})
@@ -363,6 +374,8 @@ def _end_load(note: LoadNote, module: nn.Module, args: tuple[Any, ...], kwargs: 
         }  # fmt: skip
         note.after = sum_some_bits(own.values())
         log.add(note)
+        if copied:
+            log.loaded.add(source)
     except Exception:  # as above
         return
 
