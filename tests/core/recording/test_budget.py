@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,7 +16,7 @@ import retrograd as rg
 from retrograd.core.history.facts import Gap, read_facts
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.ranks.board import Board
-from retrograd.core.recording.budget import WINDOW, Budget, DeviceLaps, Lap, ThreadLaps
+from retrograd.core.recording.budget import WINDOW, Budget, DeviceLaps, Lap, ThreadLaps, is_chosen
 from retrograd.core.recording.schedule import FULL_STEPS, Overhead, describe_schedule
 from retrograd.core.spent import OwnTime, counted, own_time
 
@@ -166,6 +167,25 @@ def test_a_recording_measures_what_is_its_own_and_leaves_no_clock_on() -> None:
     assert calls == [1]
 
 
+@pytest.mark.parametrize("gap", [1, 2, 8, 64])
+def test_of_each_gap_of_steps_one_is_chosen_and_each_is_one_of_the_smaller_gaps(gap: int) -> None:
+    chosen = [step for step in range(256 * gap) if is_chosen(step, gap)]
+    assert [step // gap for step in chosen] == list(range(256))
+    assert all(is_chosen(step, gap // 2) for step in chosen if gap > 1)
+    for turns in (2, 3, 4, 5, 7):  # as of nets that are trained one after the other
+        seen = Counter(step % turns for step in chosen)
+        assert all(0.6 < seen[turn] / (256 / turns) < 1.4 for turn in range(turns)), turns
+
+
+@pytest.mark.parametrize("extra", [0.3, 3.0])
+def test_nets_that_are_trained_in_turns_are_seen_both(extra: float) -> None:
+    made = Simulation(0.05, steady(extra, extra / 2)).run(range(3000))
+    assert made.gaps[-1].value >= 4
+    for kind in (made.recorded, made.updates):
+        late = Counter(step % 2 for step in kind if step >= 500)
+        assert min(late[0], late[1]) > 0.25 * late.total()
+
+
 def test_gaps_are_powers_of_two_on_one_grid_so_that_two_runs_have_steps_in_common() -> None:
     cheap, dear = (
         Simulation(0.05, steady(0.2, 0.1)).run(range(3000)),
@@ -175,8 +195,8 @@ def test_gaps_are_powers_of_two_on_one_grid_so_that_two_runs_have_steps_in_commo
         gap, of_updates = int(made.gaps[-1].value), made.gaps[-1].updates
         later = [step for step in made.recorded if step >= 1500]
         assert gap & (gap - 1) == of_updates & (of_updates - 1) == 0
-        assert later == [step for step in range(1500, 3000) if step % gap == 0]
-        assert [step for step in made.updates if step >= 1500] == [s for s in range(1500, 3000) if s % of_updates == 0]
+        assert later == [step for step in range(1500, 3000) if is_chosen(step, gap)]
+        assert [step for step in made.updates if step >= 1500] == [s for s in later if is_chosen(s, of_updates)]
     assert {step for step in dear.recorded if step >= 1500} < {step for step in cheap.recorded if step >= 1500}
 
 
@@ -340,7 +360,7 @@ def test_numbers_of_which_a_step_has_one_are_recorded_at_every_step(ticks: list[
     assert len(history.scalars["lr"].steps) == 600
     gaps = [fact for fact in read_facts(history.events) if isinstance(fact, Gap)]
     steps = history["2:output"].steps
-    assert steps.tolist()[-5:] == [step for step in range(600) if step % gaps[-1].value == 0][-5:]
+    assert steps.tolist()[-5:] == [step for step in range(600) if is_chosen(step, int(gaps[-1].value))][-5:]
     told = history.manifest["overhead"]
     assert told["recorded"] == len(steps)
     assert told["updates"] == len(history["2:weight.update"].steps)
@@ -403,8 +423,8 @@ def test_a_resumed_run_begins_in_full_again_and_on_the_same_grid(ticks: list[flo
     history = rg.open_run(folder).history
     steps = set(history["2:output"].steps.tolist())
     assert set(range(300, 400)) <= steps
-    gap = [fact for fact in read_facts(history.events) if isinstance(fact, Gap)][-1].value
-    assert all(step % gap == 0 for step in steps if step >= 560)
+    gap = int([fact for fact in read_facts(history.events) if isinstance(fact, Gap)][-1].value)
+    assert all(is_chosen(step, gap) for step in steps if step >= 560)
     assert len(history.loss.steps) == 600
 
 

@@ -5,8 +5,9 @@ A recorded step is held against the median of the last unrecorded ones, so that 
 (a first step, a checkpoint, a collection of garbage) counts for nothing, and a net that grows slower is followed. What
 our part of an unrecorded step takes is paid for first, where it is known: on the CPU, by a clock of its own.
 
-Recorded are the steps that a power of two divides (counted in strides, where somebody numbers them 0, 10, 20 …). Two
-runs with different gaps thereby have the steps of the larger gap in common.
+Of each 2, 4, 8 … steps one is recorded (counted in strides, where somebody numbers them 0, 10, 20 …): not always the
+first, or of two nets that are trained in turns one would never be seen. Which one it is follows from the steps' numbers
+alone, and each is also one of the smaller gaps': two runs with different gaps have the steps of the larger in common.
 
 Ranks record the same steps, for their rows are merged. One of them measures and says what all do, on a board that they
 read at every 32nd step; what it says holds from a later one of these on, when all have read it: they cannot be two
@@ -196,6 +197,26 @@ class Triggers:
         size = math.log(max(norm, 1e-30))
         is_beyond = [each.is_left_by(number, 1.0) for each, number in zip(self._norms, (size, -size), strict=True)]
         return "gradient" if any(is_beyond) else ""
+
+
+def is_chosen(number: int, gap: int) -> bool:
+    """Return whether a step is the one that is recorded of those with its ``number // gap``.
+
+    Of two blocks that make one of twice the size a hash of the larger's number says which hands its step on.
+
+    Args:
+        number: of the step, from 0.
+        gap: a power of two.
+    """
+    size = 1
+    while size < gap:
+        block = number // size
+        mixed = (block // 2 * 0x9E3779B1 + size * 0x85EBCA6B) & 0xFFFFFFFF
+        mixed = (mixed ^ mixed >> 15) * 0x2C1B3C6D & 0xFFFFFFFF
+        if block & 1 != mixed >> 31:
+            return False
+        size *= 2
+    return True
 
 
 _numbers = itertools.count()
@@ -388,9 +409,9 @@ class Budget:
     def _find_kind(self, step: int) -> int:
         number = step // max(self._stride, 1)
         gap = 2 if self._gap == 1 and 0 < number % _MOST < WINDOW else self._gap  # else what is bare would be forgotten
-        if number % gap:
+        if not is_chosen(number, gap):
             return _NOTHING
-        return _STATISTICS if number % self._of_updates else _ALL
+        return _ALL if is_chosen(number, self._of_updates) else _STATISTICS
 
     def _tell(self, gap: int, of_updates: int, reason: str, share: float, step: int = -1) -> None:
         moment = Moment(self._step if step < 0 else step)

@@ -88,10 +88,10 @@ def overhead(share: float = 0.05, *, full_seconds: float = 0.0) -> Overhead:
     """As many steps as can be recorded for this share of the time that a step takes by itself.
 
     The first 100 steps are recorded in full. Then the time of recorded and of unrecorded steps is measured (CPU time
-    of the training thread; where torch has begun to use CUDA, time on the device), and every 2nd, 4th, 8th … step is
-    recorded, counted from 0, so that two runs have steps in common; updates of weights at fewer of them. Sixteen steps
-    are recorded in full after a loss that jumps or is not finite, a norm of the gradient beyond its range, and where a
-    new phase of training begins. Losses, learning rates, calls and what you log are recorded at every step.
+    of the training thread; where torch has begun to use CUDA, time on the device), and one of each 2, 4, 8 … steps is
+    recorded, not always the first, but the same in two runs; updates of weights at fewer of them. Sixteen steps are
+    recorded in full after a loss that jumps or is not finite, a norm of the gradient beyond its range, and where a new
+    phase of training begins. Losses, learning rates, calls and what you log are recorded at every step.
 
     What that takes at unrecorded steps is a part of the share, where it can be measured: not on a device. Of small nets
     it may be more than all of it; a quarter of the share goes to recorded steps nevertheless.
