@@ -193,6 +193,19 @@ def test_a_hook_that_the_program_sets_meanwhile_runs_behind_ours() -> None:
     assert 7 not in recording.history["second:output"].mean
 
 
+@pytest.mark.parametrize("schedule", [1, 4, lambda step: step % 4 == 0], ids=["all", "gaps", "function"])
+def test_a_hook_on_a_weight_that_is_set_meanwhile_runs_behind_ours(schedule: Any) -> None:
+    torch.manual_seed(0)
+    model = Spy()
+    with rg.record(model, schedule=schedule) as recording:
+        train(model, 6)
+        model.second.weight.register_hook(lambda gradient: gradient * 0)
+        train(model, 7)
+    assert (recording.history["second:weight.grad"].select(phase=None).l2 > 0).all()
+    assert model.second.weight.grad is not None
+    assert not model.second.weight.grad.any()
+
+
 @pytest.mark.parametrize("attaches", [True, False])
 def test_a_recording_that_begins_or_ends_meanwhile(attaches: bool) -> None:
     model = Spy()

@@ -63,7 +63,7 @@ class Repeats(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap(Fact):
-    """From this step on one of each ``value`` steps is recorded, by a budget for overhead: not always the first of them.
+    """From this step on one of each ``value`` steps is recorded, by a budget for overhead, not always the first.
 
     Attributes:
         updates: the same for updates of weights.

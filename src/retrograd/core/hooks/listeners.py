@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from retrograd.core.errors import NoGraphError
-from retrograd.core.hooks.engine import TORCH, uncompiled, uncompiled_itself
+from retrograd.core.hooks.engine import uncompiled, uncompiled_itself
 from retrograd.core.hooks.parts import modules_of
 from retrograd.core.notices import warn_of_fault
 
@@ -299,10 +299,6 @@ class HookEntry:
                     vars(table).pop(_REDUCE, None)
 
 
-_NEEDS_ONE_ORDER = TORCH < (2, 13)
-"""An older compiler looks hooks up by their places in the plain dictionary below, which ``move_to_end`` leaves be."""
-
-
 def move_first(table: Any, number: int) -> None:
     """Have a hook called before all others of its table, an ordered dictionary."""
     table.move_to_end(number, last=False)
@@ -316,9 +312,9 @@ def move_last(table: Any, number: int) -> None:
 
 
 def _align(table: dict[int, Any]) -> None:
-    if _NEEDS_ONE_ORDER:
-        for number in list(table):
-            table[number] = table.pop(number)
+    """Bring the plain dictionary below into the same order: torch reads hooks of tensors there, its compiler all."""
+    for number in list(table):
+        table[number] = table.pop(number)
 
 
 def hooks_on(tensor: Tensor) -> Any:
