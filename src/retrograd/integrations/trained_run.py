@@ -25,7 +25,7 @@ from retrograd.core.randomness import random_kept
 from retrograd.core.ranks.processes import ask_rank
 from retrograd.core.recording.keep import DEFAULT_BUDGET, Keep
 from retrograd.core.recording.record import Recording, choose_schedule, record
-from retrograd.core.recording.schedule import Schedule
+from retrograd.core.recording.schedule import Schedule, count_recorded
 from retrograd.core.recording.settings import Settings, UserStatistic
 from retrograd.core.runs.chosen_ranks import Ranks, read_ranks
 from retrograd.core.runs.dated import DATE, make_dated
@@ -196,7 +196,8 @@ class TrainedRun:
         history = run.history
         self.findings = find_and_store(run) if history.rows.count <= LIMITS.explained_rows else None
         if not self._quiet:
-            done = f"{count_of(len(history.loss.steps), 'step')} at {count_of(len(history.sites), 'site')}"
+            steps = count_recorded(history.manifest.get("overhead"), len(history.loss.steps))
+            done = f"{steps} at {count_of(len(history.sites), 'site')}"
             say(f"recorded {done}{tell_verdict(self.findings, os.path.relpath(path))}")
 
     def _take_numbers(self, numbers: Mapping[str, Any], step: int | None = None) -> None:

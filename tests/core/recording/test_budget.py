@@ -17,7 +17,7 @@ from retrograd.core.history.facts import Gap, read_facts
 from retrograd.core.history.sink import Event, Moment
 from retrograd.core.ranks.board import Board
 from retrograd.core.recording.budget import WINDOW, Budget, DeviceLaps, Lap, ThreadLaps, is_chosen
-from retrograd.core.recording.schedule import FULL_STEPS, Overhead, describe_schedule
+from retrograd.core.recording.schedule import FULL_STEPS, Overhead, count_recorded, describe_schedule
 from retrograd.core.spent import OwnTime, counted, own_time
 
 
@@ -253,6 +253,12 @@ def test_a_loss_that_jumps_is_followed_by_a_window_that_is_recorded_in_full(bad:
     assert (window.step, window.value, window.reason) == (1502, 1, "loss" if bad == 50 else "nonfinite")
     assert end.step == 1502 + WINDOW
     assert end.value > 1
+
+
+def test_a_loss_that_jumps_far_has_a_window_though_a_smaller_jump_has_had_one() -> None:
+    losses = {1000: 2.5, 1070: 9e3, 1140: 8e3}
+    made = Simulation(0.05, steady(3.0, 1.0)).run(range(2000), lambda step: losses.get(step, 1.0 + step % 3 / 9))
+    assert [gap.step for gap in made.gaps if gap.reason == "loss"] == [1001, 1071]
 
 
 def test_windows_are_paid_for_like_all_else() -> None:
@@ -495,3 +501,34 @@ def test_ranks_that_cannot_agree_record_every_step(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WORLD_SIZE", "2")
     made = Simulation(0.05, steady(0.2, 0.1)).run(range(500))
     assert made.recorded == list(range(500))
+
+
+def test_an_evaluation_behind_the_last_update_is_no_step(ticks: list[float]) -> None:
+    model = make_net()
+    with rg.record(model, schedule=rg.overhead(0.05), sites="0:output") as recording:
+        train(model, 300, ticks, recording)
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(8, 4))
+    history = recording.history
+    told = history.manifest["overhead"]
+    rows = history["0:output"].select(phase="train").steps
+    assert (told["steps"], told["recorded"], told["updates"]) == (300, len(rows), 0)  # of updates there is no site
+    text = describe_schedule(history.manifest)
+    assert f"({len(rows)} of 300 steps;" in text
+
+
+@pytest.mark.parametrize(
+    ("overhead", "text"),
+    [
+        (None, "900 steps"),
+        ({"share": 0.05, "recorded": 90, "steps": 90, "measured": None}, "900 steps"),
+        ({"share": 0.05, "recorded": 122, "steps": 1900, "measured": 0.05}, "122 of 1,900 steps"),
+        (
+            {"share": 0.05, "recorded": 122, "steps": 900, "measured": 0.391},
+            "122 of 900 steps (measured: 39 % of a step's own time, where 5 % were wanted)",
+        ),
+    ],
+)
+def test_how_many_steps_were_recorded_in_words(overhead: dict[str, float] | None, text: str) -> None:
+    assert count_recorded(overhead, 900) == text

@@ -46,6 +46,7 @@ from retrograd.core.ranks.stages import is_rehearsal
 from retrograd.core.recording.fact_source import FactHost, FactSource, MakeSource
 from retrograd.core.recording.logged import expect_none, expect_recording
 from retrograd.core.recording.recorder import Recorder, list_sources
+from retrograd.core.recording.schedule import count_recorded
 from retrograd.core.recording.settings import Settings
 from retrograd.core.recording.weight_sums import sum_squares
 from retrograd.core.runs.attempts import leave
@@ -181,7 +182,9 @@ class Session:
         faults = 0 if self._recorder is None else self._recorder.events.faults.total()
         missing = [f"{sink.lost} were lost"] if sink.lost else []
         missing += [f"{count_of(faults, 'fault')} kept something from being recorded"] if faults else []
-        done = f"{count_of(self._count_earlier() + sink.steps, 'step')} at {count_of(sink.sites, 'site')}"
+        overhead = None if self._recorder is None else self._recorder.overhead
+        steps = count_recorded(overhead, self._count_earlier() + sink.steps)
+        done = f"{steps} at {count_of(sink.sites, 'site')}"
         return f"{done}, but {' and '.join(missing)}" if missing else done
 
     def _count_earlier(self) -> int:

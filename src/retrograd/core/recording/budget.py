@@ -272,12 +272,14 @@ class Budget:
         self._share_of_gap = math.nan
         self._is_begun = False
         self._counts = Counter[int]()
+        self._kind = _NOTHING
         self._step = -1
         self._stride = 0
         self._is_on = True
         self._began: float | None = None
         self._until = -1
-        self._granted: set[str] = set()
+        self._granted: set[tuple[str, int]] = set()
+        """For which reasons there has been a window, and at what power of ten of the number."""
         self._credit = self._cost = 0.0
         self._measured = 0
         self.with_updates = True
@@ -295,7 +297,7 @@ class Budget:
             self._step = step
             if self._laps is not None:
                 self._measure(self._laps)
-            kind = self._choose(step)
+            kind = self._kind = self._choose(step)
             self._counts[kind] += 1
             if self._laps is not None:
                 self._kinds.append(kind)
@@ -312,8 +314,10 @@ class Budget:
         if not reason or not self._is_chosen or self._step < self._until:
             return
         price = WINDOW * (self._find_extra(_ALL) - self._left)
-        if reason not in self._granted or self._credit >= price:  # the first of each kind is recorded in any case
-            self._granted.add(reason)
+        decade = math.floor(math.log10(abs(event.value))) if reason in ("loss", "gradient") and event.value else 0
+        kind = reason, decade
+        if kind not in self._granted or self._credit >= price:  # the first of each is recorded in any case
+            self._granted.add(kind)
             stride = max(self._stride, 1)
             begin = self._find_begin(max(self._step, event.moment.step) + stride)
             until = begin + WINDOW * stride
@@ -331,10 +335,12 @@ class Budget:
             "updates": counts[_ALL],
         }
 
-    def end(self) -> None:
-        """No step follows."""
+    def end(self, *, was_made: bool = True) -> None:
+        """No step follows; without ``was_made`` the last one, say an evaluation's, has had no pass and no update."""
         if self._laps is not None:
             self._laps.stop()
+        if not was_made and self._counts:
+            self._counts[self._kind] -= 1
 
     # ---- choosing ----
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -62,6 +63,9 @@ from retrograd.core.sites.site import WATCH, Site
 _threads: dict[int, int] = {}
 """Recorder → the thread in which it began; one without models leaves the passes of such a thread to that recorder."""
 
+_AGAIN = 10.0
+"""Seconds after which what has come of a budget is written again, for a process that is killed."""
+
 
 def list_sources() -> Sequence[MakeSource]:
     """The sources of facts of every recording."""
@@ -112,6 +116,7 @@ class Recorder:
         self._processes = 1
         self._swapped: list[str] = []
         self._closed = False
+        self._described = 0.0
         self._thread = threading.get_ident()
         self._lock = threading.RLock()
         self._beside: list[tuple[tuple[torch.Tensor, ...], torch.Tensor | None]] = []
@@ -276,15 +281,27 @@ class Recorder:
             self._drain()
         is_recorded = budget.begin_step(step)
         self.clock.measures_updates = budget.with_updates
+        now = time.monotonic()
+        if now - self._described > _AGAIN:
+            self._describe_budget()
         return is_recorded
 
     def _note_gap(self, gap: Gap) -> None:
         self.events.note_fact(gap)
         self._describe_budget()
 
+    @property
+    def overhead(self) -> dict[str, Any] | None:
+        """What has come of a budget for overhead, for the manifest; None without one."""
+        if self._budget is None:
+            return None
+        has_updates = any(watch.update is not None for watch in self._taps.parameters.values())
+        return self._budget.describe() | ({} if has_updates else {"updates": 0})
+
     def _describe_budget(self) -> None:
         if self._budget is not None:
-            self._sink.describe(overhead=self._budget.describe())
+            self._described = time.monotonic()
+            self._sink.describe(overhead=self.overhead)
 
     # ---- recording --------------------------------------------------------------------------------------------
 
@@ -474,7 +491,7 @@ class Recorder:
         self._closed = True
         self.events.budget = None  # no step comes that it could choose
         if self._budget is not None:
-            self._budget.end()
+            self._budget.end(was_made=self.clock.is_over or self.clock.was_reached)
         backward_listeners.remove(self)
         backward_followers.remove(self._backward)
         intervention_listeners.remove(self._interventions)

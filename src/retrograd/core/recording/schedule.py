@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from retrograd.core.amounts import count_of
 from retrograd.core.errors import ScheduleError
 
 Schedule = Callable[[int], bool]
@@ -40,7 +41,7 @@ def every(n: int) -> NamedSchedule:
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ScheduleError(
-            f"A schedule of every {n!r} steps records nothing.",
+            f"There is no schedule of every {n!r} steps.",
             repair="give a whole number of at least 1, as in rg.every(10).",
         )
     return NamedSchedule("every step" if n == 1 else f"every {n} steps", lambda step: step % n == 0)
@@ -57,7 +58,7 @@ def log_schedule(per_decade: int = 10) -> NamedSchedule:
     """
     if isinstance(per_decade, bool) or not isinstance(per_decade, int) or per_decade < 1:
         raise ScheduleError(
-            f"A schedule of {per_decade!r} steps a decade records nothing.",
+            f"There is no schedule of {per_decade!r} steps a decade.",
             repair="give a whole number of at least 1, as in rg.log_schedule(10).",
         )
 
@@ -103,10 +104,11 @@ def overhead(share: float = 0.05, *, full_seconds: float = 0.0) -> Overhead:
     Raises:
         ScheduleError: unless the share is a number between 0 and 1, and the time is not negative.
     """
+    times = f", full_seconds={full_seconds!r}" if full_seconds != 0 else ""
     is_share = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
     if not is_share or not full_seconds >= 0:
         raise ScheduleError(
-            f"There is no schedule of overhead({share!r}, full_seconds={full_seconds!r}).",
+            f"There is no schedule of overhead({share!r}{times}).",
             repair="give a share above 0 and up to 1, as in rg.overhead(0.05), and seconds of at least 0.",
         )
     return Overhead(float(share), float(full_seconds))
@@ -124,7 +126,8 @@ def read_overhead(text: str) -> NamedSchedule:
         return overhead(float(text.removesuffix("%")) / (100 if text.endswith("%") else 1))
     except (ValueError, ScheduleError):
         raise ScheduleError(
-            f"{text!r} is no share of a step's time.", repair="give one as in --overhead 5%, or --overhead none."
+            f"{text!r} is no share of a step's time.",
+            repair="give one above 0 and up to 100 %, as in --overhead 5%, or --overhead none.",
         ) from None
 
 
@@ -156,11 +159,27 @@ def describe_schedule(manifest: Mapping[str, Any]) -> str:
     steps, recorded, updates, measured = (told.get(name) for name in ("steps", "recorded", "updates", "measured"))
     if not all(isinstance(each, int) for each in (steps, recorded, updates)):
         return schedule
-    if steps == recorded == updates:
+    if steps == recorded and updates in (0, steps):
         return "every step"
-    counts = f"{recorded:,} of {steps:,} steps, {updates:,} with updates"
+    counts = f"{recorded:,} of {steps:,} steps" + (f", {updates:,} with updates" if updates else "")
     spent, between = "", told.get("between")
     if isinstance(measured, float):
         where = f", {100 * between:.2g} points of it between " if isinstance(between, float) else " beyond un"
         spent = f"; {100 * measured:.2g} % measured{where}recorded steps"
     return f"{schedule} ({counts}{spent})"
+
+
+def count_recorded(overhead: Mapping[str, Any] | None, steps: int) -> str:
+    """How many steps were recorded, in words, and what that took where it was more than was wanted.
+
+    Args:
+        overhead: what the manifest says of a budget; None without one.
+        steps: how many there were in all.
+    """
+    if overhead is None or overhead["recorded"] == overhead["steps"]:
+        return count_of(steps, "step")
+    share, measured = overhead["share"], overhead["measured"]
+    counts = f"{overhead['recorded']:,} of {count_of(overhead['steps'], 'step')}"
+    if measured is None or measured < 1.5 * share:
+        return counts
+    return f"{counts} (measured: {100 * measured:.2g} % of a step's own time, where {100 * share:g} % were wanted)"
