@@ -28,6 +28,7 @@ from retrograd.core.hooks.torch_calls import (
     user_line,
 )
 from retrograd.core.recording.fact_source import FactHost, FactSource
+from retrograd.explaining.findings.groups import reach
 
 _MOST_PARTS, _MOST = 32, 1000
 """Parts of a look, and operations of a part, that are compared."""
@@ -261,12 +262,7 @@ def _find_other(first: Sequence[Ran], matched: dict[int, int], place: int) -> Ra
 
 
 def _list_before(ran: Sequence[Ran], place: int) -> set[int]:
-    found, waiting = {place}, [place]
-    while waiting:
-        fresh = {each for each in ran[waiting.pop()].takes if each >= 0} - found
-        found |= fresh
-        waiting += fresh
-    return found
+    return reach((place,), lambda number: (each for each in ran[number].takes if each >= 0))
 
 
 def _measure(pairs: Sequence[tuple[Ran, Ran]]) -> list[float]:

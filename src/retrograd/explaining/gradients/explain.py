@@ -22,6 +22,7 @@ from retrograd.core.hooks.names import walk_parameters
 from retrograd.core.hooks.optimizer import held_by
 from retrograd.core.runs.findings import Evidence, Finding, Findings
 from retrograd.core.sites.site import parse_site
+from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.gradients.passes import PassSeen, PassWatch, look_at_graph
 from retrograd.explaining.gradients.reasons import (
     WITH,
@@ -166,10 +167,8 @@ class GradientReasons(Mapping[str, Reason]):
     @property
     def findings(self) -> Findings:
         """Findings, one for each cause, with the names of all that it concerns."""
-        groups: dict[tuple[str, str, str], list[Reason]] = {}
-        loss = self.loss
-        for reason in [loss] if loss is not None else self.missing.values():
-            groups.setdefault((reason.why, reason.message, reason.line), []).append(reason)
+        reasons = self.missing.values() if self.loss is None else [self.loss]
+        groups = gather(((each.why, each.message, each.line), each) for each in reasons)
         return Findings(map(_find, groups.values()), about=count_of(len(self), "tensor"))
 
     def __str__(self) -> str:
