@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from retrograd.core.recording.fact_source import EVERY, FactHost, FactSource
 from retrograd.core.sites.site import Site
 from retrograd.explaining.facts.output_tap import OutputTap, Switch
 from retrograd.explaining.facts.value_look import is_readable
+from retrograd.explaining.findings.groups import gather
 
 _MOST_WATCHED, _MOST_TENSORS, _MOST_ELEMENTS = 256, 2, 1 << 13
 """Modules, those without parts first; tensors of an output; elements of a tensor."""
@@ -84,10 +84,7 @@ class SignedLooks(FactSource):
     def drain(self) -> None:
         """Record what was counted."""
         held, self._held = self._held, {}
-        together: dict[torch.device, list[str]] = defaultdict(list)
-        for site, (_, counted) in held.items():
-            together[counted.device].append(site)
-        for sites in together.values():
+        for sites in gather((counted.device, site) for site, (_, counted) in held.items()).values():
             sizes = [(site, held[site][0]) for site in sites]
             numbers = torch.stack([held[site][1] for site in sites])
             self.host.deliveries.add([numbers], partial(self._note, sizes, self._moment))
