@@ -1,8 +1,8 @@
 """What rests on names of Dynamo's, the layer of torch.compile that traces Python.
 
-Without this file, or where a name is missing, torch does what is done here its own way: calls of modules with taps take
-longer to trace, a like module that is not watched may run the same graph, and of what a compiled module returns and its
-own graph uses only the part of the gradient is seen that comes to its boundary.
+Where a name is missing, torch does what is done here its own way: calls of modules with taps take longer to trace, a
+like module that is not watched may run the same graph, and of what a compiled module returns and its own graph uses
+only the part of the gradient is seen that comes to its boundary.
 
 *Calls of modules with nothing but taps.* Torch traces ``nn.Module._call_impl`` line by line for each module with a
 hook, which takes longer than most of its layers; of a module without any it traces the forward alone. While there are
