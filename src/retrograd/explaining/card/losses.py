@@ -14,10 +14,10 @@ from retrograd.core.runs.loss_curve import reduce_curve
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import show, show_change, show_share
 from retrograd.explaining.findings.chain import factor_of
-from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.findings.loss_terms import Loss, Term, describe_loss, write
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
+from retrograd.explaining.groups import gather
 
 _LONGEST = 200
 """Letters of an expression on a line."""

@@ -16,8 +16,8 @@ from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import name_subtrees, show_change, show_share
 from retrograd.explaining.findings.chain import count
 from retrograd.explaining.findings.gradients import ParameterGradients
-from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.findings.record import Record
+from retrograd.explaining.groups import gather
 
 STATES = {
     "trained": "trained",

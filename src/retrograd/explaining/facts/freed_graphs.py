@@ -16,7 +16,7 @@ from retrograd.core.hooks.nodes import is_freed, name_of, number_of, variable_of
 from retrograd.core.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.variables import find_variable
-from retrograd.explaining.findings.groups import reach
+from retrograd.explaining.groups import reach
 
 _REFUSED = "backward through the graph a second time"
 

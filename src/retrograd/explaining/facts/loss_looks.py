@@ -18,7 +18,7 @@ from retrograd.core.hooks.torch_calls import TorchCall, user_line
 from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost
 from retrograd.explaining.facts.value_look import ValueLook
-from retrograd.explaining.findings.groups import reach
+from retrograd.explaining.groups import reach
 
 _MOST = 256
 """Results between a forward and an update that are kept."""

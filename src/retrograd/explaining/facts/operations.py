@@ -32,7 +32,7 @@ from retrograd.explaining.facts.target_looks import TargetLooks
 from retrograd.explaining.facts.value_look import ValueLook
 from retrograd.explaining.facts.variables import find_holder
 from retrograd.explaining.facts.zero_gradients import NodeOperations
-from retrograd.explaining.findings.groups import reach
+from retrograd.explaining.groups import reach
 
 MOST = 3000
 """Operations of a look."""

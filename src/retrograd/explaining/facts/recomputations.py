@@ -28,7 +28,7 @@ from retrograd.core.hooks.torch_calls import (
     user_line,
 )
 from retrograd.core.recording.fact_source import FactHost, FactSource
-from retrograd.explaining.findings.groups import reach
+from retrograd.explaining.groups import reach
 
 _MOST_PARTS, _MOST = 32, 1000
 """Parts of a look, and operations of a part, that are compared."""

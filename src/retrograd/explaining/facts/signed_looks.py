@@ -25,7 +25,7 @@ from retrograd.core.recording.fact_source import EVERY, FactHost, FactSource
 from retrograd.core.sites.site import Site
 from retrograd.explaining.facts.output_tap import OutputTap, Switch
 from retrograd.explaining.facts.value_look import is_readable
-from retrograd.explaining.findings.groups import gather
+from retrograd.explaining.groups import gather
 
 _MOST_WATCHED, _MOST_TENSORS, _MOST_ELEMENTS = 256, 2, 1 << 13
 """Modules, those without parts first; tensors of an output; elements of a tensor."""

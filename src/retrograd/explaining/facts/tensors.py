@@ -34,7 +34,7 @@ from retrograd.core.sites.site import ROOT, Site
 from retrograd.core.statistics.row import ROW
 from retrograd.core.statistics.slab import Slab, UnreadableTensorError, make_slab, take
 from retrograd.explaining.facts.calls import OptimizerNotes
-from retrograd.explaining.findings.groups import gather
+from retrograd.explaining.groups import gather
 
 _BUFFER = 1 << 20
 """Elements of the largest buffer that is read."""

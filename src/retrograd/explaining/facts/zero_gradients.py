@@ -28,7 +28,7 @@ from retrograd.core.hooks.torch_calls import TorchCall
 from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.value_look import ValueLook
-from retrograd.explaining.findings.groups import gather
+from retrograd.explaining.groups import gather
 
 if TYPE_CHECKING:
     from retrograd.explaining.gradients.passes import End

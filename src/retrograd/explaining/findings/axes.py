@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, argument_of, shape_of, tensor_of
-from retrograd.explaining.findings.groups import reach
 from retrograd.explaining.findings.record import Record
+from retrograd.explaining.groups import reach
 
 Shape = tuple[int, ...]
 

@@ -7,7 +7,7 @@ import re
 from functools import cached_property
 
 from retrograd.core.history.facts import Input, Operation, Operations, Parameter
-from retrograd.explaining.findings.groups import gather, reach
+from retrograd.explaining.groups import gather, reach
 
 MADE_BEFORE = -1
 

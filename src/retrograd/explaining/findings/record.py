@@ -33,8 +33,8 @@ from retrograd.core.history.series import Series
 from retrograd.core.history.sink import Event
 from retrograd.core.sites.site import ROOT, Site, accumulated_gradient, parse_leniently
 from retrograd.explaining.findings.chain import Chain, name_of
-from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.findings.updates import Update, by_optimizer, find_updates
+from retrograd.explaining.groups import gather
 
 MOST_ROWS = 1 << 18
 """Rows of sites that are read together and held, some 130 bytes each; histograms take more."""

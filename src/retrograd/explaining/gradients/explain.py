@@ -22,7 +22,6 @@ from retrograd.core.hooks.names import walk_parameters
 from retrograd.core.hooks.optimizer import held_by
 from retrograd.core.runs.findings import Evidence, Finding, Findings
 from retrograd.core.sites.site import parse_site
-from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.gradients.passes import PassSeen, PassWatch, look_at_graph
 from retrograd.explaining.gradients.reasons import (
     WITH,
@@ -33,6 +32,7 @@ from retrograd.explaining.gradients.reasons import (
     describe_use_in_function,
     judge,
 )
+from retrograd.explaining.groups import gather
 from retrograd.following.graph.module_names import find_names
 from retrograd.following.graph.origins import LIMIT, Origins
 

@@ -20,7 +20,7 @@ from retrograd.core.hooks.node_tap import NodeGradients, NodeHooks
 from retrograd.core.hooks.nodes import is_freed, is_leaf, name_of, number_of, root_edges, variable_of
 from retrograd.core.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
 from retrograd.core.hooks.torch_calls import user_line
-from retrograd.explaining.findings.groups import gather
+from retrograd.explaining.groups import gather
 from retrograd.following.graph.node import readable_values
 from retrograd.following.graph.origin import Origin
 from retrograd.following.graph.origins import Origins

@@ -9,7 +9,7 @@ from enum import Enum
 
 from retrograd.core.drawings import drawn_by
 from retrograd.core.sites.site import Site
-from retrograd.explaining.findings.groups import gather
+from retrograd.explaining.groups import gather
 
 
 class Verdict(Enum):

@@ -14,10 +14,10 @@ from retrograd.core.runs.findings import Finding, Severity
 from retrograd.explaining.findings.chain import Chain
 from retrograd.explaining.findings.division import is_divided_behind, is_divided_by, judge_losses
 from retrograd.explaining.findings.entry import Entry, Family
-from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import is_adaptive, number
 from retrograd.explaining.findings.updates import BY_HAND, HABIT, Update, clears, count_passes, list_cleared_passes
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

@@ -11,8 +11,8 @@ from retrograd.core.history.facts import Call, GraphSize, Operation
 from retrograd.core.runs.findings import Finding, shorten_line
 from retrograd.explaining.findings.chain import Chain, tensor_of
 from retrograd.explaining.findings.entry import Entry, Family
-from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.findings.record import CannotTell, Record
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

@@ -12,9 +12,9 @@ from retrograd.core.history.facts import Kink
 from retrograd.core.runs.findings import Evidence, Finding, Severity
 from retrograd.explaining.findings.births import GREW, Birth, Births
 from retrograd.explaining.findings.detector import Detector, Words
-from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
+from retrograd.explaining.groups import gather
 
 _FOLLOWING = (
     "diverged", "loss-spike", "loss-flat", "not-updated", "dead-units", "saturated", "vanishing",

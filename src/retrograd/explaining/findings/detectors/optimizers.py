@@ -11,11 +11,11 @@ from retrograd.core.history.facts import MOST_OPTIMIZERS, OptimizerMade
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.births import GREW
 from retrograd.explaining.findings.entry import Entry, Family
-from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.findings.record import CannotTell, FloatArray, Record
 from retrograd.explaining.findings.training import Training, as_list
 from retrograd.explaining.findings.update_norms import TOLD, UpdateNorms
 from retrograd.explaining.findings.updates import by_optimizer
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

@@ -15,8 +15,8 @@ from retrograd.explaining.findings.axes import ATTENTION, AxisTable, axes_of, fi
 from retrograd.explaining.findings.chain import VIEWS, Chain, is_float, is_mask, name_of
 from retrograd.explaining.findings.detectors.inputs import is_taken_as_it_is
 from retrograd.explaining.findings.entry import Entry, Family, first_operation
-from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.findings.record import CannotTell, Record
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

@@ -12,10 +12,10 @@ from retrograd.core.history.facts import Softmax
 from retrograd.core.history.matrix import Matrix
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.entry import Entry, Family
-from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.findings.layers import Layer, Layers
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import FloatArray, IntArray, Training
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

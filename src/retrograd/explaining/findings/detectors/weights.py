@@ -10,10 +10,10 @@ from retrograd.core.history.facts import Call, OptimizerMade
 from retrograd.core.history.weights_facts import Changed, CountedOn, Load, StateRead
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.entry import Entry, Family
-from retrograd.explaining.findings.groups import gather
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import as_list
 from retrograd.explaining.findings.updates import by_optimizer
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

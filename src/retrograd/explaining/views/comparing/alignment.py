@@ -15,7 +15,7 @@ from retrograd.core.views.downsample import IntArray, StepColumns, share_columns
 from retrograd.core.views.report.scope import SHARE_OF_NUMBERS, Scope, choose_detail, choose_scope
 from retrograd.core.views.shown import ModelPlace, add_ungraded, find_phase
 from retrograd.explaining.comparing.pairs import plain_names
-from retrograd.explaining.findings.groups import gather
+from retrograd.explaining.groups import gather
 
 
 @dataclass(frozen=True, slots=True, eq=False)
