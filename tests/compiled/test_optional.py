@@ -120,8 +120,10 @@ def test_without_a_name_inductor_is_taught_nothing(monkeypatch: pytest.MonkeyPat
 
 PROGRAM = """
 import json, sys
-for name in sys.argv[2:]:
-    sys.modules[f"retrograd.compiled.{name}"] = None
+from dataclasses import replace
+from retrograd.core.hooks.private_names import OPTIONAL
+for group in sys.argv[2:]:
+    OPTIONAL[group] = replace(OPTIONAL[group], names=("torch:a_name_of_another_version",))
 import torch
 from torch import nn
 import retrograd as rg
@@ -143,16 +145,12 @@ print(json.dumps([run(None), run(sys.argv[1])]))
 @pytest.mark.slow
 @pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize(
-    "absent",
-    [
-        ["dynamo", "aot", "inductor"],
-        *(pytest.param([name], marks=pytest.mark.thorough) for name in ("dynamo", "aot", "inductor")),
-    ],
+    "lacking", [[*OPTIONAL], *(pytest.param([each], marks=pytest.mark.thorough) for each in OPTIONAL)]
 )
-def test_without_the_files_that_know_them_all_is_recorded(absent: list[str], tmp_path: Path) -> None:
+def test_with_a_torch_of_other_names_all_is_recorded(lacking: list[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    words = [sys.executable, str(script), "inductor", *absent]
+    words = [sys.executable, str(script), "inductor", *lacking]
     done = warm.run(words, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     eager, found = json.loads(done.stdout.splitlines()[-1])

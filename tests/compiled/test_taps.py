@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.compiled import handles, inductor, operations, taps
 from retrograd.compiled.handles import NOBODY, Listeners, Numbered, make_handle, make_run_id
-from retrograd.compiled.operations import shortcuts
 from retrograd.compiled.taps import see, see_first, see_gradient
 from retrograd.core.hooks.module import unwatch_forward, watch_forward
 from tests.compiled.lacking import Lacking
@@ -288,14 +287,14 @@ def trace_graphs() -> list[list[Any]]:
 
 def note_written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each call from now on, whether it was written into the graph."""
-    write, found = shortcuts.write_call, list[bool]()
+    write, found = taps.write_call, list[bool]()
 
     def note(*args: Any) -> Any:
         made = write(*args)
         found.append(made is not None)
         return made
 
-    monkeypatch.setattr(shortcuts, "write_call", note)
+    monkeypatch.setattr(taps, "write_call", note)
     return found
 
 
@@ -304,7 +303,7 @@ def test_what_is_written_into_a_graph_is_what_torch_notes_of_a_call(monkeypatch:
     written = trace_graphs()
     assert are_written == [True] * 4
     assert len(written) == 2
-    monkeypatch.setattr(shortcuts, "write_call", lambda *args: None)
+    monkeypatch.setattr(taps, "write_call", lambda *args: None)
     assert written == trace_graphs()
 
 

@@ -1,15 +1,16 @@
 """What rests on names of Dynamo's, the layer of torch.compile that traces Python.
 
-Without this file, or where a name is missing, torch does what is done here its own way: calls of modules with taps take
-longer to trace, a like module that is not watched may run the same graph, and of what a compiled module returns and its
-own graph uses only the part of the gradient is seen that comes to its boundary.
+Where a name is missing, torch does what is done here its own way: calls of modules with taps take longer to trace, a
+like module that is not watched may run the same graph, and of what a compiled module returns and its own graph uses
+only the part of the gradient is seen that comes to its boundary.
 
 *Calls of modules with nothing but taps.* Torch traces ``nn.Module._call_impl`` line by line for each module with a
-hook, which takes longer than most of its layers; of a module without any it traces the forward alone. While there are
-taps, so it does of a module that has nothing but taps, and their operations are put into the graph directly. What is
-guarded is the same: how many hooks each table has, and of which class each is. A module with any other hook, or with a
-call of its own, is left to torch. Torch does not guard that a module of its own classes has no hook: a like module with
-a tap would run the same graph, and be seen no more. So while there are taps that is guarded.
+hook, which takes longer than most of its layers (a quarter of all tracing of a net with taps, and more); of a module
+without any it traces the forward alone. While there are taps, so it does of a module that has nothing but taps, and
+their operations are put into the graph directly. What is guarded is the same: how many hooks each table has, and of
+which class each is. A module with any other hook, or with a call of its own, is left to torch. Torch does not guard
+that a module of its own classes has no hook: a like module with a tap would run the same graph, and be seen no more. So
+while there are taps that is guarded.
 
 *What a compiled module returns and its own graph uses further.* The gradient from within never reaches its boundary. So
 when the trace of a forward ends, those of its outputs that the graph itself uses get a tap in it, like those of modules

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from retrograd.compiled.operations import UNKNOWN, Form, forms, shortcuts
+from retrograd.compiled.operations import UNKNOWN, Form, forms
 from retrograd.core.hooks.compiled import ask_once
 from retrograd.core.hooks.private_names import OPTIONAL
 from retrograd.core.notices import warn
@@ -301,6 +301,3 @@ def _needs(node: Any, calls: Sequence[Any]) -> bool:
     """Return whether a node must come after one of these: it reads what that gives, or writes into what that reads."""
     before = {dependency.name for dependency in node.unmet_dependencies}
     return any(not before.isdisjoint(call.get_buffer_names()) for call in calls)
-
-
-shortcuts.teach = teach_inductor

@@ -1,9 +1,8 @@
 """The operations of ours in graphs of torch.compile: how they are defined, found in a trace, and written into it.
 
 What torch's dispatcher does with a call of them is right, and slow. Three files know shorter ways, by names of torch's
-that are not public: ``dynamo.py``, ``aot.py`` and ``inductor.py``, each for one of the layers of its compiler. None of
-them is imported by the others here: each enters itself in ``shortcuts``, and where a name is missing, or the file, the
-dispatcher does it.
+that are not public: ``dynamo.py``, ``aot.py`` and ``inductor.py``, each for one of the layers of its compiler. Where a
+name is missing, the dispatcher does it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def _read_version() -> int:
     for name in _WRITTEN:
         try:
             value = zlib.crc32(loader.get_data(str(Path(str(spec.origin)).with_name(f"{name}.py"))), value)
-        except OSError:  # one that need not be there
+        except OSError:  # compiled files alone are installed
             continue
     return value
 
@@ -118,29 +117,6 @@ def call_plainly(
     """
     has_side_effect(operation)
     forms[operation] = Form(function, numbers_calls, returns, handles, others, run_id)
-
-
-class Shortcuts:
-    """What need not go through the dispatcher.
-
-    Attributes:
-        node_of: finds the node of the traced graph that stands for a tensor; None if that is not known.
-        write_call: writes a call into the graph that is traced; None where it has to be called.
-        result_of: what a call that was written returns, of one element on the CPU.
-        teach: has the compiler that follows write plain calls.
-    """
-
-    node_of: Callable[[Tensor], Node | None]
-    write_call: Callable[..., Any]
-    result_of: Callable[[Any, Tensor, torch.dtype], Tensor]
-    teach: Callable[[], None]
-
-    def __init__(self) -> None:
-        self.node_of = self.write_call = lambda *_: None
-        self.teach = lambda: None
-
-
-shortcuts = Shortcuts()
 
 
 # ---- the graph that is traced with its backward ---------------------------------------------------------------------

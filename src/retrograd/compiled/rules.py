@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from retrograd.compiled.handles import Numbered, owner_of
+from retrograd.compiled.inductor import teach_inductor
 from retrograd.compiled.operations import (
     call_plainly,
     count_traced,
@@ -31,7 +32,6 @@ from retrograd.compiled.operations import (
     implement,
     new_run_id,
     save_last_traced,
-    shortcuts,
 )
 from retrograd.compiled.taps import comes_together_at, find_places, mark_rewritten
 from retrograd.compiled.wrappers import BETWEEN
@@ -310,7 +310,7 @@ def _rules(
     """What ``retrograd::rules`` is made of, wherever a graph with it is traced or run."""
     run_id = _BEGIN(tensors, handle, count_traced(_BEGIN), trains, training)
     save_last_traced(_BEGIN)
-    shortcuts.teach()
+    teach_inductor()
     results = []
     for place, tensor in enumerate(tensors):
         new = tensor

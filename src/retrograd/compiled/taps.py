@@ -23,7 +23,9 @@ from torch import Tensor
 from torch.fx.node import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from retrograd.compiled.aot import node_of, result_of, write_call
 from retrograd.compiled.handles import NOBODY, SEEN, Listeners, listeners_of, make_run_id, owner_of
+from retrograd.compiled.inductor import teach_inductor
 from retrograd.compiled.operations import (
     call_plainly,
     define,
@@ -33,7 +35,6 @@ from retrograd.compiled.operations import (
     new_run_id,
     proxy_mode,
     save_last_traced,
-    shortcuts,
 )
 from retrograd.compiled.wrappers import BETWEEN, RETURNED, find_boundary, name_tensors
 from retrograd.core.hooks.engine import is_transformed, uncompiled
@@ -303,12 +304,12 @@ def put_tap_call(
     run = TracedRun.here()
     first = run.count
     run.count += len(tensors)
-    nodes = [shortcuts.node_of(tensor) for tensor in tensors]
-    if _join_last(run, nodes, shortcuts.node_of(handle), names, trains):
+    nodes = [node_of(tensor) for tensor in tensors]
+    if _join_last(run, nodes, node_of(handle), names, trains):
         return run, first
     if run.run_id is None:
         run.run_id, call = _put_call(_SEE_FIRST, handle, tensors, [handle], names, trains, [])
-        shortcuts.teach()
+        teach_inductor()
     else:
         _, call = _put_call(_SEE, handle, tensors, [handle], names, trains, run.run_id, first)
     run.last = None if call is None else (call, [each for each in nodes if each is not None], first)
@@ -348,13 +349,13 @@ def _put_call(operation: Any, like: Tensor, *args: Any) -> tuple[Tensor, Node | 
     Returns:
         What it returns; and the call where that was written.
     """
-    call = shortcuts.write_call(operation, *args)
+    call = write_call(operation, *args)
     if call is None:
         result: Tensor = operation(*args)
         save_last_traced(operation)
         return result, None
     call.node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    return shortcuts.result_of(call, like, torch.uint32), call.node
+    return result_of(call, like, torch.uint32), call.node
 
 
 @uncompiled
@@ -362,13 +363,13 @@ def hand_gradient(gradient: Tensor | None, run: TracedRun, number: int) -> None:
     """Put into the graph, where one is traced, that the gradient of a tensor is seen."""
     if gradient is None:
         return
-    node = shortcuts.node_of(gradient)
+    node = node_of(gradient)
     seen = None if node is None else run.gradients.get(node)
     if seen is not None:
         value, run_id, numbers = seen.args
         seen.args = (value, run_id, [*numbers, number])  # type: ignore[misc]
         return
-    call = shortcuts.write_call(_SEE_GRADIENT, gradient, run.run_id, [number])
+    call = write_call(_SEE_GRADIENT, gradient, run.run_id, [number])
     if call is None:
         _SEE_GRADIENT(gradient, run.run_id, [number])
     elif node is not None:

@@ -1,15 +1,11 @@
-"""What hooks ask of this room, through ``hooks/in_graphs.py``, which loads it.
-
-Loaded with it are the three files that rest on names of torch's compiler, each of which may be missing.
-"""
+"""What hooks ask of this room, through ``hooks/in_graphs.py``, which loads it."""
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-
 from torch import nn
 
+from retrograd.compiled.dynamo import watch_calls as watch_dynamo
+from retrograd.compiled.dynamo import watch_graphs
 from retrograd.compiled.handles import forget_run_ids, make_handle
 from retrograd.compiled.inputs import forget_failed_calls, trace_entry, trace_exit
 from retrograd.compiled.parts import find_part, runs_compiled_code
@@ -29,35 +25,15 @@ __all__ = [
     "trace_forward",
     "trace_rules",
     "trace_tap",
+    "watch_graphs",
 ]
 
 is_loaded = True
 
-_OPTIONAL = ("retrograd.compiled.dynamo", "retrograd.compiled.aot", "retrograd.compiled.inductor")
-
-
-def _load_optional() -> None:
-    for name in _OPTIONAL:
-        try:
-            import_module(name)
-        except ImportError as error:
-            if error.name != name:
-                raise
-
-
-_load_optional()
-
 
 def watch_calls() -> list[Undo]:
     """Have calls of modules with taps traced in short, and guarded; and what fails in them forgotten."""
-    dynamo = sys.modules.get(_OPTIONAL[0])
-    return [forget_failed_calls(), *(dynamo.watch_calls() if dynamo is not None else ())]
-
-
-def watch_graphs() -> list[Undo]:
-    """Have each graph that is compiled mark those of its outputs that it uses."""
-    dynamo = sys.modules.get(_OPTIONAL[0])
-    return [] if dynamo is None else dynamo.watch_graphs()
+    return [forget_failed_calls(), *watch_dynamo()]
 
 
 def join_wrapped(tap: ForwardTap, module: nn.Module) -> TapOfWrappers:

@@ -14,6 +14,7 @@ from retrograd.core.sites.site import ROOT, parse_leniently
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import is_idle, show
 from retrograd.explaining.findings.record import Record
+from retrograd.explaining.groups import gather
 
 _MOST_PERIOD = 512
 """Batches of the longest cycle that is searched for."""
@@ -53,9 +54,8 @@ def describe_inputs(record: Record) -> Iterator[CardEntry]:
 def _summarise(looks: Sequence[Input]) -> dict[str, Any]:
     numbers = np.array([(look.min, look.max, look.value, look.std) for look in looks], float)
     low, high, mean, std = (column[np.isfinite(column)] for column in numbers.T)
-    digests, by_length = [look.digest for look in looks], dict[int, list[tuple[int, ...]]]()
-    for shape in sorted({look.shape for look in looks}):
-        by_length.setdefault(len(shape), []).append(shape)
+    digests = [look.digest for look in looks]
+    by_length = gather((len(shape), shape) for shape in sorted({look.shape for look in looks}))
     return {
         "dtype": looks[0].dtype,
         "shapes": [[(min(sizes), max(sizes)) for sizes in zip(*alike, strict=True)] for alike in by_length.values()],

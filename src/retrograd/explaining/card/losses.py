@@ -17,6 +17,7 @@ from retrograd.explaining.findings.chain import factor_of
 from retrograd.explaining.findings.loss_terms import Loss, Term, describe_loss, write
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
+from retrograd.explaining.groups import gather
 
 _LONGEST = 200
 """Letters of an expression on a line."""
@@ -147,11 +148,8 @@ def _find_weights(loss: Loss, term: Term) -> tuple[int, list[float]]:
 
 def describe_targets(record: Record) -> Iterator[CardEntry]:
     """What the losses were given as targets, by the loss and the line that called it."""
-    found: dict[tuple[str, str], list[Targets]] = {}
-    for fact in record.of(Targets):
-        if fact.rank == record.first_rank:
-            found.setdefault((fact.line, fact.loss), []).append(fact)
-    for (line, _), looks in found.items():
+    mine = (fact for fact in record.of(Targets) if fact.rank == record.first_rank)
+    for (line, _), looks in gather(((fact.line, fact.loss), fact) for fact in mine).items():
         last, each = looks[-1], [look for look in looks if look.elements > look.ignored]
         shares = [look.share for look in each if not math.isnan(look.share)]
         shifts = [shift for place, shift in enumerate(SHIFTS) if each and all(_at(look, place) == 1 for look in each)]

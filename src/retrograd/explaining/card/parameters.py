@@ -17,6 +17,7 @@ from retrograd.explaining.card.words import name_subtrees, show_change, show_sha
 from retrograd.explaining.findings.chain import count
 from retrograd.explaining.findings.gradients import ParameterGradients
 from retrograd.explaining.findings.record import Record
+from retrograd.explaining.groups import gather
 
 STATES = {
     "trained": "trained",
@@ -40,9 +41,7 @@ def describe_parameters(record: Record) -> Iterator[CardEntry]:
         yield CardEntry(topic="parameters", text=text, values={"count": total})
     gradients, never = record.once(ParameterGradients), set(list_ungraded(record.history))
     states = {name: _find_state(record, name, record.looks[name], gradients, never) for name in record.last_looks}
-    of_model: dict[str, list[str]] = {}
-    for name in states:
-        of_model.setdefault(record.model_of(name), []).append(name)
+    of_model = gather((record.model_of(name), name) for name in states)
     found = [_describe(record, model, names, states) for model, names in of_model.items()]
     yield from sorted(found, key=lambda each: ("trained" not in each.values, -each.values["count"]))
 
@@ -145,10 +144,7 @@ def describe_loads(record: Record) -> Iterator[CardEntry]:
 
 def describe_changes(record: Record) -> Iterator[CardEntry]:
     """What was not, when an update began, what the update before had left: by hand, in a forward, or by nobody."""
-    found: dict[str, list[Changed]] = {}
-    for each in record.of(Changed):
-        found.setdefault(each.of, []).append(each)
-    for of, listed in found.items():
+    for of, listed in gather((each.of, each) for each in record.of(Changed)).items():
         names = list(dict.fromkeys(name for each in listed for name in each.sites))
         times = max(listed[-1].times, len(listed))
         what = "state of an optimizer" if of not in ("parameter", "buffer") else of

@@ -16,6 +16,7 @@ from retrograd.core.hooks.nodes import is_freed, name_of, number_of, variable_of
 from retrograd.core.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.variables import find_variable
+from retrograd.explaining.groups import reach
 
 _REFUSED = "backward through the graph a second time"
 
@@ -104,13 +105,8 @@ def _is_freed_below(node: Any) -> bool:
     return found
 
 
-def _list_leaves(reach: Reach, cut: set[int]) -> list[int]:
+def _list_leaves(pass_reach: Reach, cut: set[int]) -> list[int]:
     """Places of the leaves that the pass would come to if it ended at these nodes."""
-    edges = list(read_links(reach.links))
-    waiting = [0] if 0 not in cut else []
-    seen = set(waiting)
-    for place in waiting:  # which grows
-        fresh = {edge[0] for edge in edges[place] if edge is not None} - seen - cut
-        seen |= fresh
-        waiting += fresh
-    return [place for place in waiting if variable_of(reach.nodes[place]) is not None]
+    edges = list(read_links(pass_reach.links))
+    found = reach({0} - cut, lambda place: {edge[0] for edge in edges[place] if edge is not None} - cut)
+    return [place for place in found if variable_of(pass_reach.nodes[place]) is not None]

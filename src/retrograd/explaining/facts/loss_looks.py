@@ -18,6 +18,7 @@ from retrograd.core.hooks.torch_calls import TorchCall, user_line
 from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost
 from retrograd.explaining.facts.value_look import ValueLook
+from retrograd.explaining.groups import reach
 
 _MOST = 256
 """Results between a forward and an update that are kept."""
@@ -74,7 +75,7 @@ class LossLooks(ValueLook):
         """Keep what the loss is made of, in one tensor."""
         if not 0 <= loss < len(noted) or loss not in self._sums:
             return
-        before = _list_before(noted, loss)
+        before = reach((loss,), lambda number: (each for each in noted[number].operands if 0 <= each < len(noted)))
         before.update(each for one in noted if one.name in _LEAVING for each in one.operands[:1])
         sums, pairs = (tuple(sorted(before & held.keys())) for held in (self._sums, self._pairs))
         kept = [*(self._sums[each] for each in sums), *(self._pairs[each] for each in pairs)]
@@ -122,17 +123,6 @@ def _add_up(tensor: Tensor) -> Tensor:
 def _compare(first: Tensor, second: Tensor) -> Tensor:
     one, other = without_graph(first), without_graph(second)
     return carry_out_unseen(lambda: (one == other).all().float())
-
-
-def _list_before(noted: Sequence[Operation], loss: int) -> set[int]:
-    """The operations that the loss is made of, itself among them."""
-    found, waiting = {loss}, [loss]
-    while waiting:
-        for each in noted[waiting.pop()].operands:
-            if 0 <= each < len(noted) and each not in found:
-                found.add(each)
-                waiting.append(each)
-    return found
 
 
 def _has_terms(noted: Sequence[Operation], single: set[int]) -> bool:

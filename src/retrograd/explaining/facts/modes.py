@@ -175,7 +175,7 @@ class DropoutSource(FactSource):
         if call.line in self._lines:
             return
         self._lines.add(call.line)
-        name = self.host.models.path_of(module) if (module := _find_module(call.frame)) is not None else None
+        name = self.host.models.path_of(module) if (module := find_module(call.frame)) is not None else None
         self.host.note_fact(ActiveDropout(name=name or "", value=probability, operation=call.name, line=call.line))
 
 
@@ -218,7 +218,7 @@ def _is_meant(frame: FrameType) -> bool:
     return "True" in linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
 
 
-def _find_module(frame: FrameType | None) -> nn.Module | None:
+def find_module(frame: FrameType | None) -> nn.Module | None:
     """The module in whose call a frame is."""
     while frame is not None and frame.f_code not in MODULE_CALLS:
         frame = frame.f_back

@@ -138,9 +138,7 @@ def _soft(case: Case) -> str:
 
 def _spread(case: Case) -> str:
     x = case.operands[0]
-    count = 1
-    for dim in case.dims:
-        count *= x.shape[dim] if x.ndim else 1
+    count = math.prod(x.shape[dim] for dim in case.dims) if x.ndim else 1
     plain = case.name.removesuffix("_mean")
     return f"{plain} of one element" if count == 1 else f"{plain} of no elements" if count == 0 else ""
 
@@ -282,14 +280,10 @@ def find_gradient_reason(node: str, saved: SavedValues) -> str:
     return rule(saved) if rule is not None else ""
 
 
-def _holds(where: Any) -> bool:
-    return bool(where.any()) if isinstance(where, Tensor) else bool(where)
-
-
 def _at(slot: str, point: float, text: str) -> Callable[[SavedValues], str]:
     def say(saved: SavedValues) -> str:
         value = saved.get(slot)
-        return text if isinstance(value, Tensor) and _holds(value == point) else ""
+        return text if isinstance(value, Tensor) and _any(value == point) else ""
 
     return say
 
@@ -298,14 +292,14 @@ def _root_saved(saved: SavedValues) -> str:
     result = saved.get("result")
     if not isinstance(result, Tensor):
         return ""
-    if _holds(result.isnan()):
+    if _any(result.isnan()):
         return "the derivative is NaN too for sqrt of a negative number, or of NaN"
-    return "the derivative of sqrt is infinite at 0" if _holds(result == 0) else ""
+    return "the derivative of sqrt is infinite at 0" if _any(result == 0) else ""
 
 
 def _power_saved(saved: SavedValues) -> str:
     base, exponent = saved.get("self"), saved.get("exponent")
-    if not isinstance(base, Tensor) or exponent is None or not _holds((base == 0) & _below(exponent, 1)):
+    if not isinstance(base, Tensor) or exponent is None or not _any((base == 0) & _below(exponent, 1)):
         return ""
     return "the derivative of a power below 1 is infinite at 0"
 
@@ -314,20 +308,15 @@ def _below(exponent: Any, bound: float) -> Any:
     return exponent < bound if isinstance(exponent, Tensor) else torch.tensor(float(exponent) < bound)
 
 
-def _divide_saved(saved: SavedValues) -> str:
-    other = saved.get("other")
-    return "division by 0" if isinstance(other, Tensor) and _holds(other == 0) else ""
-
-
 def _beyond(saved: SavedValues) -> str:
     value = saved.get("self")
-    is_there = isinstance(value, Tensor) and _holds(value.abs() >= 1)
+    is_there = isinstance(value, Tensor) and _any(value.abs() >= 1)
     return "the derivative of an inverse sine or cosine is infinite at ±1" if is_there else ""
 
 
 def _times(saved: SavedValues) -> str:
     values = [each for each in (saved.get("self"), saved.get("other")) if isinstance(each, Tensor)]
-    return "a factor of a product is not finite" if any(not _holds(each.isfinite().all()) for each in values) else ""
+    return "a factor of a product is not finite" if any(not _any(each.isfinite().all()) for each in values) else ""
 
 
 _NODE_RULES: dict[str, Callable[[SavedValues], str]] = {
@@ -341,7 +330,7 @@ _NODE_RULES: dict[str, Callable[[SavedValues], str]] = {
     "ExpBackward": _at("result", torch.inf, "exp has overflowed"),
     "LogsumexpBackward": _at("result", -torch.inf, "logsumexp over a row that is all −inf"),
     "PowBackward": _power_saved,
-    "DivBackward": _divide_saved,
+    "DivBackward": _at("other", 0, "division by 0"),
     "AcosBackward": _beyond,
     "AsinBackward": _beyond,
     "AtanhBackward": _beyond,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -32,6 +32,7 @@ from retrograd.explaining.facts.target_looks import TargetLooks
 from retrograd.explaining.facts.value_look import ValueLook
 from retrograd.explaining.facts.variables import find_holder
 from retrograd.explaining.facts.zero_gradients import NodeOperations
+from retrograd.explaining.groups import reach
 
 MOST = 3000
 """Operations of a look."""
@@ -181,12 +182,11 @@ class ForwardOperations(FactSource):
         noted = self._notes.noted
         if not self._notes.is_started or self._is_waiting:
             return False
-        reached, waiting = set[int](), [each for each in self._losses if each >= 0]
-        while waiting:
-            number = waiting.pop()
-            if number not in reached and noted[number].node:
-                reached.add(number)
-                waiting += [each for each in noted[number].operands if each >= 0]
+
+        def have_nodes(numbers: Iterable[int]) -> list[int]:
+            return [each for each in numbers if each >= 0 and noted[each].node]
+
+        reached = reach(have_nodes(self._losses), lambda number: have_nodes(noted[number].operands))
         ran = {each.module.partition(".")[0] for each in noted if each.node}
         return bool(ran - {noted[each].module.partition(".")[0] for each in reached} - {""})
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from retrograd.core.history.saved_facts import Recomputed
-from retrograd.core.hooks.calls import MODULE_CALLS
 from retrograd.core.hooks.dispatch import plain_torch
 from retrograd.core.hooks.engine import is_tracing, is_transformed, uncompiled, without_functions
 from retrograd.core.hooks.function_mode import ForwardListener
@@ -28,6 +27,8 @@ from retrograd.core.hooks.torch_calls import (
     user_line,
 )
 from retrograd.core.recording.fact_source import FactHost, FactSource
+from retrograd.explaining.facts.modes import find_module
+from retrograd.explaining.groups import reach
 
 _MOST_PARTS, _MOST = 32, 1000
 """Parts of a look, and operations of a part, that are compared."""
@@ -121,12 +122,8 @@ class RunNotes(ForwardListener):
         return known[1] if known is not None and known[0]() is tensor else -1
 
     def _find_module(self, frame: FrameType | None) -> str:
-        while frame is not None:
-            if frame.f_code in MODULE_CALLS:
-                path = self._host.models.path_of(frame.f_locals[frame.f_code.co_varnames[0]])
-                return path or ""
-            frame = frame.f_back
-        return ""
+        module = find_module(frame)
+        return (self._host.models.path_of(module) if module is not None else None) or ""
 
 
 def _take_sample(tensor: Tensor) -> Tensor | None:
@@ -261,12 +258,7 @@ def _find_other(first: Sequence[Ran], matched: dict[int, int], place: int) -> Ra
 
 
 def _list_before(ran: Sequence[Ran], place: int) -> set[int]:
-    found, waiting = {place}, [place]
-    while waiting:
-        fresh = {each for each in ran[waiting.pop()].takes if each >= 0} - found
-        found |= fresh
-        waiting += fresh
-    return found
+    return reach((place,), lambda number: (each for each in ran[number].takes if each >= 0))
 
 
 def _measure(pairs: Sequence[tuple[Ran, Ran]]) -> list[float]:

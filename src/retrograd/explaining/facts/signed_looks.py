@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,49 +15,23 @@ from retrograd.core.history.data_facts import SIGNED_BINS, SIGNED_WIDTH, SignedH
 from retrograd.core.history.fact import NOW, tell_number
 from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
-from retrograd.core.hooks.engine import grad_enabled, is_in_backward, is_tracing, without_functions
+from retrograd.core.hooks.engine import grad_enabled
 from retrograd.core.hooks.module import is_watched, unwatch_forward, watch_forward
 from retrograd.core.hooks.names import walk_modules
-from retrograd.core.hooks.nested import Keys, flatten
+from retrograd.core.hooks.nested import Keys
 from retrograd.core.identities import IdentityDict
 from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import EVERY, FactHost, FactSource
 from retrograd.core.sites.site import Site
+from retrograd.explaining.facts.output_tap import OutputTap, Switch
 from retrograd.explaining.facts.value_look import is_readable
+from retrograd.explaining.groups import gather
 
 _MOST_WATCHED, _MOST_TENSORS, _MOST_ELEMENTS = 256, 2, 1 << 13
 """Modules, those without parts first; tensors of an output; elements of a tensor."""
 
 _PER_LOOK = 32
 """Modules for which every 128th recorded step is a look; of twice as many every 256th is one."""
-
-
-@dataclass(slots=True)
-class _Switch:
-    awake: bool = False
-
-
-class _SignedTap:
-    """Observes the first call of a module at a look."""
-
-    def __init__(self, switch: _Switch, path: str, see: Any) -> None:
-        self.switch = switch
-        self._see = partial(see, path)
-
-    def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """The forward hook."""
-        if not is_in_backward() and not is_tracing():
-            with without_functions():
-                self._see(list(flatten(output, ("output",)))[:_MOST_TENSORS])
-
-    def after_compiled_call(self, rest: Sequence[tuple[Keys, Tensor]]) -> None:
-        """Do nothing more: the rest of what compiled code has shown."""
-
-    def see_in_compiled_code(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
-        """Receive what a call inside compiled code returns."""
-        if not is_in_backward():
-            self._see([(("output", *keys), tensor) for keys, tensor in tensors[:_MOST_TENSORS]])
-        return ()
 
 
 class SignedLooks(FactSource):
@@ -69,8 +41,8 @@ class SignedLooks(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._switch = _Switch()
-        self._taps: IdentityDict[nn.Module, _SignedTap] = IdentityDict()
+        self._switch = Switch()
+        self._taps: IdentityDict[nn.Module, OutputTap] = IdentityDict()
         self._moment = NOW
         self._held: dict[str, tuple[int, Tensor]] = {}
         self._seen = -1
@@ -80,7 +52,7 @@ class SignedLooks(FactSource):
         entries = [each for each in walk_modules(name, model) if is_watched(each.tapped)]
         for entry in sorted(entries, key=lambda each: bool(each.module._modules)):
             if entry.is_called and len(self._taps) < _MOST_WATCHED and entry.tapped not in self._taps:
-                self._taps[entry.tapped] = tap = _SignedTap(self._switch, entry.path, self._see)
+                self._taps[entry.tapped] = tap = OutputTap(self._switch, partial(self._see, entry.path))
                 watch_forward(entry.tapped, tap)
 
     def forward_begins(self, model: nn.Module, arguments: Any) -> None:
@@ -102,9 +74,9 @@ class SignedLooks(FactSource):
         if self._held:
             self._seen = self.host.recorded
 
-    def _see(self, path: str, tensors: Sequence[tuple[Keys, Any]]) -> None:
-        for keys, tensor in tensors:
-            site = str(Site(path, keys))
+    def _see(self, path: str, tensors: Sequence[tuple[Keys, Tensor]]) -> None:
+        for keys, tensor in tensors[:_MOST_TENSORS]:
+            site = str(Site(path, ("output", *keys)))
             if site not in self._held and is_readable(tensor) and tensor.is_floating_point():
                 count = partial(_count, without_graph(tensor), _stride_of(tensor))
                 self._held[site] = tensor.numel(), carry_out_unseen(count)
@@ -112,10 +84,7 @@ class SignedLooks(FactSource):
     def drain(self) -> None:
         """Record what was counted."""
         held, self._held = self._held, {}
-        together: dict[torch.device, list[str]] = defaultdict(list)
-        for site, (_, counted) in held.items():
-            together[counted.device].append(site)
-        for sites in together.values():
+        for sites in gather((counted.device, site) for site, (_, counted) in held.items()).values():
             sizes = [(site, held[site][0]) for site in sites]
             numbers = torch.stack([held[site][1] for site in sites])
             self.host.deliveries.add([numbers], partial(self._note, sizes, self._moment))

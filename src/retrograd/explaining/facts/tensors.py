@@ -34,6 +34,7 @@ from retrograd.core.sites.site import ROOT, Site
 from retrograd.core.statistics.row import ROW
 from retrograd.core.statistics.slab import Slab, UnreadableTensorError, make_slab, take
 from retrograd.explaining.facts.calls import OptimizerNotes
+from retrograd.explaining.groups import gather
 
 _BUFFER = 1 << 20
 """Elements of the largest buffer that is read."""
@@ -310,9 +311,7 @@ class InputSource(FactSource):
         self._readings.collect(self.host.deliveries, partial(self._note, pending, Moment(self._step)))
 
     def _note(self, pending: Sequence[tuple[int, int, Phase, Head]], moment: Moment, found: Found) -> None:
-        rows: dict[Head, list[str]] = {}
-        for number, step, phase, head in pending:
-            rows.setdefault(head, []).append(_tell(step, phase, found[number]))
+        rows = gather((head, _tell(step, phase, found[number])) for number, step, phase, head in pending)
         for (name, shape, dtype), texts in rows.items():
             self.host.note_many(Input, name, {"shape": shape, "dtype": dtype}, _EACH, texts, moment)
 
@@ -403,10 +402,7 @@ class Readings:
             then({})
             return
         taken = [take(slab) for slab in self._slabs.values()]
-        far: dict[torch.device, list[int]] = {}
-        for number, head in enumerate(heads):
-            if isinstance(head, Tensor):
-                far.setdefault(head.device, []).append(number)
+        far = gather((head.device, number) for number, head in enumerate(heads) if isinstance(head, Tensor))
         joined = [torch.cat([cast("Tensor", heads[number]) for number in numbers]) for numbers in far.values()]
         sent = [each.numbers for each in taken if each.numbers is not None]
 
@@ -469,7 +465,5 @@ def _group(matrix: Tensor) -> list[int]:
     width = matrix.shape[1] * matrix.element_size()
     content = matrix.contiguous()
     data = ctypes.string_at(content.data_ptr(), len(matrix) * width)
-    places: dict[bytes, list[int]] = {}
-    for row in range(len(matrix)):
-        places.setdefault(data[row * width : (row + 1) * width], []).append(row)
+    places = gather((data[row * width : (row + 1) * width], row) for row in range(len(matrix)))
     return [row for same in places.values() if len(same) > 1 for row in same]

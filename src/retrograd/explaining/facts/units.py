@@ -32,6 +32,7 @@ from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.core.sites.site import Site
 from retrograd.explaining.facts.operation_notes import OperationNotes
+from retrograd.explaining.facts.output_tap import OutputTap, Switch
 
 OFTEN, SELDOM, SETTLED = 16, 128, 512
 """Every so many recorded steps units are looked at, for each 16 modules; the second once the third were recorded."""
@@ -106,40 +107,10 @@ class _LookedUpRows:
         self.lookups += indices.numel()
 
 
-@dataclass(slots=True)
-class _Switch:
-    awake: bool = False
-
-
-class _UnitTap:
-    """Observes the calls of one module while its switch is on."""
-
-    def __init__(self, switch: _Switch, see: Callable[[Any], None]) -> None:
-        self.switch = switch
-        self._see = see
-
-    def after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """The forward hook."""
-        if not is_in_backward() and not is_tracing():
-            with without_functions():
-                self._see(output)
-
-    def after_compiled_call(self, rest: Sequence[tuple[Keys, Tensor]]) -> None:
-        """Do nothing more: what these modules return is one tensor."""
-
-    def see_in_compiled_code(self, tensors: Sequence[tuple[Keys, Tensor]], trains: bool) -> tuple[()]:
-        """Receive what a call inside compiled code returns."""
-        if not is_in_backward():
-            for keys, tensor in tensors:
-                if not keys:
-                    self._see(tensor)
-        return ()
-
-
 class _RowTap:
     """Observes what an embedding is called with while its switch is on."""
 
-    def __init__(self, switch: _Switch, see: Callable[[Any], None]) -> None:
+    def __init__(self, switch: Switch, see: Callable[[Any], None]) -> None:
         self.switch = switch
         self._see = see
 
@@ -168,9 +139,9 @@ class UnitLooks(FactSource):
 
     def __init__(self, host: FactHost) -> None:
         super().__init__(host)
-        self._looking, self._training = _Switch(), _Switch()
+        self._looking, self._training = Switch(), Switch()
         self._moment = NOW
-        self._watches: IdentityDict[nn.Module, _UnitTap] = IdentityDict()
+        self._watches: IdentityDict[nn.Module, OutputTap] = IdentityDict()
         self._embeddings: IdentityDict[nn.Module, _RowTap] = IdentityDict()
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         self._channels_first: set[str] = set()
@@ -211,7 +182,7 @@ class UnitLooks(FactSource):
         if bounds is not None:
             self._bounded.add(path)
         if sum(watch.switch is self._looking for watch in self._watches.values()) < _MOST_WATCHED:
-            self._watch(path, _UnitTap(self._looking, partial(self._see, path, bounds)))
+            self._watch(path, OutputTap(self._looking, partial(self._see, path, bounds)))
 
     def _watch_rows(self, path: str, rows: int) -> None:
         if rows <= _MOST_ROWS:
@@ -221,7 +192,7 @@ class UnitLooks(FactSource):
                 self._embeddings[module] = watch
                 watch_arguments(module, watch)
 
-    def _watch(self, path: str, watch: _UnitTap) -> None:
+    def _watch(self, path: str, watch: OutputTap) -> None:
         module = self._modules[path]()
         if module is not None and module not in self._watches:
             self._watches[module] = watch
@@ -245,11 +216,12 @@ class UnitLooks(FactSource):
         """Stop sampling."""
         self._looking.awake = self._training.awake = False
 
-    def _see(self, path: str, bounds: tuple[float, float] | None, output: Any) -> None:
-        held = self._held.setdefault(path, [])
-        if len(held) < _MOST_CALLS and _is_readable(output):
-            unit = output.ndim - 1 if output.ndim == 3 and path not in self._channels_first else 1
-            held.append(_reduce(without_graph(output), unit, bounds))
+    def _see(self, path: str, bounds: tuple[float, float] | None, tensors: Sequence[tuple[Keys, Tensor]]) -> None:
+        for output in (tensor for keys, tensor in tensors if not keys):  # what these modules return is one tensor
+            held = self._held.setdefault(path, [])
+            if len(held) < _MOST_CALLS and _is_readable(output):
+                unit = output.ndim - 1 if output.ndim == 3 and path not in self._channels_first else 1
+                held.append(_reduce(without_graph(output), unit, bounds))
 
     def _see_rows(self, path: str, indices: Any) -> None:
         if type(indices) is Tensor and not is_transformed(indices):
@@ -316,7 +288,7 @@ class UnitLooks(FactSource):
         self._modules.clear()
 
 
-def _is_readable(output: Any) -> bool:
+def _is_readable(output: Tensor) -> bool:
     is_plain = type(output) is Tensor and not is_transformed(output) and output.layout is torch.strided
     return is_plain and output.ndim > 1 and output.numel() > 0 and output.is_floating_point() and not output.is_meta
 

@@ -28,6 +28,7 @@ from retrograd.core.hooks.torch_calls import TorchCall
 from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.value_look import ValueLook
+from retrograd.explaining.groups import gather
 
 if TYPE_CHECKING:
     from retrograd.explaining.gradients.passes import End
@@ -219,11 +220,8 @@ class Followed:
                 self._watch.note_in(index, any(some))
             else:
                 self._watch.note_out(index, some)
-        behind: dict[End, list[str]] = {}
-        for place, name in self._leaves.items():
-            if not self._watch.came(place):
-                for end in self._watch.find_ends(place)[:1]:
-                    behind.setdefault(end, []).append(name)
+        zero = ((place, name) for place, name in self._leaves.items() if not self._watch.came(place))
+        behind = gather((end, name) for place, name in zero for end in self._watch.find_ends(place)[:1])
         for end, names in sorted(behind.items(), key=lambda each: -len(each[1]))[:_FEW]:
             yield self._describe(end, names)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, argument_of, shape_of, tensor_of
 from retrograd.explaining.findings.record import Record
+from retrograd.explaining.groups import reach
 
 Shape = tuple[int, ...]
 
@@ -116,13 +117,7 @@ class AxisTable:
 
     def roots(self, dims: Iterable[Atom]) -> frozenset[int]:
         """The roots of atoms, and of what these were parts of."""
-        found, waiting = set[int](), [each.root for each in dims]
-        while waiting:
-            root = waiting.pop()
-            if root not in found:
-                found.add(root)
-                waiting += self._parents[root]
-        return frozenset(found)
+        return frozenset(reach((each.root for each in dims), lambda root: self._parents[root]))
 
     def is_batch(self, dim: Dim) -> bool:
         """Check whether samples are in a dimension."""

@@ -7,6 +7,7 @@ import re
 from functools import cached_property
 
 from retrograd.core.history.facts import Input, Operation, Operations, Parameter
+from retrograd.explaining.groups import gather, reach
 
 MADE_BEFORE = -1
 
@@ -116,23 +117,11 @@ class Chain:
 
     def ancestors(self, number: int) -> frozenset[int]:
         """The operations that one is made of, itself among them."""
-        found, waiting = {number}, [number]
-        while waiting:
-            for each in self.operands(waiting.pop()):
-                if each not in found:
-                    found.add(each)
-                    waiting.append(each)
-        return frozenset(found)
+        return frozenset(reach((number,), self.operands))
 
     def grown_from(self, number: int) -> frozenset[int]:
         """The operations that a backward pass from one comes to, itself among them."""
-        found, waiting = {number}, [number]
-        while waiting:
-            for each in self.operands(waiting.pop()):
-                if each not in found and self.listed[each].node:
-                    found.add(each)
-                    waiting.append(each)
-        return frozenset(found)
+        return frozenset(reach((number,), lambda one: (each for each in self.operands(one) if self.listed[each].node)))
 
     def descendants(self, numbers: tuple[int, ...]) -> frozenset[int]:
         """The operations that are made of some, the given ones not among them."""
@@ -152,11 +141,7 @@ class Chain:
 
     @cached_property
     def _users(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for number in range(len(self.listed)):
-            for each in dict.fromkeys(self.operands(number)):
-                found.setdefault(each, []).append(number)
-        return found
+        return gather((each, number) for number in range(len(self)) for each in dict.fromkeys(self.operands(number)))
 
     @cached_property
     def carried(self) -> list[tuple[Operation, str]]:

@@ -34,6 +34,7 @@ from retrograd.core.history.sink import Event
 from retrograd.core.sites.site import ROOT, Site, accumulated_gradient, parse_leniently
 from retrograd.explaining.findings.chain import Chain, name_of
 from retrograd.explaining.findings.updates import Update, by_optimizer, find_updates
+from retrograd.explaining.groups import gather
 
 MOST_ROWS = 1 << 18
 """Rows of sites that are read together and held, some 130 bytes each; histograms take more."""
@@ -128,10 +129,7 @@ class AlikeSites:
 
     @cached_property
     def _sites(self) -> dict[Hashable, list[str]]:
-        found: dict[Hashable, list[str]] = {}
-        for name, kind in self._kinds.items():
-            found.setdefault(kind, []).append(name)
-        return found
+        return gather((kind, name) for name, kind in self._kinds.items())
 
 
 class Record:
@@ -372,10 +370,7 @@ class Record:
 
     def calls_by_step(self) -> Iterator[tuple[int, list[Call]]]:
         """The calls of each step. What is called behind an update is of the next step."""
-        by_step: dict[int, list[Call]] = {}
-        for call in self.calls:
-            by_step.setdefault(call.step, []).append(call)
-        yield from sorted(by_step.items())
+        yield from sorted(gather((call.step, call) for call in self.calls).items())
 
     @cached_property
     def updates(self) -> list[Update]:
@@ -399,10 +394,7 @@ class Record:
         updates = [str(site) for site in self.of_kind("parameter", "update")]
         if updates and any((found.values > 0).any() for [found] in self.history.matrices(["abs_max"], updates)):
             return True
-        digests: dict[tuple[int, str], list[str]] = {}
-        for look in self.parameters:
-            if look.digest:
-                digests.setdefault((look.rank, look.name), []).append(look.digest)
+        digests = gather(((look.rank, look.name), look.digest) for look in self.parameters if look.digest)
         if any(len(set(each)) > 1 for each in digests.values()):
             return True
         return False if any(len(each) > 1 for each in digests.values()) else None
@@ -437,10 +429,7 @@ class Record:
     @cached_property
     def looks(self) -> dict[str, list[Parameter]]:
         """Samples of each parameter, by its name."""
-        found: dict[str, list[Parameter]] = {}
-        for look in self.parameters:
-            found.setdefault(look.name, []).append(look)
-        return found
+        return gather((look.name, look) for look in self.parameters)
 
     @cached_property
     def last_looks(self) -> dict[str, Parameter]:
@@ -511,10 +500,7 @@ class Record:
     @cached_property
     def inputs(self) -> dict[str, list[Input]]:
         """Tensors that models were called with, by the name of the argument."""
-        found: dict[str, list[Input]] = {}
-        for each in self.of(Input):
-            found.setdefault(each.name, []).append(each)
-        return found
+        return gather((each.name, each) for each in self.of(Input))
 
     @cached_property
     def modules(self) -> dict[str, Mapping[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from retrograd.core.history.facts import Call, OptimizerMade
+from retrograd.explaining.groups import gather
 
 HABIT = 0.8
 """Share of the updates that must be concerned, to be no single slip; our own choice."""
@@ -81,19 +82,14 @@ def _list_ends(calls: Sequence[Call]) -> set[int]:
 
 def _find_by_hand(calls: Sequence[Call]) -> list[Update]:
     """Make an update of each step with a backward pass; the last one may be unfinished, and is left out."""
-    steps: dict[int, list[Call]] = {}
-    for call in calls:
-        steps.setdefault(call.step, []).append(call)
+    steps = gather((call.step, call) for call in calls)
     groups = [group for _, group in sorted(steps.items()) if any(call.name == "backward" for call in group)]
     return [Update(BY_HAND, group[-1], tuple(group), place == 0) for place, group in enumerate(groups[:-1])]
 
 
 def by_optimizer(updates: Iterable[Update]) -> dict[str, list[Update]]:
     """The updates of each optimizer."""
-    found: dict[str, list[Update]] = {}
-    for update in updates:
-        found.setdefault(update.optimizer, []).append(update)
-    return found
+    return gather((update.optimizer, update) for update in updates)
 
 
 def clears(call: Call, optimizer: str, made: Mapping[str, OptimizerMade]) -> bool:

@@ -32,6 +32,7 @@ from retrograd.explaining.gradients.reasons import (
     describe_use_in_function,
     judge,
 )
+from retrograd.explaining.groups import gather
 from retrograd.following.graph.module_names import find_names
 from retrograd.following.graph.origins import LIMIT, Origins
 
@@ -166,10 +167,8 @@ class GradientReasons(Mapping[str, Reason]):
     @property
     def findings(self) -> Findings:
         """Findings, one for each cause, with the names of all that it concerns."""
-        groups: dict[tuple[str, str, str], list[Reason]] = {}
-        loss = self.loss
-        for reason in [loss] if loss is not None else self.missing.values():
-            groups.setdefault((reason.why, reason.message, reason.line), []).append(reason)
+        reasons = self.missing.values() if self.loss is None else [self.loss]
+        groups = gather(((each.why, each.message, each.line), each) for each in reasons)
         return Findings(map(_find, groups.values()), about=count_of(len(self), "tensor"))
 
     def __str__(self) -> str:

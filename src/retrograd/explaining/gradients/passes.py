@@ -20,6 +20,7 @@ from retrograd.core.hooks.node_tap import NodeGradients, NodeHooks
 from retrograd.core.hooks.nodes import is_freed, is_leaf, name_of, number_of, root_edges, variable_of
 from retrograd.core.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
 from retrograd.core.hooks.torch_calls import user_line
+from retrograd.explaining.groups import gather
 from retrograd.following.graph.node import readable_values
 from retrograd.following.graph.origin import Origin
 from retrograd.following.graph.origins import Origins
@@ -333,12 +334,12 @@ class ZeroWatch:
 
     @cached_property
     def _parents(self) -> dict[int, list[tuple[int, int]]]:
-        found: dict[int, list[tuple[int, int]]] = {}
-        for parent, edges in enumerate(self._edges):
-            for edge, to in enumerate(edges):
-                if to is not None:
-                    found.setdefault(to[0], []).append((parent, edge))
-        return found
+        return gather(
+            (to[0], (parent, edge))
+            for parent, edges in enumerate(self._edges)
+            for edge, to in enumerate(edges)
+            if to is not None
+        )
 
 
 def _is_some(gradient: Tensor | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,9 +26,9 @@ def equal(to: float, of: str = "self") -> Finder:
     return lambda given: given[of] == to
 
 
-def equal_to(*names: str) -> Finder:
-    """Where the first argument has the value of one of others."""
-    return lambda given: _any_of(given["self"], [given[name] for name in names])
+def equal_to(name: str) -> Finder:
+    """Where the first argument has the value of another one, if there is that."""
+    return lambda given: _self(given).eq(torch.nan if given[name] is None else given[name])
 
 
 def equal_in_size(to: float | str) -> Finder:
@@ -35,9 +36,9 @@ def equal_in_size(to: float | str) -> Finder:
     return lambda given: given["self"].abs() == (given[to] if isinstance(to, str) else to)
 
 
-def below(bound: float, of: str = "self") -> Finder:
-    """Where an argument is smaller."""
-    return lambda given: given[of] < bound
+def below(bound: float) -> Finder:
+    """Where the first argument is smaller."""
+    return lambda given: given["self"] < bound
 
 
 def beyond(bound: float) -> Finder:
@@ -55,9 +56,9 @@ def only_if(condition: Callable[[Arguments], Any], find: Finder) -> Finder:
     return find_so
 
 
-def both(one: Finder, other: Finder) -> Finder:
-    """Find the points that two functions agree on."""
-    return lambda given: one(given) & other(given)
+def both_equal(to: float) -> Finder:
+    """Where two arguments have a value."""
+    return lambda given: (given["self"] == to) & (given["other"] == to)
 
 
 def everything(of: str = "self") -> Finder:
@@ -65,35 +66,19 @@ def everything(of: str = "self") -> Finder:
     return lambda given: torch.ones_like(given[of], dtype=torch.bool)
 
 
-def whole(of: str = "self") -> Finder:
+def whole(given: Arguments) -> Tensor:
     """Elements that have no fractional part."""
-    return lambda given: given[of].frac() == 0
+    return _self(given).frac() == 0
 
 
-def same(one: str = "self", other: str = "other") -> Finder:
+def same(given: Arguments) -> Tensor:
     """Where two arguments are equal."""
-    return lambda given: given[one] == given[other]
+    return _self(given).eq(given["other"])
 
 
 def multiple(given: Arguments) -> Tensor:
     """Where ``self`` is a multiple of ``other``."""
     return torch.fmod(given["self"], given["other"]) == 0
-
-
-def tied_with(extreme: Callable[..., Tensor]) -> Finder:
-    """Elements that are the extreme along ``dim``, where there are several of them.
-
-    Args:
-        extreme: ``torch.amax`` or ``torch.amin``.
-    """
-
-    def find(given: Arguments) -> Tensor:
-        tensor, dims = given["self"], _dims(given)
-        at_it = tensor == extreme(tensor, dims, keepdim=True)
-        found: Tensor = at_it & (at_it.sum(dims, keepdim=True) > 1)
-        return found
-
-    return find
 
 
 def tied_with_result(pick: Callable[[Arguments], Tensor]) -> Finder:
@@ -105,6 +90,11 @@ def tied_with_result(pick: Callable[[Arguments], Tensor]) -> Finder:
         return found
 
     return find
+
+
+def tied_with(extreme: Callable[..., Tensor]) -> Finder:
+    """The same of the extreme along ``dim``: of ``torch.amax`` or ``torch.amin``."""
+    return tied_with_result(lambda given: extreme(given["self"], _dims(given), keepdim=True))
 
 
 def pick_median(given: Arguments) -> Tensor:
@@ -175,23 +165,11 @@ def all_minus_infinity(given: Arguments) -> Tensor:
     return (tensor == -torch.inf).all(_dims(given), keepdim=True).expand_as(tensor)
 
 
-def both_minus_infinity(given: Arguments) -> Tensor:
-    """Where two arguments are −∞."""
-    found: Tensor = (_self(given) == -torch.inf) & (given["other"] == -torch.inf)
-    return found
-
-
 def leads_with_minus_infinity(given: Arguments) -> Tensor:
     """Elements that are −∞ and have nothing else before them along ``dim``, not counting the first."""
     tensor, dim = _self(given), given["dim"]
     found = (tensor == -torch.inf).cummin(dim).values
     return found & (torch.ones_like(tensor, dtype=torch.int64).cumsum(dim) > 1)
-
-
-def both_zero(given: Arguments) -> Tensor:
-    """Where two arguments are zero."""
-    found: Tensor = (_self(given) == 0) & (given["other"] == 0)
-    return found
 
 
 def at_distance_zero(given: Arguments) -> Tensor:
@@ -262,14 +240,6 @@ def _self(given: Arguments) -> Tensor:
     return tensor
 
 
-def _any_of(tensor: Tensor, values: Sequence[Any]) -> Tensor:
-    found = torch.zeros_like(tensor, dtype=torch.bool)
-    for value in values:
-        if value is not None:
-            found = found | (tensor == value)
-    return found
-
-
 def _dims(given: Arguments) -> list[int]:
     dims = given.get("dim")
     if dims is None or dims == []:
@@ -278,10 +248,7 @@ def _dims(given: Arguments) -> list[int]:
 
 
 def _count(tensor: Tensor, dims: Sequence[int]) -> int:
-    count = 1
-    for dim in dims:
-        count *= tensor.shape[dim]
-    return count
+    return math.prod(tensor.shape[dim] for dim in dims)
 
 
 def _close_to_next(values: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import json
 import os
 from collections.abc import Sequence
@@ -102,21 +103,14 @@ def _check_edges(roots: Sequence[Edge], edges: Sequence[Sequence[Edge | None]]) 
     Raises:
         ValueError: one does not.
     """
-    entered = [0] * len(edges)
     for edge in (*roots, *(each for leaving in edges for each in leaving if each is not None)):
         if not isinstance(edge.node, int) or not 0 <= edge.node < len(edges) or not fits(edge.slot, int):
             raise ValueError(f"there is no node {edge.node!r}")
-    for edge in (each for leaving in edges for each in leaving if each is not None):
-        entered[edge.node] += 1
-    ready, reached = [node for node, count in enumerate(entered) if not count], 0
-    while ready:
-        reached += 1
-        for edge in (each for each in edges[ready.pop()] if each is not None):
-            entered[edge.node] -= 1
-            if not entered[edge.node]:
-                ready.append(edge.node)
-    if reached < len(edges):
-        raise ValueError("its edges lead round in a circle")
+    before = {node: {each.node for each in leaving if each is not None} for node, leaving in enumerate(edges)}
+    try:
+        graphlib.TopologicalSorter(before).prepare()
+    except graphlib.CycleError as error:
+        raise ValueError("its edges lead round in a circle") from error
 
 
 def _parse(text: str | None) -> TensorInfo | None:

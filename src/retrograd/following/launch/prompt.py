@@ -154,7 +154,7 @@ class Prompt(cmd.Cmd):
 
     def do_where(self, text: str) -> None:
         """The node, the module call and the source line that made it, the loss, and where backward() was called."""
-        self._select(self._pass.stop.index)
+        self._selected = self._pass.stop.index
         self._say_all(describe_pass(self._pass))
 
     do_w = do_where
@@ -401,14 +401,11 @@ class Prompt(cmd.Cmd):
             if len(choices) > 1:
                 mark = "->" if number == chosen else "  "
                 self._say(f"{mark} {number}  {what}: {describe_place(self._pass.graph[index])}")
-        self._select(choices[chosen - 1][0])
+        self._selected = choices[chosen - 1][0]
         node = self._pass.graph[self._selected]
         if len(choices) == 1:
             self._say(f"{choices[0][1]}: {describe_place(node)}")
         self._say_all(f"  {line}" for line in describe_source(node))
-
-    def _select(self, index: int) -> None:
-        self._selected = index
 
     def _is_over(self) -> bool:
         if self._pass.error is not None:

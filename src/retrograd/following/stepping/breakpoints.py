@@ -57,9 +57,10 @@ class Stop:
             none. A tensor that is changed in place changes what the node gets.
         outgoing: what it has given, one for each of its edges; None as long as it has not run.
         moment: ``"before"`` the node runs, ``"after"``, or ``"past"`` when the pass has gone on.
+        changes: the gradients that go on instead of what the node gives, where that was set.
     """
 
-    __slots__ = ("__weakref__", "_changes", "_owner", "incoming", "index", "moment", "outgoing", "position", "taken")
+    __slots__ = ("__weakref__", "_owner", "changes", "incoming", "index", "moment", "outgoing", "position", "taken")
 
     def __init__(self, owner: GraphOwner, index: int, position: int, incoming: NodeGradients) -> None:
         self._owner = owner
@@ -70,7 +71,7 @@ class Stop:
         self.moment: Moment = "before"
         self.taken: NodeGradients | None = None
         """Gradients that the node gets instead of those that came in, where that was set."""
-        self._changes: tuple[Change, ...] | None = None
+        self.changes: tuple[Change, ...] | None = None
 
     def __repr__(self) -> str:
         return f"<Stop {self.moment} {self.node.place}, after {count_of(self.position, 'node')}>"
@@ -101,11 +102,6 @@ class Stop:
         """
         return {name: _show(value) for name, value in saved_of(self.live).items()}
 
-    @property
-    def changes(self) -> tuple[Change, ...] | None:
-        """The gradients that go on instead of what the node gives, where that was set."""
-        return self._changes
-
     def set_incoming(self, *gradients: Change) -> None:
         """Let the node get these gradients instead, as if a hook before the node had returned them.
 
@@ -120,7 +116,7 @@ class Stop:
                 f"{self.node.place} has run already.", repair="set what comes in where the pass stops before it."
             )
         _check(gradients, inputs_of(self.live), len(self.incoming), f"{self.node.place} takes")
-        self.incoming = self.taken = _apply(gradients, self.incoming)
+        self.incoming = self.taken = apply_changes(gradients, self.incoming)
 
     def set_outgoing(self, *gradients: Change) -> None:
         """Let these gradients go on, whatever the node gives.
@@ -140,16 +136,14 @@ class Stop:
         takers = [inputs_of(node)[slot] if node is not None else None for node, slot in edges]
         _check(gradients, takers, len(edges), f"{self.node.place} gives")
         if self.outgoing is not None:
-            self.outgoing = _apply(gradients, self.outgoing)
-        self._changes = gradients
+            self.outgoing = apply_changes(gradients, self.outgoing)
+        self.changes = gradients
 
 
 def apply_changes(changes: Sequence[Change] | None, gradients: NodeGradients) -> NodeGradients:
     """Gradients with some of them replaced."""
-    return gradients if changes is None else _apply(changes, gradients)
-
-
-def _apply(changes: Sequence[Change], gradients: NodeGradients) -> NodeGradients:
+    if changes is None:
+        return gradients
     return tuple(old if new is ... else new for new, old in zip(changes, gradients, strict=True))
 
 

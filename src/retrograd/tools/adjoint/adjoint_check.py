@@ -9,6 +9,7 @@ from enum import Enum
 
 from retrograd.core.drawings import drawn_by
 from retrograd.core.sites.site import Site
+from retrograd.explaining.groups import gather
 
 
 class Verdict(Enum):
@@ -108,10 +109,7 @@ class AdjointCheck:
 
     def __init__(self, rows: Sequence[AdjointRow]) -> None:
         failing = {_fault(row): row.within for row in rows if row.verdict in FAILURES}
-        through: dict[Fault, list[Fault]] = {}
-        for inner, within in failing.items():
-            for outer in within:
-                through.setdefault((outer, inner[1]), []).append(inner)
+        through = gather(((outer, inner[1]), inner) for inner, within in failing.items() for outer in within)
         self._innermost = failing.keys() - through.keys()
         self.rows = tuple(sorted((_blame(row, through) for row in rows), key=self._rank))
 

@@ -16,6 +16,7 @@ from retrograd.core.hooks.nested import flatten, replace_tensors
 from retrograd.core.hooks.readings import EarlyExit, Reading, read_calls
 from retrograd.core.sites.pattern import translate_glob
 from retrograd.core.sites.site import Site, parse_site
+from retrograd.explaining.groups import gather
 from retrograd.tools.features.feature_sites import EVERY_CALL, SLOTS, FeatureSite, Slot, find_feature_sites
 
 _Names = tuple[str, str]
@@ -185,11 +186,7 @@ class _SeenValues:
                 )
 
     def _by_path(self, slot: Slot) -> dict[str, list[int]]:
-        places: dict[str, list[int]] = {}
-        for place, wanted in enumerate(self._wanted):
-            if wanted.slot == slot:
-                places.setdefault(wanted.entry.path, []).append(place)
-        return places
+        return gather((wanted.entry.path, place) for place, wanted in enumerate(self._wanted) if wanted.slot == slot)
 
     def _reader(self, path: str, slot: Slot, places: list[int], *, is_last: bool) -> Callable[[Any], None] | None:
         """Make what sees the values of one slot."""

@@ -122,10 +122,7 @@ def _make_forward(method: Method) -> Method:
     @uncompiled
     def forward(ctx: Any, *values: Any) -> Any:
         call: FunctionCall = values[-1]
-        ctx.retrograd_call = call  # as _begin, without a call for each
-        ctx.needs_input_grad = ctx.needs_input_grad[:-1]
-        if not hasattr(type(ctx), "needs_grad"):
-            ctx.needs_grad = _needs_by_name(ctx)
+        _begin(ctx, call)
         try:
             if call.positions == len(values) - 1:
                 output = method(call.function, ctx, *values[:-1])

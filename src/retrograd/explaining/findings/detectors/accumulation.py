@@ -17,6 +17,7 @@ from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import is_adaptive, number
 from retrograd.explaining.findings.updates import BY_HAND, HABIT, Update, clears, count_passes, list_cleared_passes
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 
@@ -193,10 +194,7 @@ def _terms(chain: Chain, number: int) -> set[int]:
 
 
 def _losses_by_step(record: Record, steps: Collection[int]) -> dict[int, list[Event]]:
-    found: dict[int, list[Event]] = {}
-    for event in record.history.losses_at(steps) if steps else ():
-        found.setdefault(event.moment.step, []).append(event)
-    return found
+    return gather((event.moment.step, event) for event in (record.history.losses_at(steps) if steps else ()))
 
 
 def _most_common(losses: list[Event]) -> tuple[float, int]:

@@ -10,6 +10,7 @@ from retrograd.core.sites.site import ROOT
 from retrograd.explaining.findings.chain import AFFINE, VIEWS, Chain
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
+from retrograd.explaining.groups import reach
 
 family = Family(__name__)
 
@@ -67,15 +68,13 @@ def _is_affine(chain: Chain) -> bool:
 
 def _list_data(chain: Chain) -> frozenset[int]:
     """The operations that data pass through, and not those that make weights of layers."""
-    found, waiting = set(chain.outputs), list(chain.outputs)
-    while waiting:
-        number = waiting.pop()
+
+    def list_taken(number: int) -> list[int]:
         is_layer = chain.name(number) in AFFINE - {"addmm", "baddbmm"}
         taken = chain.listed[number].operands[:1] if is_layer else chain.operands(number)
-        new = {each for each in taken if each >= 0} - found
-        found |= new
-        waiting += new
-    return frozenset(found)
+        return [each for each in taken if each >= 0]
+
+    return frozenset(reach(chain.outputs, list_taken))
 
 
 def _is_affine_one(chain: Chain, number: int) -> bool:

@@ -12,6 +12,7 @@ from retrograd.core.runs.findings import Finding, shorten_line
 from retrograd.explaining.findings.chain import Chain, tensor_of
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 
@@ -40,9 +41,7 @@ def find_pass(record: Record, step: int) -> Call | None:
 
 def _list_passes(record: Record) -> list[GraphSize]:
     """The sizes at the passes of a step, where each step has the same ones, all from one line; else none."""
-    by_step: dict[int, list[GraphSize]] = {}
-    for each in record.of(GraphSize):
-        by_step.setdefault(each.step, []).append(each)
+    by_step = gather((each.step, each) for each in record.of(GraphSize))
     lines = {call.line for call in record.called("backward")}
     alike = {tuple(each.value for each in passes) for passes in by_step.values()}
     passes = next(iter(by_step.values()), [])

@@ -14,6 +14,7 @@ from retrograd.explaining.findings.births import GREW, Birth, Births
 from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
+from retrograd.explaining.groups import gather
 
 _FOLLOWING = (
     "diverged", "loss-spike", "loss-flat", "not-updated", "dead-units", "saturated", "vanishing",
@@ -286,10 +287,8 @@ class KinksInBackward(Detector):
         facts = record.of(Kink)
         if not facts:
             raise CannotTell("points without a derivative are looked at by `retrograd explain SCRIPT` alone")
-        places: dict[Place, list[Kink]] = {}
-        for each in facts:
-            places.setdefault((each.name, each.operation, each.where, each.node, each.line), []).append(each)
-        return self._judge(places)
+        places = (((each.name, each.operation, each.where, each.node, each.line), each) for each in facts)
+        return self._judge(gather(places))
 
     def _judge(self, places: dict[Place, list[Kink]]) -> Iterator[Finding]:
         for kinks in places.values():

@@ -15,6 +15,7 @@ from retrograd.explaining.findings.record import CannotTell, FloatArray, Record
 from retrograd.explaining.findings.training import Training, as_list
 from retrograd.explaining.findings.update_norms import TOLD, UpdateNorms
 from retrograd.explaining.findings.updates import by_optimizer
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 
@@ -117,12 +118,8 @@ def _has_jumped(updates: UpdateNorms, names: Sequence[str], steps: Sequence[int]
 
 def _group_same(record: Record) -> dict[tuple[str, ...], list[OptimizerMade]]:
     """Optimizers by class, line and parameters."""
-    found: dict[tuple[str, ...], list[OptimizerMade]] = {}
-    for made in record.optimizers.values():
-        names = made.parameters
-        if names and made.type:  # a run of an older version does not say it
-            found.setdefault((made.type, made.line, *names), []).append(made)
-    return found
+    known = (made for made in record.optimizers.values() if made.parameters and made.type)  # older versions do not tell
+    return gather(((made.type, made.line, *made.parameters), made) for made in known)
 
 
 @family.detector("optimizer-before-change")

@@ -16,6 +16,7 @@ from retrograd.explaining.findings.chain import VIEWS, Chain, is_float, is_mask,
 from retrograd.explaining.findings.detectors.inputs import is_taken_as_it_is
 from retrograd.explaining.findings.entry import Entry, Family, first_operation
 from retrograd.explaining.findings.record import CannotTell, Record
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 
@@ -55,10 +56,7 @@ def list_spreads(record: Record) -> dict[str, list[Spread]]:
     Raises:
         CannotTell: there are none.
     """
-    found: dict[str, list[Spread]] = {}
-    for each in record.of(Spread):
-        if not math.isnan(each.value):
-            found.setdefault(each.name, []).append(each)
+    found = gather((each.name, each) for each in record.of(Spread) if not math.isnan(each.value))
     if not found:
         raise CannotTell("the spread of outputs over a batch was not recorded")
     return found

@@ -12,6 +12,7 @@ from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.chain import AFFINE, SOFTMAXES, VIEWS, Chain, argument_of, count, name_of
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 
@@ -58,10 +59,7 @@ def list_looks(record: Record) -> dict[tuple[str, str], list[Targets]]:
     Raises:
         CannotTell: there are none.
     """
-    found: dict[tuple[str, str], list[Targets]] = {}
-    for each in record.of(Targets):
-        if each.classes:
-            found.setdefault((each.line, each.loss), []).append(each)
+    found = gather(((each.line, each.loss), each) for each in record.of(Targets) if each.classes)
     if not found:
         raise CannotTell("no loss with integer targets was recorded")
     return found

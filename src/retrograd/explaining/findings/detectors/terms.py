@@ -56,21 +56,16 @@ class Graph:
     """
 
     def __init__(self, record: Record, chain: Chain, number: int) -> None:
-        self.numbers: set[int] = set()
+        has_node = number >= 0 and bool(chain.listed[number].node)
+        self.numbers = set(chain.grown_from(number)) if has_node else set[int]()
         self.modules: set[str] = set()
         self.is_known = number >= 0
-        waiting = [number] if number >= 0 and chain.listed[number].node else []
-        while waiting:
-            each = waiting.pop()
-            if each in self.numbers:
-                continue
-            self.numbers.add(each)
+        for each in self.numbers:
             operation = chain.listed[each]
-            before = [one for one in chain.operands(each) if chain.listed[one].node]
             layers = _list_layers(record, operation)
             self.modules.update(layers)
-            self.is_known &= CARRIED not in operation.operands and bool(layers or before)
-            waiting += before
+            is_made = any(chain.listed[one].node for one in chain.operands(each))
+            self.is_known &= CARRIED not in operation.operands and bool(layers or is_made)
 
 
 def _list_layers(record: Record, operation: Operation) -> list[str]:

@@ -15,6 +15,7 @@ from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.layers import Layer, Layers
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import FloatArray, IntArray, Training
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 
@@ -288,13 +289,11 @@ def _list_called(record: Record) -> list[Sure]:
         for number, operation in enumerate(noted.operations())
         if number in noted.outputs
     }
-    looks: dict[tuple[str, str], list[Softmax]] = {}
-    for look in record.of(Softmax):
-        if look.entries > 2 and (look.name, look.line) not in last:
-            looks.setdefault((look.name, look.line), []).append(look)
+    looks = gather(((look.name, look.line), look) for look in record.of(Softmax) if look.entries > 2)
     return [
         Sure(path, line, np.array([look.step for look in listed]), np.array([look.value for look in listed]))
         for (path, line), listed in looks.items()
+        if (path, line) not in last
     ]
 
 

@@ -13,6 +13,7 @@ from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import as_list
 from retrograd.explaining.findings.updates import by_optimizer
+from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 
@@ -178,11 +179,8 @@ def _describe_itself(entry: Entry, load: Load) -> Finding:
 @family.detector("averages-not-put-back")
 def averages_not_put_back(record: Record, entry: Entry) -> Iterator[Finding]:
     """Averaged weights are loaded to evaluate with them, and training goes on from these."""
-    kept: dict[str, list[Load]] = {}
-    for load in need_loads(record):
-        if load.changed and load.stays and load.evaluated and _is_average(load, record):
-            kept.setdefault(load.name, []).append(load)
-    for name, loads in kept.items():
+    kept = (load for load in need_loads(record) if load.changed and load.stays and load.evaluated)
+    for name, loads in gather((load.name, load) for load in kept if _is_average(load, record)).items():
         if len({load.step for load in loads}) < OFTEN:
             continue
         first = loads[0]

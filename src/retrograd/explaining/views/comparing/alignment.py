@@ -15,6 +15,7 @@ from retrograd.core.views.downsample import IntArray, StepColumns, share_columns
 from retrograd.core.views.report.scope import SHARE_OF_NUMBERS, Scope, choose_detail, choose_scope
 from retrograd.core.views.shown import ModelPlace, add_ungraded, find_phase
 from retrograd.explaining.comparing.pairs import plain_names
+from retrograd.explaining.groups import gather
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +88,8 @@ def list_differences(aligned: Aligned, letters: Sequence[str]) -> list[str]:
             for letter, each in zip(letters, steps, strict=True)
         ]
         sentences.append(f"Their recorded steps differ: {', '.join(parts)}.")
-    for missing, names in _group_by_runs(aligned).items():
+    lacking = zip(find_missing(aligned), aligned.names, strict=True)
+    for missing, names in gather(each for each in lacking if each[0]).items():
         having = [letter for number, letter in enumerate(letters) if number not in missing]
         sentences.append(f"Only {' and '.join(having)} {'has' if len(having) == 1 else 'have'} {list_names(names)}.")
     return sentences
@@ -103,10 +105,8 @@ def find_missing(aligned: Aligned) -> list[tuple[int, ...]]:
 
 def add_all_ungraded(places: Sequence[ModelPlace], aligned: Aligned, letters: Sequence[str]) -> list[ModelPlace]:
     """Places of all runs, with those of parameters that in some of them never got a gradient."""
-    having: dict[str, list[str]] = {}
-    for scope, letter in zip(aligned.scopes, letters, strict=True):
-        for name in list_ungraded(scope.history):
-            having.setdefault(name, []).append(letter)
+    scopes = zip(aligned.scopes, letters, strict=True)
+    having = gather((name, letter) for scope, letter in scopes for name in list_ungraded(scope.history))
     added = list(places)
     for scope, letter in zip(aligned.scopes, letters, strict=True):
         words = {
@@ -114,11 +114,3 @@ def add_all_ungraded(places: Sequence[ModelPlace], aligned: Aligned, letters: Se
         }
         added = add_ungraded(added, words, scope.history.manifest)
     return added
-
-
-def _group_by_runs(aligned: Aligned) -> dict[tuple[int, ...], list[str]]:
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for name, missing in zip(aligned.names, find_missing(aligned), strict=True):
-        if missing:
-            groups.setdefault(missing, []).append(name)
-    return groups
