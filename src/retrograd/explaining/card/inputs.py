@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from retrograd.core.amounts import count_of, list_names
+from retrograd.core.groups import gather
 from retrograd.core.history.facts import Input
 from retrograd.core.sites.site import ROOT, parse_leniently
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import is_idle, show
 from retrograd.explaining.findings.record import Record
-from retrograd.explaining.groups import gather
 
 _MOST_PERIOD = 512
 """Batches of the longest cycle that is searched for."""

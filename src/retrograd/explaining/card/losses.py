@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from retrograd.core.amounts import count_of
+from retrograd.core.groups import gather
 from retrograd.core.history.data_facts import SHIFTS, Targets
 from retrograd.core.runs.loss_curve import reduce_curve
 from retrograd.explaining.card.card import CardEntry
@@ -17,7 +18,6 @@ from retrograd.explaining.findings.chain import factor_of
 from retrograd.explaining.findings.loss_terms import Loss, Term, describe_loss, write
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
-from retrograd.explaining.groups import gather
 
 _LONGEST = 200
 """Letters of an expression on a line."""

@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from retrograd.core.amounts import count_of, list_names
+from retrograd.core.groups import gather
 from retrograd.core.history.facts import Parameter
 from retrograd.core.history.ungraded import list_ungraded
 from retrograd.core.history.weights_facts import Changed, Load, StateRead
@@ -17,7 +18,6 @@ from retrograd.explaining.card.words import name_subtrees, show_change, show_sha
 from retrograd.explaining.findings.chain import count
 from retrograd.explaining.findings.gradients import ParameterGradients
 from retrograd.explaining.findings.record import Record
-from retrograd.explaining.groups import gather
 
 STATES = {
     "trained": "trained",

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from retrograd.core.groups import reach
 from retrograd.core.history.facts import FreedPart
 from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.engine import next_sequence_number
@@ -16,7 +17,6 @@ from retrograd.core.hooks.nodes import is_freed, name_of, number_of, variable_of
 from retrograd.core.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.variables import find_variable
-from retrograd.explaining.groups import reach
 
 _REFUSED = "backward through the graph a second time"
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from retrograd.core.groups import reach
 from retrograd.core.history.data_facts import LossParts
 from retrograd.core.history.facts import Operation
 from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
@@ -18,7 +19,6 @@ from retrograd.core.hooks.torch_calls import TorchCall, user_line
 from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost
 from retrograd.explaining.facts.value_look import ValueLook
-from retrograd.explaining.groups import reach
 
 _MOST = 256
 """Results between a forward and an update that are kept."""

@@ -16,6 +16,7 @@ from weakref import ref
 import torch
 from torch import nn
 
+from retrograd.core.groups import reach
 from retrograd.core.history.facts import MADE_BEFORE, GraphSize, Operation, Operations
 from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.dispatch import is_in_compiled_call
@@ -32,7 +33,6 @@ from retrograd.explaining.facts.target_looks import TargetLooks
 from retrograd.explaining.facts.value_look import ValueLook
 from retrograd.explaining.facts.variables import find_holder
 from retrograd.explaining.facts.zero_gradients import NodeOperations
-from retrograd.explaining.groups import reach
 
 MOST = 3000
 """Operations of a look."""

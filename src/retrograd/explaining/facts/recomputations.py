@@ -12,6 +12,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
+from retrograd.core.groups import reach
 from retrograd.core.history.saved_facts import Recomputed
 from retrograd.core.hooks.dispatch import plain_torch
 from retrograd.core.hooks.engine import is_tracing, is_transformed, uncompiled, without_functions
@@ -28,7 +29,6 @@ from retrograd.core.hooks.torch_calls import (
 )
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.modes import find_module
-from retrograd.explaining.groups import reach
 
 _MOST_PARTS, _MOST = 32, 1000
 """Parts of a look, and operations of a part, that are compared."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from retrograd.core.groups import gather
 from retrograd.core.history.data_facts import SIGNED_BINS, SIGNED_WIDTH, SignedHistogram
 from retrograd.core.history.fact import NOW, tell_number
 from retrograd.core.history.sink import Moment
@@ -25,7 +26,6 @@ from retrograd.core.recording.fact_source import EVERY, FactHost, FactSource
 from retrograd.core.sites.site import Site
 from retrograd.explaining.facts.output_tap import OutputTap, Switch
 from retrograd.explaining.facts.value_look import is_readable
-from retrograd.explaining.groups import gather
 
 _MOST_WATCHED, _MOST_TENSORS, _MOST_ELEMENTS = 256, 2, 1 << 13
 """Modules, those without parts first; tensors of an output; elements of a tensor."""

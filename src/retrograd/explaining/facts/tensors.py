@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from retrograd.core.groups import gather
 from retrograd.core.history.fact import tell_number
 from retrograd.core.history.facts import Buffer, Input, Parameter
 from retrograd.core.history.sink import Moment, Phase
@@ -34,7 +35,6 @@ from retrograd.core.sites.site import ROOT, Site
 from retrograd.core.statistics.row import ROW
 from retrograd.core.statistics.slab import Slab, UnreadableTensorError, make_slab, take
 from retrograd.explaining.facts.calls import OptimizerNotes
-from retrograd.explaining.groups import gather
 
 _BUFFER = 1 << 20
 """Elements of the largest buffer that is read."""

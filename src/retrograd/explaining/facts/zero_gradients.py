@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from retrograd.core.groups import gather
 from retrograd.core.history.facts import Operation
 from retrograd.core.history.saved_facts import ZeroGradient
 from retrograd.core.hooks.backward import EngineRun, backward_followers
@@ -28,7 +29,6 @@ from retrograd.core.hooks.torch_calls import TorchCall
 from retrograd.core.recording.deliveries import Arrays
 from retrograd.core.recording.fact_source import FactHost, FactSource
 from retrograd.explaining.facts.value_look import ValueLook
-from retrograd.explaining.groups import gather
 
 if TYPE_CHECKING:
     from retrograd.explaining.gradients.passes import End

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from retrograd.core.groups import reach
 from retrograd.explaining.findings.chain import LOSSES, VIEWS, Chain, argument_of, shape_of, tensor_of
 from retrograd.explaining.findings.record import Record
-from retrograd.explaining.groups import reach
 
 Shape = tuple[int, ...]
 

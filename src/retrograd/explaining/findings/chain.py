@@ -6,8 +6,8 @@ import math
 import re
 from functools import cached_property
 
+from retrograd.core.groups import gather, reach
 from retrograd.core.history.facts import Input, Operation, Operations, Parameter
-from retrograd.explaining.groups import gather, reach
 
 MADE_BEFORE = -1
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from retrograd.core.groups import gather
 from retrograd.core.history.curve import Curve
 from retrograd.core.history.fact import Fact, JsonObject
 from retrograd.core.history.facts import (
@@ -34,7 +35,6 @@ from retrograd.core.history.sink import Event
 from retrograd.core.sites.site import ROOT, Site, accumulated_gradient, parse_leniently
 from retrograd.explaining.findings.chain import Chain, name_of
 from retrograd.explaining.findings.updates import Update, by_optimizer, find_updates
-from retrograd.explaining.groups import gather
 
 MOST_ROWS = 1 << 18
 """Rows of sites that are read together and held, some 130 bytes each; histograms take more."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from retrograd.core.groups import gather
 from retrograd.core.history.facts import Call, OptimizerMade
-from retrograd.explaining.groups import gather
 
 HABIT = 0.8
 """Share of the updates that must be concerned, to be no single slip; our own choice."""

@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.errors import GraphError
+from retrograd.core.groups import gather
 from retrograd.core.hooks.backward import EngineRun, backward_followers
 from retrograd.core.hooks.calls import Logs
 from retrograd.core.hooks.flow import FlowNotes
@@ -32,7 +33,6 @@ from retrograd.explaining.gradients.reasons import (
     describe_use_in_function,
     judge,
 )
-from retrograd.explaining.groups import gather
 from retrograd.following.graph.module_names import find_names
 from retrograd.following.graph.origins import LIMIT, Origins
 

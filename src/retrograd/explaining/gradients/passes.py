@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.core.errors import NoGraphError
+from retrograd.core.groups import gather
 from retrograd.core.hooks.backward import EngineRun
 from retrograd.core.hooks.dispatch import plain_torch
 from retrograd.core.hooks.flow import Cut, FlowNotes
@@ -20,7 +21,6 @@ from retrograd.core.hooks.node_tap import NodeGradients, NodeHooks
 from retrograd.core.hooks.nodes import is_freed, is_leaf, name_of, number_of, root_edges, variable_of
 from retrograd.core.hooks.reach import PassNodes, Reach, find_nodes, guard_nodes, read_links
 from retrograd.core.hooks.torch_calls import user_line
-from retrograd.explaining.groups import gather
 from retrograd.following.graph.node import readable_values
 from retrograd.following.graph.origin import Origin
 from retrograd.following.graph.origins import Origins

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from retrograd.core.drawings import drawn_by
+from retrograd.core.groups import gather
 from retrograd.core.sites.site import Site
-from retrograd.explaining.groups import gather
 
 
 class Verdict(Enum):

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from retrograd.core.amounts import count_of
 from retrograd.core.errors import FeatureError
+from retrograd.core.groups import gather
 from retrograd.core.guesses import names_arguments
 from retrograd.core.hooks.nested import flatten, replace_tensors
 from retrograd.core.hooks.readings import EarlyExit, Reading, read_calls
 from retrograd.core.sites.pattern import translate_glob
 from retrograd.core.sites.site import Site, parse_site
-from retrograd.explaining.groups import gather
 from retrograd.tools.features.feature_sites import EVERY_CALL, SLOTS, FeatureSite, Slot, find_feature_sites
 
 _Names = tuple[str, str]

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from retrograd.core.groups import gather
 from retrograd.core.history.facts import Call
 from retrograd.core.history.sink import Event
 from retrograd.core.runs.findings import Finding, Severity
@@ -17,7 +18,6 @@ from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import is_adaptive, number
 from retrograd.explaining.findings.updates import BY_HAND, HABIT, Update, clears, count_passes, list_cleared_passes
-from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from retrograd.core.groups import reach
 from retrograd.core.history.facts import Parameter
 from retrograd.core.runs.findings import Finding
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.findings.chain import AFFINE, VIEWS, Chain
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
-from retrograd.explaining.groups import reach
 
 family = Family(__name__)
 

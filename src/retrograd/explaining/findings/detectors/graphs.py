@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from retrograd.core.amounts import count_of
+from retrograd.core.groups import gather
 from retrograd.core.history.facts import Call, GraphSize, Operation
 from retrograd.core.runs.findings import Finding, shorten_line
 from retrograd.explaining.findings.chain import Chain, tensor_of
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
-from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from retrograd.core.amounts import count_of
+from retrograd.core.groups import gather
 from retrograd.core.history.facts import Kink
 from retrograd.core.runs.findings import Evidence, Finding, Severity
 from retrograd.explaining.findings.births import GREW, Birth, Births
 from retrograd.explaining.findings.detector import Detector, Words
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import Training
-from retrograd.explaining.groups import gather
 
 _FOLLOWING = (
     "diverged", "loss-spike", "loss-flat", "not-updated", "dead-units", "saturated", "vanishing",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from retrograd.core.amounts import count_of, list_names
+from retrograd.core.groups import gather
 from retrograd.core.history.facts import MOST_OPTIMIZERS, OptimizerMade
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.births import GREW
@@ -15,7 +16,6 @@ from retrograd.explaining.findings.record import CannotTell, FloatArray, Record
 from retrograd.explaining.findings.training import Training, as_list
 from retrograd.explaining.findings.update_norms import TOLD, UpdateNorms
 from retrograd.explaining.findings.updates import by_optimizer
-from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from retrograd.core.groups import gather
 from retrograd.core.history.data_facts import AttendedTokens, Spread
 from retrograd.core.history.facts import Input, Operation, Units
 from retrograd.core.runs.findings import Finding
@@ -16,7 +17,6 @@ from retrograd.explaining.findings.chain import VIEWS, Chain, is_float, is_mask,
 from retrograd.explaining.findings.detectors.inputs import is_taken_as_it_is
 from retrograd.explaining.findings.entry import Entry, Family, first_operation
 from retrograd.explaining.findings.record import CannotTell, Record
-from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

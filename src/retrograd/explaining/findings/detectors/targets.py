@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from retrograd.core.groups import gather
 from retrograd.core.history.data_facts import SHIFTS, Targets
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.chain import AFFINE, SOFTMAXES, VIEWS, Chain, argument_of, count, name_of
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
-from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from retrograd.core.amounts import count_more
+from retrograd.core.groups import gather
 from retrograd.core.history.facts import Softmax
 from retrograd.core.history.matrix import Matrix
 from retrograd.core.runs.findings import Finding
@@ -15,7 +16,6 @@ from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.layers import Layer, Layers
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import FloatArray, IntArray, Training
-from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from retrograd.core.amounts import count_of, list_names
+from retrograd.core.groups import gather
 from retrograd.core.history.facts import Call, OptimizerMade
 from retrograd.core.history.weights_facts import Changed, CountedOn, Load, StateRead
 from retrograd.core.runs.findings import Finding
@@ -13,7 +14,6 @@ from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import as_list
 from retrograd.explaining.findings.updates import by_optimizer
-from retrograd.explaining.groups import gather
 
 family = Family(__name__)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrograd.core.amounts import count_of, list_names
+from retrograd.core.groups import gather
 from retrograd.core.history.history import History
 from retrograd.core.history.sink import Phase
 from retrograd.core.history.ungraded import list_ungraded
@@ -15,7 +16,6 @@ from retrograd.core.views.downsample import IntArray, StepColumns, share_columns
 from retrograd.core.views.report.scope import SHARE_OF_NUMBERS, Scope, choose_detail, choose_scope
 from retrograd.core.views.shown import ModelPlace, add_ungraded, find_phase
 from retrograd.explaining.comparing.pairs import plain_names
-from retrograd.explaining.groups import gather
 
 
 @dataclass(frozen=True, slots=True, eq=False)
