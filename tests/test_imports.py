@@ -24,7 +24,7 @@ PARTS = {
 """Part of the house → the parts it may import. The core imports no wing."""
 
 CORE = (
-    "errors", "guesses", "limits", "norms", "frames", "identities", "cells", "amounts", "randomness", "spent",
+    "errors", "guesses", "limits", "norms", "frames", "identities", "groups", "cells", "amounts", "randomness", "spent",
     "libraries", "drawings", "addresses", "notices", "plugins", "files", "foreign", "trials", "sites", "statistics",
     "history", "hooks", "ranks", "progress", "runs", "recording", "views", "serving", "exports", "launch", "cli",
 )  # fmt: skip
