@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.core.history.curve import Curve
@@ -57,3 +59,93 @@ def test_a_jump_is_found_among_losses_of_which_a_median_was_taken() -> None:
     curve = Curve(np.arange(10), np.array([1.0, 1, 1, 1, 1, 30, 30, 30, 30, 30]))
     assert find_jump(curve, 3, 9, 10.0) == (4, 5)
     assert find_jump(Curve(curve.steps * 10, curve.values), 40, 50, 10.0) == (40, 50)
+
+
+class Heads(nn.Module):
+    """A body with two heads, of which one call takes one; the third is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 32), nn.ReLU())
+        self.first, self.second, self.third = nn.Linear(32, 1), nn.Linear(32, 1), nn.Linear(32, 1)
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        found: Tensor = (self.second if task else self.first)(self.body(x))
+        return found
+
+
+def train_heads(schedule: Any, *, steps: int = 200, period: int = 2, decay: float = 0.0) -> rg.Recording:
+    torch.manual_seed(0)
+    model = Heads()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, weight_decay=decay)
+    with rg.record(model, schedule=schedule) as recording:
+        for step in range(steps):
+            x = torch.randn(16, 8)
+            loss = (model(x, step % period) - x[:, :1]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return recording
+
+
+def train_nets(schedule: Any, *, steps: int = 100) -> rg.Recording:
+    """Two nets in turns, each with its optimizer, and so in steps of their own."""
+    torch.manual_seed(4)
+    first, second = nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1))
+    optimizers = torch.optim.SGD(first.parameters(), 0.01), torch.optim.Adam(second.parameters(), 0.01)
+    with rg.record({"a": first, "b": second}, schedule=schedule) as recording:
+        for _ in range(steps):
+            for net, optimizer in zip((first, second), optimizers, strict=True):
+                x = torch.randn(16, 6)
+                optimizer.zero_grad()
+                (net(x) - x.sum(1, keepdim=True)).square().mean().backward()
+                optimizer.step()
+    return recording
+
+
+def text_of(card: Any, topic: str) -> str:
+    return "\n".join(f"{line.label} {line.text}" for line in card.lines if line.topic == topic)
+
+
+def test_a_head_that_recorded_steps_always_miss_is_not_called_missing() -> None:
+    recording = train_heads(10)
+    [found] = rg.explain(recording).of("missing-gradient")
+    assert "second" not in found.message
+    assert found.message == (
+        "third:bias and third:weight got a gradient at none of the 20 recorded of 200 steps and did not change from "
+        "step 0 to step 200, while body.0:weight and 3 others did: third was not called at any of these."
+    )
+    assert found.severity == rg.explain(train_heads(1)).of("missing-gradient")[0].severity
+    assert "never" not in str(found)
+    said = text_of(rg.describe(recording), "parameters")
+    assert "33 changed with no gradient at a recorded step (9 %: second)" in said
+    assert "33 had no gradient at a recorded step (9 %: third)" in said
+    assert "never" not in said
+    assert "without a gradient" not in said
+
+
+def test_nets_in_turns_of_which_one_is_always_missed_are_not_called_missing() -> None:
+    recording = train_nets(10)
+    assert not rg.explain(recording).of("missing-gradient")
+    assert "never" not in text_of(rg.describe(recording), "parameters")
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_zeros_at_recorded_steps_are_told_of_these(decay: float) -> None:
+    """A product is zero at the recorded steps alone; with weight decay nobody knows whether others gave a gradient."""
+    torch.manual_seed(0)
+    model = Heads()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, weight_decay=decay)
+    with rg.record(model, schedule=10) as recording:
+        for step in range(200):
+            x = torch.randn(16, 8)
+            made = model(x, 0) + (step % 2) * model(x, 1) + 0 * model.third(model.body(x))
+            optimizer.zero_grad()
+            (made - x[:, :1]).square().mean().backward()
+            optimizer.step()
+    found = rg.explain(recording).of("missing-gradient")
+    assert all("never" not in each.message and "200 steps" in each.message for each in found)
+    named = " ".join(each.message for each in found)
+    assert "third" in named
+    assert ("second" in named) == (decay > 0)
+    assert all(each.severity == "note" for each in found)
