@@ -11,8 +11,12 @@ from torch import Tensor, nn
 
 import retrograd as rg
 from retrograd.core.history.curve import Curve
+from retrograd.core.history.facts import Call, Gap
+from retrograd.core.history.sink import Event, Moment
 from retrograd.core.runs.findings import Findings
 from retrograd.explaining.findings.detectors.loss import find_jump
+from tests.explaining.findings.by_hand import check, make_record, spread
+from tests.explaining.findings.programs import make_optimizer
 
 
 def train_with_a_jump(every: int, large: int) -> Findings:
@@ -149,3 +153,69 @@ def test_zeros_at_recorded_steps_are_told_of_these(decay: float) -> None:
     assert "third" in named
     assert ("second" in named) == (decay > 0)
     assert all(each.severity == "note" for each in found)
+
+
+class Sick(nn.Module):
+    """A layer of units beside one that learns; they die at a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.fc, self.relu, self.out = nn.Linear(6, 1), nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.main(x) + 1e-2 * self.out(self.relu(self.fc(x)))
+        return found
+
+
+def train_until_death(every: int) -> rg.Recording:
+    torch.manual_seed(0)
+    model = Sick()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with rg.record(model, schedule=every) as recording:
+        for step in range(400):
+            x = torch.randn(32, 6)
+            optimizer.zero_grad()
+            (model(x) - x.sum(1, keepdim=True) - torch.randn(32, 1)).square().mean().backward()
+            optimizer.step()
+            if step == 153:
+                with torch.no_grad():
+                    model.fc.bias.fill_(-50)
+    return recording
+
+
+def test_units_that_died_between_two_recorded_steps_are_said_to_be_dead_since_the_second_at_the_latest() -> None:
+    [found] = rg.explain(train_until_death(10)).of("dead-units")
+    assert found.message == (
+        "All units of relu (ReLU) have been zero for every sample that was seen since step 160 at the latest (not yet "
+        "at step 150)."
+    )
+    [found] = rg.explain(train_until_death(1)).of("dead-units")
+    assert found.message == "All units of relu (ReLU) have been zero for every sample since step 154."
+
+
+class Budget:
+    """The record of a run within a budget: losses and calls of each step, updates of every tenth."""
+
+    STEPS = 60
+
+    def __init__(self, ratio: float, rate: float) -> None:
+        calls = [Call(name="step", about="SGD", details={"lr": [rate]}, moment=at(step)) for step in range(self.STEPS)]
+        self.record = make_record(
+            range(0, self.STEPS, 10),
+            lambda step: {"0:weight.update": spread(ratio)},
+            weights=lambda step: {"0:weight": 1.0},
+            facts=[Gap(value=10.0, updates=10, moment=at(0)), make_optimizer("SGD", lr=rate), *calls],
+        )
+        for step in range(self.STEPS):
+            self.record.history.add_event(Event(at(step), "loss", value=0.69))
+        self.record.history.describe(schedule="within a budget of 5 %")
+
+
+def at(step: int) -> Moment:
+    return Moment(step, 0, -1)
+
+
+def test_how_far_updates_moved_the_weights_counts_those_that_were_not_recorded() -> None:
+    assert not check("learning-rate-too-low", Budget(3e-4, 1e-5).record)
+    [found] = check("learning-rate-too-low", Budget(1e-5, 1e-5).record)
+    assert "60 updates, 6 recorded, moved the weights by about " in found.message

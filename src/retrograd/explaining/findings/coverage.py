@@ -67,6 +67,17 @@ class Coverage:
         count = len(np.intersect1d(self.recorded, self.made)) or len(self.recorded)
         return f"the {count:,} recorded of {count_of(len(self.made), 'step')}"
 
+    def tell_since(self, step: int, before: int | None) -> str:
+        """Since when it is so: where steps up to it were not recorded, since when at the latest.
+
+        Args:
+            step: the first recorded one at which it was so.
+            before: the last recorded one before that; None where there is none.
+        """
+        if self.is_whole or before is None or step - before < 2:
+            return f"since step {step}"
+        return f"since step {step} at the latest (not yet at step {before})"
+
     def list_updates(self, first: int, end: int) -> IntArray:
         """The steps from one to before another that an update ended; all, where no call tells of one."""
         steps = np.array(sorted({call.step for call in self._record.called("step")}), np.int64)

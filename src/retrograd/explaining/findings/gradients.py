@@ -11,7 +11,7 @@ from itertools import takewhile
 import numpy as np
 
 from retrograd.core.amounts import count_of
-from retrograd.core.history.facts import Operation
+from retrograd.core.history.facts import Operation, Parameter
 from retrograd.core.sites.site import ROOT, parse_leniently
 from retrograd.explaining.findings.chain import MADE_BEFORE, Chain, name_of, tensor_of
 from retrograd.explaining.findings.coverage import Coverage
@@ -73,7 +73,11 @@ class ParameterGradients:
         """
         if self._record.once(Coverage).is_whole or self.is_trained(name):
             return False
-        return len(set(self._digests(name))) > 1 and name not in self._changed
+        return self.has_changed(name) and name not in self._changed
+
+    def has_changed(self, name: str) -> bool:
+        """Check whether it was not the same at all looks."""
+        return len({look.digest for look in self._list_looks(name)}) > 1
 
     def is_unseen(self, name: str) -> bool:
         """Check whether its model was called with grad, and at no step that was recorded."""
@@ -85,15 +89,15 @@ class ParameterGradients:
 
     def find_unchanged(self, name: str) -> tuple[int, int] | None:
         """The first and the last step at which it was looked at, where it was the same at all looks."""
-        looks = [look for look in self._record.looks.get(name, ()) if look.digest]
-        looks = [look for look in looks if look.rank == looks[0].rank]
+        looks = self._list_looks(name)
         if len({look.digest for look in looks}) != 1 or looks[0].step == looks[-1].step:
             return None
         return looks[0].step, looks[-1].step
 
-    def _digests(self, name: str) -> list[str]:
+    def _list_looks(self, name: str) -> list[Parameter]:
+        """Looks at its values, of one rank."""
         looks = [look for look in self._record.looks.get(name, ()) if look.digest]
-        return [look.digest for look in looks if look.rank == looks[0].rank]
+        return [look for look in looks if look.rank == looks[0].rank]
 
     @cached_property
     def _forwards(self) -> dict[str, list[int]]:

@@ -55,10 +55,10 @@ def diverged(record: Record, entry: Entry) -> Iterator[Finding]:
     above = ~(loss < ROSE * lowest)
     last_below = np.flatnonzero(~above[: int(np.flatnonzero(above)[-1])])
     since = int(steps[last_below[-1] + 1]) if len(last_below) else int(steps[0])
+    start = record.once(Coverage).tell_since(since, int(steps[last_below[-1]]) if len(last_below) else None)
     end = f"it went to {late:.3g}" if np.isfinite(late) else "it went to NaN or infinity"
     yield entry.finding(
-        f"The loss has diverged: from {lowest:.3g} {end}, and it has been above {ROSE * lowest:.3g} since step "
-        f"{since}.",
+        f"The loss has diverged: from {lowest:.3g} {end}, and it has been above {ROSE * lowest:.3g} {start}.",
         severity="note" if late < FAR * lowest else "warning",
         step=since,
         last_step=record.last_step,

@@ -10,6 +10,7 @@ from retrograd.core.history.facts import Operation
 from retrograd.core.history.saved_facts import Recomputed
 from retrograd.core.runs.findings import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.chain import MADE_BEFORE
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.detectors.broken_graphs import is_written
 from retrograd.explaining.findings.detectors.missing_gradients import find_reason
 from retrograd.explaining.findings.entry import Entry, Family
@@ -211,6 +212,9 @@ def _find_why(record: Record, names: Sequence[str]) -> tuple[LostGradient | None
         lost, (kind, _) = find_reason(record, gradients, path, names)
         if lost is not None:
             return lost, f": {lost.sentence} ({shorten_line(lost.line)})"
+        coverage = record.once(Coverage)
+        if not coverage.is_whole and record.last_step not in coverage.recorded:
+            return None, ""  # what that step has called was not recorded
         if kind in ("never called", "never used", "spare"):
             return None, f": {path} is not called" if kind != "never used" else ": no operation takes it"
     return None, ""
