@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,3 +220,38 @@ def test_how_far_updates_moved_the_weights_counts_those_that_were_not_recorded()
     assert not check("learning-rate-too-low", Budget(3e-4, 1e-5).record)
     [found] = check("learning-rate-too-low", Budget(1e-5, 1e-5).record)
     assert "60 updates, 6 recorded, moved the weights by about " in found.message
+
+
+@pytest.mark.parametrize("every", [1, 7, 10])
+def test_forwards_are_counted_in_all_steps_that_were_made(every: int) -> None:
+    card = rg.describe(train_heads(every, steps=96))
+    assert text_of(card, "modes").strip() == "96 forwards in training mode with grad; never called without grad"
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_nets_in_turns_are_called_in_as_many_steps_as_they_are(every: int) -> None:
+    card = rg.describe(train_nets(every, steps=48))
+    assert "48 forwards in training mode with grad; never called without grad" in text_of(card, "modes")
+
+
+def fail_at(step: int, every: int) -> Findings:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with pytest.raises(KeyError), rg.record(model, "runs/failed", schedule=every):
+        for number in range(20):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            if number == step:
+                raise KeyError("OUT")
+    return rg.explain("runs/failed")
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_run_that_died_did_so_at_the_step_that_was_made_last(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [found] = fail_at(17, every).of("failed")
+    assert found.step == 17
+    assert "died at step 17" in found.message

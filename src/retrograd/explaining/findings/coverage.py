@@ -62,6 +62,13 @@ class Coverage:
         steps = self._record.history.outline.steps.get(encode_phase("train"), np.empty(0, np.int64))
         return steps[self._record.in_part(steps)]
 
+    @property
+    def last(self) -> int | None:
+        """The last step that was made, recorded or not; None where there is none."""
+        if self.is_whole or not len(self.made):
+            return self._record.last_step
+        return max(int(self.made[-1]), self._record.last_step or 0)
+
     def tell(self) -> str:
         """How many steps were recorded, of how many: ``the 100 recorded of 1,000 steps``."""
         count = len(np.intersect1d(self.recorded, self.made)) or len(self.recorded)
