@@ -132,6 +132,9 @@ def test_a_head_that_recorded_steps_always_miss_is_not_called_missing() -> None:
 def test_nets_in_turns_of_which_one_is_always_missed_are_not_called_missing() -> None:
     recording = train_nets(10)
     assert not rg.explain(recording).of("missing-gradient")
+    assert "the module was called at none of the 20 recorded of 200 steps" in text_of(
+        rg.describe(recording), "left out"
+    )
     assert "never" not in text_of(rg.describe(recording), "parameters")
 
 
