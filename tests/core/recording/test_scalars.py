@@ -244,6 +244,38 @@ def test_rates_are_those_of_each_group_when_it_updates(net: nn.Sequential, every
     assert ("every 3 steps" in scalars.about("lr[0]").about) is (every == 3)
 
 
+@pytest.mark.parametrize("clips", [True, False])
+def test_within_a_budget_it_is_said_which_numbers_are_there_at_each_step(net: nn.Sequential, clips: bool) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with rg.record(net, schedule=rg.overhead(0.0001)) as recording:
+        for _ in range(300):
+            optimizer.zero_grad()
+            loss_of(net).backward()
+            if clips:
+                nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            optimizer.step()
+    scalars = recording.history.scalars
+    for name in ("loss", "lr", "grad_norm", "update_ratio", *(["grad_norm_clipped"] if clips else [])):
+        found = len(scalars[name].steps)
+        said = f"; at {found} of 300 steps (within a budget of 0.01 %)" if found < 300 else ""
+        assert scalars.about(name).about.endswith(said)
+        assert ("budget" in scalars.about(name).about) is (found < 300)
+    assert len(scalars["lr"].steps) == 300 > len(scalars["update_ratio"].steps)
+    assert (len(scalars["grad_norm"].steps) == 300) is clips
+
+
+def test_of_each_third_step_alone_losses_are_at_recorded_steps_too(net: nn.Sequential) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with rg.record(net, schedule=3) as recording:
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss_of(net).backward()
+            optimizer.step()
+    scalars = recording.history.scalars
+    for name in ("loss", "lr", "grad_norm", "update_ratio"):
+        assert scalars.about(name).about.endswith("; at recorded steps (every 3 steps)")
+
+
 class WithLoss(nn.Module):
     """Returns its loss, as a model of a library does."""
 

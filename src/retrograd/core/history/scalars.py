@@ -145,9 +145,28 @@ class Scalars(Mapping[str, Curve]):
             return ScalarInfo(name, "", "logged by the program")
         unit, about = _ABOUT[base]
         schedule = str(self._manifest.get("schedule") or "every step")
-        if base in (LR, GRAD_NORM, GRAD_NORM_CLIPPED, UPDATE_RATIO) and schedule != "every step":
-            about += f"; at recorded steps ({schedule})"
+        if base in (LOSS, LR, GRAD_NORM, GRAD_NORM_CLIPPED, UPDATE_RATIO) and schedule != "every step":
+            about += self._tell_steps(name, schedule)
         return ScalarInfo(name, f"{self._counted}/s" if base == THROUGHPUT else unit, about)
+
+    def _tell_steps(self, name: str, schedule: str) -> str:
+        """At how many steps it is; nothing where it is at each: within a budget that holds of losses, rates, and more.
+
+        A loss is where there was a pass, a rate at each update of its optimizer.
+        """
+        steps = self._steps
+        if len(steps) and len(steps) <= steps[-1] - steps[0]:
+            return f"; at recorded steps ({schedule})"
+        found = int(np.isin(steps, self[name].steps).sum())
+        if found == len(steps) or name.partition("[")[0] in (LOSS, LR):
+            return ""
+        return f"; at {found:,} of {len(steps):,} steps ({schedule})"
+
+    @cached_property
+    def _steps(self) -> npt.NDArray[np.int64]:
+        """Steps with a loss, or an update, that were noted."""
+        updates = _read_updates(self._events).values()
+        return number_steps(np.concatenate([self._events.loss.steps, *(each.steps for each in updates)]))[0]
 
     def is_logged(self, name: str) -> bool:
         """True for what the program has logged."""

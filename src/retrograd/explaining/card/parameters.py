@@ -16,6 +16,7 @@ from retrograd.core.sites.site import ROOT
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import name_subtrees, show_change, show_share
 from retrograd.explaining.findings.chain import count
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.gradients import ParameterGradients
 from retrograd.explaining.findings.record import Record
 
@@ -23,6 +24,7 @@ STATES = {
     "trained": "trained",
     "frozen": "frozen",
     "moved": "changed without a gradient",
+    "unseen": "changed with no gradient at a recorded step",
     "no_gradient": "never got a gradient",
     "zero_gradient": "got zero gradients only",
     "unchanged": "got gradients and never changed",
@@ -30,6 +32,12 @@ STATES = {
     "replaced": "in no optimizer since they have replaced others",
 }
 """What becomes of a parameter, and how it is said. Those that are *moved* are written by hand, as averages are."""
+
+_IN_PART = {
+    "no_gradient": "had no gradient at a recorded step",
+    "zero_gradient": "had zero gradients only at recorded steps",
+}
+"""The same where not every step was recorded."""
 
 
 def describe_parameters(record: Record) -> Iterator[CardEntry]:
@@ -54,12 +62,13 @@ def _describe(record: Record, model: str, names: list[str], states: dict[str, st
         if (some := [name for name in names if states[name] == state])
     }
     total = sum(share["count"] for share in shares.values())
+    told = STATES if record.once(Coverage).is_whole else STATES | _IN_PART
     said = [
-        f"{share['count']:,} {STATES[state]} ({show_share(share['count'], total)}: {list_names(share['of'], 3)})"
+        f"{share['count']:,} {told[state]} ({show_share(share['count'], total)}: {list_names(share['of'], 3)})"
         for state, share in shares.items()
     ]
     if len(shares) == 1:
-        said = [f"all {count_of(total, 'parameter')} {STATES[next(iter(shares))]}"]
+        said = [f"all {count_of(total, 'parameter')} {told[next(iter(shares))]}"]
     tied = [(look.name, *look.tied) for name in names if (look := record.last_looks[name]).tied]
     return CardEntry(
         topic="parameters",
@@ -67,11 +76,7 @@ def _describe(record: Record, model: str, names: list[str], states: dict[str, st
         text="; ".join(said),
         line=record.line_of(model),
         details=(
-            *(
-                f"{STATES[state]}: {list_names(each['of'], 40)}"
-                for state, each in shares.items()
-                if len(each["of"]) > 4
-            ),
+            *(f"{told[state]}: {list_names(each['of'], 40)}" for state, each in shares.items() if len(each["of"]) > 4),
             *(f"one tensor: {list_names(each, 10)}" for each in tied),
         ),
         values={"model": model, "type": kind, "count": total, **shares, "tied": tied},
@@ -99,7 +104,7 @@ def _find_state(
             return "unchanged"
         return "trained" if changed or name in gradients.held or not record.optimizers else "no_optimizer"
     if changed:
-        return "moved"
+        return "moved" if record.once(Coverage).is_whole else "unseen"
     return "zero_gradient" if name in gradients.steps or "zero" in seen else "no_gradient"
 
 

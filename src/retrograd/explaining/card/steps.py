@@ -13,6 +13,7 @@ from retrograd.core.runs.findings import shorten_line
 from retrograd.core.sites.site import ROOT
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import is_idle, label_of
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.record import Record
 from retrograd.explaining.findings.updates import BY_HAND, Update, by_optimizer
 
@@ -167,5 +168,5 @@ def describe_modes(record: Record) -> Iterator[CardEntry]:
 
 def _count_steps(record: Record, calls: Sequence[Call], *, grad: bool) -> int:
     """In how many steps they were: with grad of those that were made, else also behind the last."""
-    last = record.last_step if grad else None
+    last = record.once(Coverage).last if grad else None
     return len({call.step if last is None else min(call.step, last) for call in calls})

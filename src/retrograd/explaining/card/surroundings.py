@@ -11,10 +11,14 @@ from retrograd.core.recording.schedule import describe_schedule
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import show_change
 from retrograd.explaining.findings.chain import count, shape_of
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.record import Record
 
 _SAID = ("the parameter is", "no gradient came", "no optimizer")
 """How reasons begin that are of the program, and not of the record."""
+
+_NEVER_CALLED = "the module was never called while a step was recorded"
+"""The reason of what was not called at recorded steps, as a manifest has it."""
 
 _COMPARED = {"same": "the same", "different": "different", "some": "partly the same"}
 
@@ -69,10 +73,13 @@ def _compare(looks: list[Parameter] | list[Input]) -> str:
 
 def describe_omissions(record: Record) -> Iterator[CardEntry]:
     """What the record lacks: steps, sites, operations, files."""
-    manifest, sites = record.manifest, dict[str, list[str]]()
+    manifest, sites, coverage = record.manifest, dict[str, list[str]](), record.once(Coverage)
     for each in manifest.get("not_recorded") or ():
         if isinstance(each, Mapping) and not str(each.get("reason")).startswith(_SAID):
-            sites.setdefault(str(each.get("reason")), []).append(str(each.get("site")))
+            reason = str(each.get("reason"))
+            if reason == _NEVER_CALLED and not coverage.is_whole:
+                reason = f"the module was called at none of {coverage.tell()}"
+            sites.setdefault(reason, []).append(str(each.get("site")))
     schedule, selection = describe_schedule(manifest), manifest.get("selection") or []
     chosen = [selection] if isinstance(selection, str) else list(map(str, selection))
     cut, missing = [each.step for each in record.operations if each.is_cut], record.missing()

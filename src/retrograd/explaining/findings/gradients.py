@@ -11,9 +11,10 @@ from itertools import takewhile
 import numpy as np
 
 from retrograd.core.amounts import count_of
-from retrograd.core.history.facts import Operation
-from retrograd.core.sites.site import parse_leniently
+from retrograd.core.history.facts import Operation, Parameter
+from retrograd.core.sites.site import ROOT, parse_leniently
 from retrograd.explaining.findings.chain import MADE_BEFORE, Chain, name_of, tensor_of
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.record import Record
 
 _ENOUGH, _NEAR = 32, 0.15
@@ -65,10 +66,52 @@ class ParameterGradients:
         """Check whether an update changed it though backward gave it nothing: something has written its ``.grad``."""
         return name not in self.steps and name in self._changed
 
+    def may_have_had_one(self, name: str) -> bool:
+        """Check whether a step that was not recorded has changed it, though no recorded step gave it a gradient.
+
+        Where updates of recorded steps change it without one, as weight decay does, that tells nothing.
+        """
+        if self._record.once(Coverage).is_whole or self.is_trained(name):
+            return False
+        return self.has_changed(name) and name not in self._changed
+
+    def has_changed(self, name: str) -> bool:
+        """Check whether it was not the same at all looks."""
+        return len({look.digest for look in self._list_looks(name)}) > 1
+
+    def is_unseen(self, name: str) -> bool:
+        """Check whether its model was called with grad, and at no step that was recorded."""
+        coverage, model = self._record.once(Coverage), self._record.model_of(name)
+        if coverage.is_whole:
+            return False
+        steps = self._forwards.get(model, ())
+        return len(steps) > 0 and not np.isin(steps, coverage.recorded).any()
+
+    def find_unchanged(self, name: str) -> tuple[int, int] | None:
+        """The first and the last step at which it was looked at, where it was the same at all looks."""
+        looks = self._list_looks(name)
+        if len({look.digest for look in looks}) != 1 or looks[0].step == looks[-1].step:
+            return None
+        return looks[0].step, looks[-1].step
+
+    def _list_looks(self, name: str) -> list[Parameter]:
+        """Looks at its values, of one rank."""
+        looks = [look for look in self._record.looks.get(name, ()) if look.digest]
+        return [look for look in looks if look.rank == looks[0].rank]
+
+    @cached_property
+    def _forwards(self) -> dict[str, list[int]]:
+        """The steps at which each model was called with grad."""
+        found: dict[str, list[int]] = {}
+        for call in self._record.called("forward"):
+            if call.details.get("grad", True):
+                found.setdefault(call.about or ROOT, []).append(call.step)
+        return found
+
     @cached_property
     def _changed(self) -> frozenset[str]:
-        """Parameters without a gradient that an update has changed."""
-        updates = [site for site in self._record.of_kind("parameter", "update") if str(site.value) not in self.steps]
+        """Parameters without a gradient that is not all zeros, which an update of a recorded step has changed."""
+        updates = [site for site in self._record.of_kind("parameter", "update") if not self.is_trained(str(site.value))]
         found = self._record.numbers([(site,) for site in updates], ("abs_max",))
         changed = zip(updates, found, strict=True)
         return frozenset(str(site.value) for site, (each,) in changed if (each.of["abs_max"] > 0).any())

@@ -296,7 +296,7 @@ class Record:
     @cached_property
     def first_rank(self) -> int:
         """The lowest rank of which there are facts: 0, unless others were chosen to record."""
-        return min((each.rank for each in self._all_facts), default=0)
+        return min((each.rank for each in self.all_facts), default=0)
 
     @property
     def processes(self) -> int:
@@ -338,11 +338,12 @@ class Record:
     @cached_property
     def facts(self) -> list[Fact]:
         """All facts, those of one process after those of the other, in their order."""
-        found = self._all_facts
+        found = self.all_facts
         return found if self._part is None else [fact for fact in found if self._is_of_part(fact)]
 
     @cached_property
-    def _all_facts(self) -> list[Fact]:
+    def all_facts(self) -> list[Fact]:
+        """All facts of the whole run, also where the record is of a part of it."""
         by_rank = self._events if self._events is not None else {0: self.events}
         return [fact for rank, events in by_rank.items() for fact in read_facts(events, rank)]
 
@@ -361,7 +362,7 @@ class Record:
 
         Of several processes those of the first one.
         """
-        calls = expand_calls(each for each in self._all_facts if each.rank == self.first_rank)
+        calls = expand_calls(each for each in self.all_facts if each.rank == self.first_rank)
         return calls if self._part is None else [call for call in calls if self._is_of_part(call)]
 
     def called(self, *names: str) -> list[Call]:

@@ -9,6 +9,7 @@ from retrograd.core.amounts import count_of, list_names
 from retrograd.core.history.facts import Call, FreedPart, Operation, Overwrite, SharedWrite, Unpacked
 from retrograd.core.runs.findings import Finding, shorten_line
 from retrograd.explaining.findings.chain import Chain, name_of, tensor_of
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.detectors.graphs import tell_carried, tell_taken
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.gradients import LostGradient, ParameterGradients, find_last_cut
@@ -55,7 +56,7 @@ def _say_refused(entry: Entry, record: Record) -> Finding:
     return entry.finding(
         f"The loss has no graph, so backward cannot run: {reason}",
         case="refused",
-        step=record.last_step or 0,
+        step=record.once(Coverage).last or 0,
         line=lost.line if lost is not None else _find_blind_line(record) or record.crash.line,
         evidence=[("exception", record.crash.message[:160])],
         repair=repair,
@@ -119,7 +120,7 @@ def freed_graph(record: Record, entry: Entry) -> Iterator[Finding]:
     yield entry.finding(
         message,
         site=record.crash.module,
-        step=record.last_step,
+        step=record.once(Coverage).last,
         line=(state[1] if state else part.line if part is not None and not again else "") or line,
         evidence=[("exception", record.crash.message[:160]), ("backward", line)],
         repair=repair,
@@ -214,7 +215,7 @@ def overwritten_tensor(record: Record, entry: Entry) -> Iterator[Finding]:
     facts = record.of(Overwrite)
     found = _OVERWRITTEN.search(record.crash.message)
     for fact in _first_of_each(facts):
-        yield _describe_seen(entry, fact, fact.step if fact.silent else record.last_step)
+        yield _describe_seen(entry, fact, fact.step if fact.silent else record.once(Coverage).last)
     if found is not None and not any(not fact.silent for fact in facts):
         yield _describe_error(entry, record, found)
     for shared in record.of(SharedWrite):
@@ -301,7 +302,7 @@ def _describe_error(entry: Entry, record: Record, found: re.Match[str]) -> Findi
         f"{found['now']} and was saved at {found['then']}{hint}",
         case="error",
         site=saver.module if saver is not None else record.crash.module,
-        step=record.last_step,
+        step=record.once(Coverage).last,
         line=writer.line if writer is not None else saver.line if saver is not None else record.crash.line,
         evidence=[
             ("version when saved", int(found["then"])),

@@ -134,6 +134,8 @@ def is_without_gradient(record: Record, optimizer: str) -> bool:
     gradients = record.once(ParameterGradients)
     made = record.optimizers.get(optimizer)
     names = set(made.parameters) if made else set()
+    if any(gradients.may_have_had_one(name) or gradients.is_unseen(name) for name in names):
+        return False
     return bool(names) and not names & gradients.steps.keys() and bool(gradients.held & gradients.steps.keys())
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from retrograd.core.runs.findings import Finding
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.detectors.refused import REFUSED
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.record import CannotTell, Crash, Record
@@ -136,13 +137,14 @@ def failed(record: Record, entry: Entry) -> Iterator[Finding]:
     if not meaning:
         meaning, repair = explain_error(crash.message)
     where = f" in {crash.module}" if crash.module else ""
-    when = f" at step {record.last_step}" if record.last_step is not None else ""
+    last = record.once(Coverage).last
+    when = f" at step {last}" if last is not None else ""
     during = _describe_pass(crash) if crash.in_backward else ""
     said = f"{crash.kind}: {shorten(crash.message)}"
     yield entry.finding(
         f"The run died{when}{where}{during}: {f'{meaning} ({said})' if meaning else said}",
         site=crash.module,
-        step=record.last_step,
+        step=last,
         line=crash.line,
         evidence=[("exception", said), *([("node", crash.node)] if crash.node else [])],
         repair=repair,

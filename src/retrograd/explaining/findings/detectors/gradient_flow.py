@@ -14,6 +14,7 @@ from retrograd.core.amounts import list_names
 from retrograd.core.history.saved_facts import ZeroGradient
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.chain import name_of
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.detectors.learning_rate import first_large
 from retrograd.explaining.findings.detectors.missing_gradients import root_of
 from retrograd.explaining.findings.entry import Entry, Family
@@ -341,12 +342,15 @@ def _describe(
     gradients = record.once(ParameterGradients)
     steps = max(gradients.steps[name][0] for name in names)
     whose = "of all parameters" if is_all else f"of {list_names(list(names), 2)}"
-    so = "nothing is trained" if is_all else "they are not trained"
+    so = ", so nothing is trained" if is_all else ", so they are not trained"
     case, reason = explain_zero(fact)
+    is_known = record.once(Coverage).is_whole or not any(map(gradients.has_changed, names))
     return entry.finding(
-        f"The gradients {whose} are exactly zero in all of {steps} recorded steps, so {so}"
+        f"The gradients {whose} are exactly zero in all of {steps} recorded steps"
+        f"{so if is_known else '; they have changed, and what other steps gave them is not known'}"
         f"{f': {reason}' if reason else ''}",
         case=case,
+        severity=None if is_known else "note",
         site=path_of(names[0] if fact is None else fact.parameters[0]),
         span=record,
         line=_find_line(record, fact) if fact is not None else record.line_of(path_of(names[0])),

@@ -11,7 +11,9 @@ from retrograd.core.amounts import count_more
 from retrograd.core.history.facts import Parameter
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.chain import shape_of
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.entry import Entry, Family
+from retrograd.explaining.findings.gradients import ParameterGradients
 from retrograd.explaining.findings.layers import Layer, Layers, take_first
 from retrograd.explaining.findings.numbers import divide
 from retrograd.explaining.findings.record import CannotTell, Record
@@ -228,7 +230,8 @@ def symmetric_init(record: Record, entry: Entry) -> Iterator[Finding]:
     elif zero:
         count = len(record.once(Training).updates.steps)
         how = "are zero, and stay so: neither layer lets a gradient through to the other"
-        checked = f"none of {count} updates changed them, and a gradient comes to the last of them"
+        which = "updates" if record.once(Coverage).is_whole else "recorded updates"
+        checked = f"none of {count} {which} changed them, and a gradient comes to the last of them"
         yield _describe_symmetric_init(entry, record, zero, "All weights", how, checked)
 
 
@@ -258,10 +261,14 @@ def _find_zero(record: Record) -> list[str]:
     if len(updates.steps) < 3:
         raise CannotTell("fewer than three updates were recorded")
     weighs = [layer.path for layer in record.once(Layers).listed if layer.weighs]
+    coverage = record.once(Coverage)
     zero = {
         site.path
         for k, site in enumerate(updates.sites)
-        if site.keys[0] == "weight" and (updates.first_weights[k] == 0).all() and not updates.told[k]
+        if site.keys[0] == "weight"
+        and (updates.first_weights[k] == 0).all()
+        and not updates.told[k]
+        and (coverage.is_whole or not record.once(ParameterGradients).has_changed(str(site.value)))
     }
     last = int(updates.steps[-1]) + 1
     pairs = [(a, b) for a, b in pairwise(weighs) if a in zero and b in zero]

@@ -10,8 +10,10 @@ from retrograd.core.amounts import list_names
 from retrograd.core.history.facts import OptimizerMade
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.births import Births
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.detectors.units import DEAD, list_dead
 from retrograd.explaining.findings.entry import Entry, Family
+from retrograd.explaining.findings.gradients import ParameterGradients
 from retrograd.explaining.findings.jumps import tell_jump
 from retrograd.explaining.findings.record import CannotTell, Record
 from retrograd.explaining.findings.training import MOVED, ROSE, Training, is_adaptive
@@ -173,13 +175,17 @@ def learning_rate_too_low(record: Record, entry: Entry) -> Iterator[Finding]:
     rate = training.rate
     if rate is None:
         raise CannotTell("no learning rate was recorded")
-    moved = float(np.nansum(updates.ratio)) * training.stride
+    coverage = record.once(Coverage)
+    moved, made = float(np.nansum(updates.ratio)) * training.stride, f"{len(updates.steps)} updates"
+    if not coverage.is_whole:
+        moved, made = _estimate_move(updates, coverage), f"{len(coverage.made)} updates, {len(updates.steps)} recorded,"
     skipped = len(training.loss.steps) * training.stride < 20 or training.fell or not moved < MINUTE
     if skipped or rate == 0 or rate >= SMALL[is_adaptive(training.optimizer)] or _warms_up(training.rates):
         return
     yield entry.finding(
-        f"The learning rate of {rate:.2g} is too low: {len(updates.steps)} updates moved the weights by "
-        f"{moved:.1g} of their norm in all, and the loss stayed at {training.late:.3g}.",
+        f"The learning rate of {rate:.2g} is too low: {made} moved the weights by "
+        f"{'' if coverage.is_whole else 'about '}{moved:.1g} of their norm in all, and the loss stayed at "
+        f"{training.late:.3g}.",
         step=int(updates.steps[0]),
         last_step=record.last_step,
         line=record.optimizer_line,
@@ -190,6 +196,12 @@ def learning_rate_too_low(record: Record, entry: Entry) -> Iterator[Finding]:
             ("loss at the end", training.late, "has not fallen by a tenth"),
         ],
     )
+
+
+def _estimate_move(updates: UpdateNorms, coverage: Coverage) -> float:
+    """Σ ‖Δw‖/‖w‖ of all updates, of which those that were not recorded are taken to be as the recorded one before."""
+    places = np.searchsorted(coverage.made, [*updates.steps, coverage.made[-1] + 1])
+    return float(np.nansum(updates.ratio * np.maximum(np.diff(places), 1)))
 
 
 def _warms_up(rates: dict[int, float]) -> bool:
@@ -204,6 +216,8 @@ def not_updated(record: Record, entry: Entry) -> Iterator[Finding]:
         raise CannotTell("several optimizers update in turn, each with gradients that the others leave")
     found = record.once(UpdateNorms).stillness.find_still(FEWEST)
     stuck = {name: often for name, often in found.items() if not _is_meant(record, name)}
+    if not record.once(Coverage).is_whole:  # a step that was not recorded has changed them
+        stuck = {name: often for name, often in stuck.items() if not record.once(ParameterGradients).has_changed(name)}
     put_back = _find_put_back(record)
     if put_back:
         yield _describe_put_back(entry, record, put_back)
@@ -219,7 +233,8 @@ def _is_meant(record: Record, name: str) -> bool:
 def _describe_not_updated(entry: Entry, record: Record, names: list[str], steps: int) -> Finding:
     verb = "have gradients and" if len(names) > 1 else "has a gradient and"
     return entry.finding(
-        f"{list_names(names, 1)} {verb} an update at each of {steps} steps, and did not change.",
+        f"{list_names(names, 1)} {verb} an update at each of {steps} "
+        f"{'steps' if record.once(Coverage).is_whole else 'recorded steps'}, and did not change.",
         site=names[0],
         step=int(record.once(Training).updates.steps[0]),
         last_step=record.last_step,
@@ -255,9 +270,10 @@ def _find_put_back(record: Record) -> list[str]:
 
 
 def _describe_put_back(entry: Entry, record: Record, names: list[str]) -> Finding:
+    is_whole = record.once(Coverage).is_whole
+    how = "each update and are the same again at the next step" if is_whole else "updates and are the same at each look"
     return entry.finding(
-        f"{list_names(names, 1)} are changed by each update and are the same again at the next step: something "
-        "writes old values back.",
+        f"{list_names(names, 1)} are changed by {how}: something writes old values back.",
         case="put-back",
         site=names[0],
         step=int(record.once(Training).updates.steps[0]),

@@ -10,6 +10,7 @@ from retrograd.core.history.curve import Curve
 from retrograd.core.history.weights_facts import Load
 from retrograd.core.runs.findings import Finding
 from retrograd.explaining.findings.chain import Chain, count, is_float
+from retrograd.explaining.findings.coverage import IN_FULL, Coverage
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.jumps import tell_jump
 from retrograd.explaining.findings.numbers import median
@@ -48,22 +49,30 @@ def diverged(record: Record, entry: Entry) -> Iterator[Finding]:
     steps, loss = training.loss
     if not training.lowest >= 0:
         return
-    lowest = min(training.initial, training.early) if np.isfinite(training.early) else training.initial
-    late = training.late
-    if late < ROSE * lowest or not lowest > 0 or not (np.isnan(late) or _is_above_noise(training)):
+    if not _has_diverged(training):
         return
+    lowest, late = _find_start(training), training.late
     above = ~(loss < ROSE * lowest)
     last_below = np.flatnonzero(~above[: int(np.flatnonzero(above)[-1])])
     since = int(steps[last_below[-1] + 1]) if len(last_below) else int(steps[0])
+    start = record.once(Coverage).tell_since(since, int(steps[last_below[-1]]) if len(last_below) else None)
     end = f"it went to {late:.3g}" if np.isfinite(late) else "it went to NaN or infinity"
     yield entry.finding(
-        f"The loss has diverged: from {lowest:.3g} {end}, and it has been above {ROSE * lowest:.3g} since step "
-        f"{since}.",
+        f"The loss has diverged: from {lowest:.3g} {end}, and it has been above {ROSE * lowest:.3g} {start}.",
         severity="note" if late < FAR * lowest else "warning",
         step=since,
         last_step=record.last_step,
         evidence=[("loss at the end", late, f"≥ {ROSE:g} × {lowest:.3g}")],
     )
+
+
+def _find_start(training: Training) -> float:
+    return min(training.initial, training.early) if np.isfinite(training.early) else training.initial
+
+
+def _has_diverged(training: Training) -> bool:
+    lowest, late = _find_start(training), training.late
+    return lowest > 0 and not late < ROSE * lowest and bool(np.isnan(late) or _is_above_noise(training))
 
 
 def _is_above_noise(training: Training) -> bool:
@@ -98,28 +107,51 @@ def loss_spike(record: Record, entry: Entry) -> Iterator[Finding]:
         return
     stays = start + length >= len(loss) or not training.late < ROSE * training.early
     before, during = float(np.median(loss[max(0, start - WINDOW) : start])), loss[start : start + length]
-    is_sudden = bool(during[0] > 10 * before) and _was_usual(record, int(steps[start]))
-    if stays and not is_sudden:
+    coverage = record.once(Coverage)
+    last, first = int(steps[max(start - 1, 0)]), int(steps[start])
+    if not coverage.is_whole:
+        last, first = find_jump(training.loss, last, int(steps[min(start + 1, len(steps) - 1)]), 10 * before)
+    usual = _was_usual(record, last, first) if during[0] > 10 * before else False
+    if stays and not usual and (usual is not None or _has_diverged(training)):
         return  # a divergence, which another says
-    how = "did not come back" if stays else f"took {length} steps to come back"
-    data = " though the update before was a usual one" if is_sudden else ""
+    how = "did not come back" if stays else f"took {steps[start + length] - steps[start]} steps to come back"
+    data = " though the update before was a usual one" if usual else ""
+    where = f"at step {first}" if coverage.is_whole or first - last < 2 else f"between steps {last} and {first}"
+    end = "; the update before it was not recorded" if usual is None else ": look at the batch of that step"
     yield entry.finding(
-        f"The loss jumped from {before:.3g} to {during[0]:.3g} at step {steps[start]}{data}, and {how}"
-        f"{': look at the batch of that step' if data else ''}.",
+        f"The loss jumped from {before:.3g} to {during[0]:.3g} {where}{data}, and {how}"
+        f"{end if usual is not False else ''}.",
         severity="warning" if stays else "note",
-        step=int(steps[start]),
+        step=first,
         last_step=int(steps[start + length - 1]),
         evidence=[
             ("loss over its running median", float(during[0] / before), "> 10"),
-            ("steps above the noise", length, "≥ 5"),
-            *tell_jump(record, int(steps[max(start - 1, 0)])),
+            ("steps above the noise" if coverage.is_whole else "recorded losses above the noise", length, "≥ 5"),
+            *tell_jump(record, last),
         ],
+        repair=f"{IN_FULL[:1].upper()}{IN_FULL[1:]}: then it is known whether an update made it, or a batch."
+        if usual is None
+        else "",
     )
 
 
-def _was_usual(record: Record, step: int) -> bool:
-    updates = record.once(Training).updates
-    before = updates.ratio[updates.steps < step]
+def find_jump(loss: Curve, last: int, end: int, bound: float) -> tuple[int, int]:
+    """The two steps between which a loss first comes above a bound, of those from one step to another."""
+    inside = np.flatnonzero((loss.steps > last) & (loss.steps <= end))
+    high = inside[~(loss.values[inside] <= bound)]
+    place = int(high[0] if len(high) else inside[0]) if len(inside) else len(loss.steps) - 1
+    return int(loss.steps[max(place - 1, 0)]), int(loss.steps[place])
+
+
+def _was_usual(record: Record, last: int, first: int) -> bool | None:
+    """Check whether the update between two losses was no larger than others; None where it was not recorded."""
+    updates, coverage = record.once(Training).updates, record.once(Coverage)
+    before = updates.ratio[updates.steps < first]
+    between = updates.ratio[(updates.steps >= last) & (updates.steps < first)]
+    if not coverage.is_whole:
+        if len(np.setdiff1d(coverage.list_updates(last, first), updates.steps)):
+            return None
+        return len(before) > 10 and len(between) > 0 and bool((between < min(5 * median(before), 0.1)).all())
     return len(before) > 10 and bool(before[-1] < 5 * median(before)) and bool(before[-1] < 0.1)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from retrograd.core.amounts import list_names
 from retrograd.core.runs.findings import MISSING_GRADIENT, Finding
+from retrograd.explaining.findings.coverage import IN_FULL, Coverage
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.gradients import (
     LOOSE,
@@ -52,6 +53,7 @@ def missing_gradient(record: Record, entry: Entry) -> Iterator[Finding]:
         for name in sorted(gradients.held & gradients.selected)
         if not (gradients.is_trained(name) or name.startswith(LOOSE) or gradients.may_be_frozen(name))
         and not gradients.has_hidden_one(name)
+        and not (gradients.may_have_had_one(name) or gradients.is_unseen(name))
     ]
     groups: dict[tuple[str, str], tuple[LostGradient | None, list[str]]] = {}
     for path in dict.fromkeys(map(path_of, missing)):
@@ -65,6 +67,8 @@ def missing_gradient(record: Record, entry: Entry) -> Iterator[Finding]:
 def _describe_missing_gradient(
     entry: Entry, record: Record, kind: str, lost: LostGradient | None, names: list[str], trained: Sequence[str]
 ) -> Finding:
+    if not record.once(Coverage).is_whole:
+        return _describe_in_part(entry, record, kind, lost, names, trained)
     gradients = record.once(ParameterGradients)
     steps = max(gradients.steps[name][1] for name in trained)
     gets = "get nothing but zeros for a gradient" if kind in ("zero", "faint") else "never get a gradient"
@@ -88,6 +92,50 @@ def _describe_missing_gradient(
             *([("operation", lost.operation)] if lost is not None else []),
         ],
         repair=f"make the optimizer with the parameters of {twin}." if twin else _describe_repair(kind, lost),
+    )
+
+
+def _describe_in_part(
+    entry: Entry, record: Record, kind: str, lost: LostGradient | None, names: list[str], trained: Sequence[str]
+) -> Finding:
+    """Describe what recorded steps tell, where others were not recorded: whether these gave a gradient is not known.
+
+    Of parameters that are the same at all looks, from the first to the last, no update has used one.
+    """
+    gradients, coverage = record.once(ParameterGradients), record.once(Coverage)
+    steps = max(gradients.steps[name][1] for name in trained)
+    is_zero = kind in ("zero", "faint")
+    spans = [gradients.find_unchanged(name) for name in names]
+    same = None if None in spans else (max(each[0] for each in spans if each), min(each[1] for each in spans if each))
+    is_note = same is None or kind in ("spare", "unknown", "unseen", "faint") or (kind == "zero" and lost is None)
+    what = f"got {'nothing but zeros for' if is_zero else ''} a gradient at".replace("  ", " ")
+    which = f"all of {coverage.tell()}" if is_zero else f"none of {coverage.tell()}"
+    kept = f" and did not change from step {same[0]} to step {same[1]}" if same else ""
+    path = path_of(names[0])
+    return entry.finding(
+        f"{list_names(names)} {what} {which}{kept}, while {list_names(list(trained), 1)} did"
+        f"{' not' if is_zero else ''}{_describe_reason(kind, lost, path, is_whole=False)}.",
+        severity="note" if is_note else None,
+        site=path,
+        span=record,
+        line=lost.line if lost is not None else record.line_of(path),
+        evidence=[
+            ("recorded steps with a gradient", 0, "= 0"),
+            ("recorded steps in which others have one", steps, f"≥ {FEWEST}"),
+            ("parameters", len(names)),
+            *([("operation", lost.operation)] if lost is not None else []),
+        ],
+        checked=[
+            "an optimizer holds them",
+            "they are not frozen",
+            "at recorded steps no pass gave them one but zeros",
+            f"they are the same, bit for bit, at all looks from step {same[0]} to step {same[1]}"
+            if same
+            else "whether other steps gave them one is not known",
+        ],
+        repair=_describe_repair(kind, lost)
+        if same
+        else f"To learn whether other steps give them one, {IN_FULL}; if none does, {_describe_repair(kind, lost)}",
     )
 
 
@@ -149,10 +197,11 @@ def tell_reasons(record: Record, names: Sequence[str]) -> dict[str, str]:
     """
     if not record.chains:
         return {}
-    gradients, told = record.once(ParameterGradients), {}
+    gradients, told, is_whole = record.once(ParameterGradients), {}, record.once(Coverage).is_whole
+    names = [name for name in names if not (gradients.may_have_had_one(name) or gradients.is_unseen(name))]
     for path in dict.fromkeys(map(path_of, names)):
         lost, (kind, _) = find_reason(record, gradients, path, names)
-        reason = _describe_reason(kind, lost, path).removeprefix(": ")
+        reason = _describe_reason(kind, lost, path, is_whole=is_whole).removeprefix(": ")
         told.update({name: reason for name in names if reason and path_of(name) == path})
     return told
 
@@ -167,13 +216,13 @@ def _describe_repair(kind: str, lost: LostGradient | None) -> str:
     return "use it in forward, or leave it out." if kind in ("never used", "spare") else _UNKNOWN
 
 
-def _describe_reason(kind: str, lost: LostGradient | None, path: str) -> str:
+def _describe_reason(kind: str, lost: LostGradient | None, path: str, *, is_whole: bool = True) -> str:
     if lost is not None:
         return f": {lost.sentence}"
     if kind == "never called":
-        return f": {path} is never called"
+        return f": {path} is never called" if is_whole else f": {path} was not called at any of these"
     if kind == "never used":
-        return ": no operation takes it"
+        return ": no operation takes it" if is_whole else ": no operation that was seen takes it"
     if kind == "unseen":
         return ": why is not known, for the forward that gives the others theirs was not seen"
     if kind == "spare":

@@ -10,6 +10,7 @@ from retrograd.core.history.facts import Operation
 from retrograd.core.history.saved_facts import Recomputed
 from retrograd.core.runs.findings import Evidence, Finding, shorten_line
 from retrograd.explaining.findings.chain import MADE_BEFORE
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.detectors.broken_graphs import is_written
 from retrograd.explaining.findings.detectors.missing_gradients import find_reason
 from retrograd.explaining.findings.entry import Entry, Family
@@ -59,7 +60,7 @@ def recomputed_otherwise(record: Record, entry: Entry) -> Iterator[Finding]:
     yield entry.finding(
         said,
         site=record.crash.module,
-        step=record.last_step or 0,
+        step=record.once(Coverage).last or 0,
         line=next(iter([*(each.line for each in writes), *(line for _, line, _ in seen if line)]), "")
         or (record.crash.line if first is None else first.line),
         evidence=evidence,
@@ -140,12 +141,13 @@ def inference_tensor(record: Record, entry: Entry) -> Iterator[Finding]:
         return
     maker = _find_maker(record)
     what = f"what `{maker.name}` ({shorten_line(maker.line)}) made" if maker is not None else "a tensor that was made"
-    when = f" at step {record.last_step}" if record.last_step is not None else ""
+    last = record.once(Coverage).last
+    when = f" at step {last}" if last is not None else ""
     yield entry.finding(
         f"The run died{when}: {what} in torch.inference_mode() is used where gradients are recorded "
         f"({shorten_line(record.crash.line)})",
         site=record.crash.module,
-        step=record.last_step,
+        step=record.once(Coverage).last,
         line=maker.line if maker is not None else record.crash.line,
         evidence=[("exception", message[:160])],
     )
@@ -173,9 +175,9 @@ def unused_in_d_d_p(record: Record, entry: Entry) -> Iterator[Finding]:
     what = f"a gradient of {list_names(names)}, which got none" if names else "gradients that did not come"
     found = _INDICES.search(record.crash.message)
     yield entry.finding(
-        f"DistributedDataParallel waits for {what} at step {record.last_step or 0}{why}",
+        f"DistributedDataParallel waits for {what} at step {record.once(Coverage).last or 0}{why}",
         site=path_of(names[0]) if names else "",
-        step=record.last_step or 0,
+        step=record.once(Coverage).last or 0,
         line=lost.line if lost is not None else record.crash.line,
         evidence=[
             ("exception", record.crash.message[:92]),
@@ -194,7 +196,7 @@ def _find_unused(record: Record) -> list[str]:
     In a step that was not looked at they are those that torch counts, in its order, if there is one model.
     """
     looks = {each.name: each for each in record.parameters if each.requires_grad}
-    now = {each.name: each.grad for each in record.parameters if each.grad and each.step == record.last_step}
+    now = {each.name: each.grad for each in record.parameters if each.grad and each.step == record.once(Coverage).last}
     found = _INDICES.search(record.crash.message)
     places = None if found is None else [int(each) for each in found["indices"].split()]
     if now:
@@ -211,6 +213,9 @@ def _find_why(record: Record, names: Sequence[str]) -> tuple[LostGradient | None
         lost, (kind, _) = find_reason(record, gradients, path, names)
         if lost is not None:
             return lost, f": {lost.sentence} ({shorten_line(lost.line)})"
+        coverage = record.once(Coverage)
+        if not coverage.is_whole and coverage.last not in coverage.recorded:
+            return None, ""  # what that step has called was not recorded
         if kind in ("never called", "never used", "spare"):
             return None, f": {path} is not called" if kind != "never used" else ": no operation takes it"
     return None, ""

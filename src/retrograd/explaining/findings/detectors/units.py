@@ -12,6 +12,7 @@ from retrograd.core.groups import gather
 from retrograd.core.history.facts import Softmax
 from retrograd.core.history.matrix import Matrix
 from retrograd.core.runs.findings import Finding
+from retrograd.explaining.findings.coverage import Coverage
 from retrograd.explaining.findings.entry import Entry, Family
 from retrograd.explaining.findings.layers import Layer, Layers
 from retrograd.explaining.findings.record import CannotTell, Record
@@ -54,6 +55,7 @@ class Dead:
         since: the first step since which they have been.
         seen: in how many steps that was observed.
         state: how they have been: zero, or below zero before a ReLU that is not a module.
+        before: the last step before it at which that was recorded, and was not so; None where there is none.
     """
 
     layer: Layer
@@ -62,6 +64,7 @@ class Dead:
     since: int
     seen: int
     state: str = "zero"
+    before: int | None = None
 
     @property
     def share(self) -> float:
@@ -85,11 +88,13 @@ def _describe_dead_units(entry: Entry, record: Record, found: list[Dead], bound:
     more = f", and so have those of {count_more(len(found) - 1, 'layer')}" if len(found) > 1 else ""
     whole = "All units" if worst.share == 1 else f"{worst.share:.0%} of the units"
     began_so = worst.since <= record.steps[0]
-    start = "since the first step" if began_so else f"since step {worst.since}"
+    coverage = record.once(Coverage)
+    start = "since the first step" if began_so else coverage.tell_since(worst.since, worst.before)
+    sample = "every sample" if coverage.is_whole else "every sample that was seen"
     cause = ": they were initialised that way" if began_so else ""
     change = "Initialise the biases before it at 0" if began_so else "Lower the learning rate"
     return entry.finding(
-        f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for every sample "
+        f"{whole} of {worst.layer.path} ({worst.layer.type}) have been {worst.state} for {sample} "
         f"{start}{more}{cause}.",
         severity="critical" if worst.share == 1 else "warning",
         site=worst.layer.path,
@@ -149,18 +154,24 @@ def _from_looks(record: Record, layer: Layer) -> Dead | None:
     since = [each for each in looks if last.since <= each.step]
     if len(since) < LOOKS or sum(each.samples for each in since) < SAMPLES or not last.always:
         return None
-    begin = _begin_of_all(record, layer, last.since) if last.always == last.value else last.since
-    return Dead(layer, last.always, int(last.value), begin, len(since))
+    before = max((each.step for each in looks if each.step < last.since), default=None)
+    begin = last.since
+    if last.always == last.value:
+        begin, before = _begin_of_all(record, layer, last.since, before)
+    return Dead(layer, last.always, int(last.value), begin, len(since), before=before)
 
 
-def _begin_of_all(record: Record, layer: Layer, seen: int) -> int:
-    """The step since which no output is above zero, at which a look has found all units dead; it may be before that."""
+def _begin_of_all(record: Record, layer: Layer, seen: int, looked: int | None) -> tuple[int, int | None]:
+    """The step since which no output is above zero, at which a look has found all units dead; it may be before that.
+
+    And the last recorded one before it, which the looks tell where nothing else does.
+    """
     if layer.site not in record.sites:
-        return seen
+        return seen, looked
     series = record.series(layer.site)
     living = np.flatnonzero((series.steps < seen) & ~(series.max <= 0))
     later = series.steps[int(living[-1]) + 1 if len(living) else 0 :]
-    return int(min(later[0], seen)) if len(later) else seen
+    return int(min(later[0], seen)) if len(later) else seen, int(series.steps[living[-1]]) if len(living) else None
 
 
 def _from_rows(record: Record, layer: Layer) -> Dead | None:
@@ -186,7 +197,7 @@ def _since(layer: Layer, steps: np.ndarray, is_dead: np.ndarray, count: FloatArr
     begin = int(living[-1]) + 1 if len(living) else 0
     if len(steps) - begin < LOOKS or count[begin:].sum() < SAMPLES:
         return None
-    return Dead(layer, 1, 1, int(steps[begin]), len(steps) - begin)
+    return Dead(layer, 1, 1, int(steps[begin]), len(steps) - begin, before=int(steps[begin - 1]) if begin else None)
 
 
 @family.detector("saturated")
@@ -210,10 +221,12 @@ def _describe_saturated(
     layer = layers[place]
     steep = np.flatnonzero(~(slope < FLAT))
     begin = int(steep[-1]) + 1 if len(steep) else 0
-    since = int(record.series(layer.site).steps[begin])
+    steps = record.series(layer.site).steps
+    since = int(steps[begin])
+    start = record.once(Coverage).tell_since(since, int(steps[begin - 1]) if begin else None)
     more = f", and so do those of {count_more(count - 1, 'layer')}" if count > 1 else ""
     return entry.finding(
-        f"The outputs of {layer.path} ({layer.type}) stand at their bounds since step {since}{more}: its mean "
+        f"The outputs of {layer.path} ({layer.type}) stand at their bounds {start}{more}: its mean "
         f"slope is {np.median(slope[begin:]):.1%} of the largest.",
         site=layer.path,
         step=since,
@@ -257,10 +270,12 @@ def attention_collapse(record: Record, entry: Entry) -> Iterator[Finding]:
 
 def _describe_attention_collapse(entry: Entry, record: Record, each: Sure, bound: float) -> Finding:
     below = np.flatnonzero(~(each.sure >= bound))
-    since = int(each.steps[min(int(below[-1]) + 1 if len(below) else 0, len(each.steps) - 1)])
+    place = min(int(below[-1]) + 1 if len(below) else 0, len(each.steps) - 1)
+    since, before = int(each.steps[place]), int(each.steps[place - 1]) if place else None
     sure = float(np.median(each.sure[-LOOKS:]))
     return entry.finding(
-        f"The softmax in {each.path} gives {sure:.0%} of its weight to one of all since step {since}, so that "
+        f"The softmax in {each.path} gives {sure:.0%} of its weight to one of all "
+        f"{record.once(Coverage).tell_since(since, before)}, so that "
         "next to no gradient passes it.",
         site=each.path,
         step=since,
@@ -310,7 +325,7 @@ def _list_modules(record: Record) -> list[Sure]:
 @family.detector("embedding-unused")
 def embedding_unused(record: Record, entry: Entry) -> Iterator[Finding]:
     """An embedding of which one row alone is ever looked up."""
-    looks = [each for each in record.units if each.used >= 0]
+    looks, coverage = [each for each in record.units if each.used >= 0], record.once(Coverage)
     if not looks:
         raise CannotTell("no look at an embedding was recorded")
     for name in dict.fromkeys(each.name for each in looks):
@@ -319,7 +334,7 @@ def embedding_unused(record: Record, entry: Entry) -> Iterator[Finding]:
         if last.used == 1 and last.value >= 4 and len(listed) >= LOOKS and sum(e.samples for e in listed) >= SAMPLES:
             yield entry.finding(
                 f"Only one of the {last.value:.0f} rows of {path} was looked up in all of {len(listed)} sampled steps, "
-                f"of {len(record.steps)}.",
+                f"of {len(record.steps if coverage.is_whole else coverage.made)}.",
                 site=path,
                 step=listed[0].step,
                 last_step=last.step,
