@@ -15,6 +15,7 @@ from retrograd.core.history.ungraded import list_ungraded
 from retrograd.core.limits import LIMITS
 from retrograd.core.runs.reader import open_run
 from retrograd.core.serving.followed_run import FollowedRun
+from retrograd.core.views.shown import describe_ungraded
 from retrograd.explaining.views.comparing.comparison_page import write_comparison
 from tests.browser import Visit
 from tests.core.serving.served import serving
@@ -102,6 +103,13 @@ def test_rows_are_those_that_torch_leaves_without(tmp_path: Path, settings: dict
     unrecorded = {row[0]: row[1] for table in page.facts["troubles"] for row in table["rows"]}
     assert not any(f"{name}.grad" in unrecorded for name in without)
     assert unrecorded["blocks.2.0:weight.grad"] == "the parameter is frozen"
+
+
+def test_of_a_run_in_part_it_is_said_of_recorded_steps(tmp_path: Path) -> None:
+    _, folder = record(tmp_path / "run", schedule=2)
+    without = describe_ungraded(open_run(folder).history, {}, is_running=False)
+    assert set(without.values()) == {"no gradient at a recorded step"}
+    assert "unused.0:weight" in without
 
 
 def test_without_any_gradient_there_is_no_map_of_them(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from retrograd.core.history.history import History
 from retrograd.core.history.matrix import check_name
 from retrograd.core.history.sink import PHASES, Phase
 from retrograd.core.history.ungraded import list_ungraded
+from retrograd.core.recording.schedule import describe_schedule
 from retrograd.core.sites.site import WATCH, Quantity, Site, parse_leniently, read_accumulated, says_call
 
 
@@ -98,6 +99,8 @@ def group_places(sites: Iterable[str]) -> list[ModelPlace]:
 def describe_ungraded(history: History, reasons: Mapping[str, str], *, is_running: bool) -> dict[str, str]:
     """For the name of each parameter that never got a gradient a few words, with the reason where there is one."""
     words = "no gradient so far" if is_running else "never got a gradient"
+    if describe_schedule(history.manifest) not in ("", "every step"):
+        words = "no gradient at a recorded step"
     return {name: f"{words}: {reasons[name]}" if name in reasons else words for name in list_ungraded(history)}
 
 
