@@ -116,9 +116,8 @@ def test_threads_may_come_and_go() -> None:
     assert log == ["in", "out"] * (len(log) // 2)
 
 
-def test_both_orders_of_a_table_are_one_where_compilers_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_orders_of_a_table_are_one() -> None:
     """An OrderedDict has an order of its own above that of the dictionary that it is."""
-    monkeypatch.setattr(listeners, "_NEEDS_ONE_ORDER", True)
     table: OrderedDict[int, str] = OrderedDict({1: "a", 2: "b", 3: "c"})
     listeners.move_first(table, 3)
     listeners.move_last(table, 1)
