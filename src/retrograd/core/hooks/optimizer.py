@@ -279,9 +279,13 @@ class CallListener(Protocol):
 @uncompiled
 def _tell(name: str, about: object, depth: int = 2, **details: Any) -> None:
     if _here.depth == 0 and not is_tracing():
-        frame = sys._getframe(depth)
-        for listener in call_listeners:
-            listener.called(name, about, frame, **details)
+        _hand_on(name, about, sys._getframe(depth), details)
+
+
+@counted
+def _hand_on(name: str, about: object, frame: FrameType, details: dict[str, Any]) -> None:
+    for listener in call_listeners:
+        listener.called(name, about, frame, **details)
 
 
 @uncompiled_itself
