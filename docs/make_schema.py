@@ -160,9 +160,10 @@ has a row for each module: its `path`, `type`, number of own `parameters` and of
 model is split over ranks, `split` tells with which `ranks` the rank that writes it shares each forward (tensor
 parallelism), and which of its models are `stages` of a pipeline, as in `placements.json`.
 
-Under a budget for overhead, `overhead` tells its `share`, how many `steps` there were, how many of these were `recorded`, and
-with `updates`; what was `measured`, as a share of the time that the steps take by themselves, and what of that lies
-`between` recorded steps: null where that is not known, as on a device, and `measured` is then beyond unrecorded steps.
+Under a budget for overhead, `overhead` tells its `share`, how many `steps` there were, how many of these were
+`recorded`, and with `updates`; what was `measured`, as a share of the time that the steps take by themselves, and what
+of that lies `between` recorded steps: null where that is not known, as on a device, and `measured` is then beyond
+unrecorded steps.
 
 Where not all ranks were to record, `ranks` tells which: those that are `listed`, or one in so many (`every`). The
 lowest of them writes the manifest.
