@@ -157,7 +157,7 @@ _SUMMANDS = "each rank found a summand of it, and the sum was never formed; a ra
 _ADDENDS = "each rank has an addend of it, and the sum was not formed there; in the history it is '….local'"
 _UNREDUCED = "no pass that was recorded has reduced it between ranks; a rank's own is recorded as '….local.grad'"
 _SWAPPED = "the recorded module was swapped for another, of which no call is recorded"
-_NEVER_CALLED = "the module was never called while a step was recorded"
+NEVER_CALLED = "the module was never called while a step was recorded"
 _USED = (
     "the module was not called while a step was recorded, though its weights got gradients: its forward is called by "
     "name, or its weights are used without a call, so that no hook runs"
@@ -259,7 +259,7 @@ def _explain_call(module: RequestedModule, site: Site, coverage: Coverage) -> st
             return _COMPILED
         if isinstance(coverage.find_parent(module.path), nn.MultiheadAttention):
             return _HELD
-        return _USED if any(map(coverage.has_gradient, module.parameters)) else _NEVER_CALLED
+        return _USED if any(map(coverage.has_gradient, module.parameters)) else NEVER_CALLED
     if site.quantity == "grad":
         return NO_GRADIENT
     return "no tensor was returned" if site.slot == "output" else "no tensor was passed"

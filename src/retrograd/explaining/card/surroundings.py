@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.history.facts import Input, Parameter
+from retrograd.core.recording.omissions import NEVER_CALLED
 from retrograd.core.recording.schedule import describe_schedule
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import show_change
@@ -16,9 +17,6 @@ from retrograd.explaining.findings.record import Record
 
 _SAID = ("the parameter is", "no gradient came", "no optimizer")
 """How reasons begin that are of the program, and not of the record."""
-
-_NEVER_CALLED = "the module was never called while a step was recorded"
-"""The reason of what was not called at recorded steps, as a manifest has it."""
 
 _COMPARED = {"same": "the same", "different": "different", "some": "partly the same"}
 
@@ -77,7 +75,7 @@ def describe_omissions(record: Record) -> Iterator[CardEntry]:
     for each in manifest.get("not_recorded") or ():
         if isinstance(each, Mapping) and not str(each.get("reason")).startswith(_SAID):
             reason = str(each.get("reason"))
-            if reason == _NEVER_CALLED and not coverage.is_whole:
+            if reason == NEVER_CALLED and not coverage.is_whole:
                 reason = f"the module was called at none of {coverage.tell()}"
             sites.setdefault(reason, []).append(str(each.get("site")))
     schedule, selection = describe_schedule(manifest), manifest.get("selection") or []

@@ -51,9 +51,8 @@ class Coverage:
     def made(self) -> IntArray:
         """Steps that an update ended, or a pass where nothing tells of one, rising: also those not recorded."""
         record = self._record
-        called = np.array(sorted({call.step for call in record.called("step")}), np.int64)
         made = record.history.made_steps
-        steps, _ = number_steps(np.concatenate((made[record.in_part(made)], called)))
+        steps, _ = number_steps(np.concatenate((made[record.in_part(made)], self._updated)))
         return steps
 
     @cached_property
@@ -87,7 +86,10 @@ class Coverage:
 
     def list_updates(self, first: int, end: int) -> IntArray:
         """The steps from one to before another that an update ended; all, where no call tells of one."""
-        steps = np.array(sorted({call.step for call in self._record.called("step")}), np.int64)
-        if not len(steps):
-            return np.arange(first, end)
-        return steps[(steps >= first) & (steps < end)]
+        steps = self._updated
+        return steps[(steps >= first) & (steps < end)] if len(steps) else np.arange(first, end)
+
+    @cached_property
+    def _updated(self) -> IntArray:
+        """Steps at which the program has called an optimizer, rising."""
+        return np.array(sorted({call.step for call in self._record.called("step")}), np.int64)

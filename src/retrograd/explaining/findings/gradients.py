@@ -11,6 +11,7 @@ from itertools import takewhile
 import numpy as np
 
 from retrograd.core.amounts import count_of
+from retrograd.core.groups import gather
 from retrograd.core.history.facts import Operation, Parameter
 from retrograd.core.sites.site import ROOT, parse_leniently
 from retrograd.explaining.findings.chain import MADE_BEFORE, Chain, name_of, tensor_of
@@ -102,11 +103,8 @@ class ParameterGradients:
     @cached_property
     def _forwards(self) -> dict[str, list[int]]:
         """The steps at which each model was called with grad."""
-        found: dict[str, list[int]] = {}
-        for call in self._record.called("forward"):
-            if call.details.get("grad", True):
-                found.setdefault(call.about or ROOT, []).append(call.step)
-        return found
+        calls = (call for call in self._record.called("forward") if call.details.get("grad", True))
+        return gather((call.about or ROOT, call.step) for call in calls)
 
     @cached_property
     def _changed(self) -> frozenset[str]:

@@ -108,12 +108,11 @@ def _describe_in_part(
     spans = [gradients.find_unchanged(name) for name in names]
     same = None if None in spans else (max(each[0] for each in spans if each), min(each[1] for each in spans if each))
     is_note = same is None or kind in ("spare", "unknown", "unseen", "faint") or (kind == "zero" and lost is None)
-    what = f"got {'nothing but zeros for' if is_zero else ''} a gradient at".replace("  ", " ")
-    which = f"all of {coverage.tell()}" if is_zero else f"none of {coverage.tell()}"
+    what = "got nothing but zeros for a gradient at all of" if is_zero else "got a gradient at none of"
     kept = f" and did not change from step {same[0]} to step {same[1]}" if same else ""
     path = path_of(names[0])
     return entry.finding(
-        f"{list_names(names)} {what} {which}{kept}, while {list_names(list(trained), 1)} did"
+        f"{list_names(names)} {what} {coverage.tell()}{kept}, while {list_names(list(trained), 1)} did"
         f"{' not' if is_zero else ''}{_describe_reason(kind, lost, path, is_whole=False)}.",
         severity="note" if is_note else None,
         site=path,
@@ -129,9 +128,7 @@ def _describe_in_part(
             "an optimizer holds them",
             "they are not frozen",
             "at recorded steps no pass gave them one but zeros",
-            f"they are the same, bit for bit, at all looks from step {same[0]} to step {same[1]}"
-            if same
-            else "whether other steps gave them one is not known",
+            *([f"they are the same, bit for bit, at all looks from step {same[0]} to step {same[1]}"] if same else []),
         ],
         repair=_describe_repair(kind, lost)
         if same
