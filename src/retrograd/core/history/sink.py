@@ -45,6 +45,9 @@ ENDS_NONE = "it ends no step"
 NO_GRADIENT = "no gradient came: it did not require grad, or no backward pass reached it"
 """Why the gradient of a site is not in a recording, where it is for no other reason."""
 
+NEVER_CALLED = "the module was never called while a step was recorded"
+"""Why no tensor of a module is in a recording, where none of its weights got a gradient either."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
-from retrograd.core.history.sink import NO_GRADIENT
+from retrograd.core.history.sink import NEVER_CALLED, NO_GRADIENT
 from retrograd.core.hooks.compiled import has_been_compiled
 from retrograd.core.hooks.names import NamedModule, beginning_of, parameter_site
 from retrograd.core.hooks.parts import is_compiled
@@ -157,7 +157,6 @@ _SUMMANDS = "each rank found a summand of it, and the sum was never formed; a ra
 _ADDENDS = "each rank has an addend of it, and the sum was not formed there; in the history it is '….local'"
 _UNREDUCED = "no pass that was recorded has reduced it between ranks; a rank's own is recorded as '….local.grad'"
 _SWAPPED = "the recorded module was swapped for another, of which no call is recorded"
-NEVER_CALLED = "the module was never called while a step was recorded"
 _USED = (
     "the module was not called while a step was recorded, though its weights got gradients: its forward is called by "
     "name, or its weights are used without a call, so that no hook runs"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from retrograd.core.amounts import count_of, list_names
 from retrograd.core.history.facts import Input, Parameter
-from retrograd.core.recording.omissions import NEVER_CALLED
+from retrograd.core.history.sink import NEVER_CALLED
 from retrograd.core.recording.schedule import describe_schedule
 from retrograd.explaining.card.card import CardEntry
 from retrograd.explaining.card.words import show_change
