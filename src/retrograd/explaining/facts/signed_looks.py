@@ -78,19 +78,21 @@ class SignedLooks(FactSource):
         for keys, tensor in tensors[:_MOST_TENSORS]:
             site = str(Site(path, ("output", *keys)))
             if site not in self._held and is_readable(tensor) and tensor.is_floating_point():
-                count = partial(_count, without_graph(tensor), _stride_of(tensor))
-                self._held[site] = tensor.numel(), carry_out_unseen(count)
+                sample = carry_out_unseen(partial(_sample, without_graph(tensor)))
+                self._held[site] = tensor.numel(), sample
 
     def drain(self) -> None:
-        """Record what was counted."""
+        """Count, all samples of one size together, and record it."""
         held, self._held = self._held, {}
-        for sites in gather((counted.device, site) for site, (_, counted) in held.items()).values():
+        alike = gather(((sample.device, sample.dtype, len(sample)), site) for site, (_, sample) in held.items())
+        for sites in alike.values():
             sizes = [(site, held[site][0]) for site in sites]
-            numbers = torch.stack([held[site][1] for site in sites])
-            self.host.deliveries.add([numbers], partial(self._note, sizes, self._moment))
+            bounds, counts = carry_out_unseen(partial(_count, torch.stack([held[site][1] for site in sites])))
+            self.host.deliveries.add([bounds, counts], partial(self._note, sizes, self._moment))
 
     def _note(self, sizes: Sequence[tuple[str, int]], moment: Moment, arrays: Arrays) -> None:
-        rows = [_tell(*size, *each) for size, each in zip(sizes, arrays[0].tolist(), strict=True)]
+        bounds, counts = (array.tolist() for array in arrays)
+        rows = [_tell(*size, *each) for size, *each in zip(sizes, bounds, counts, strict=True)]
         self.host.note_many(SignedHistogram, "", {}, ("name", "value", "elements", "counts"), rows, moment)
 
     def end(self) -> None:
@@ -101,31 +103,40 @@ class SignedLooks(FactSource):
         self._held.clear()
 
 
-def _tell(site: str, elements: int, bound: float, *counts: float) -> str:
-    return f"[{json.dumps(site)},{tell_number(bound)},{elements},[{','.join(str(int(n)) for n in counts)}]]"
+def _tell(site: str, elements: int, bound: float, counts: list[int]) -> str:
+    return f"[{json.dumps(site)},{tell_number(bound)},{elements},{str(counts).replace(' ', '')}]"
 
 
-def _stride_of(tensor: Tensor) -> int:
-    """Every so many elements are counted; a stride without a divisor in common with a dimension meets all channels."""
-    elements = tensor.numel()
-    stride = -(-elements // _MOST_ELEMENTS)
-    while math.gcd(stride, elements) > 1:
+def _sample(tensor: Tensor) -> Tensor:
+    """Elements of a tensor as they are now, spread evenly over it; float32, or float64 where it is."""
+    stride = -(-tensor.numel() // _MOST_ELEMENTS)
+    while math.gcd(stride, tensor.numel()) > 1:  # a stride without a divisor in common meets all channels
         stride += 1
-    return stride
+    values = tensor.reshape(-1)[::stride] if stride > 1 else tensor
+    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return values.to(dtype, copy=True, memory_format=torch.contiguous_format).view(-1)
 
 
-def _count(tensor: Tensor, stride: int) -> Tensor:
-    """The bound, and counts: below it, in each bin, at it and above, not finite. Nothing waits for the device."""
-    values = tensor.reshape(-1)[::stride]
-    values = (values if values.dtype == torch.float64 else values.float()).contiguous()
+def _count(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the elements of samples. Nothing waits for the device.
+
+    Args:
+        values: a sample in each row, ``[samples, elements]``.
+
+    Returns:
+        The bound of each, float32, and its counts, int32, ``[samples, 35]``: below the bound, in each bin, at it and
+        above, not finite.
+    """
+    places = SIGNED_BINS + 3
     is_finite = values.isfinite()
     finite = torch.where(is_finite, values, 0)
-    largest = finite.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
-    mean = (finite / largest).square().sum() / is_finite.sum().clamp_min(1)
+    largest = finite.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    mean = (finite / largest).square().sum(1, keepdim=True) / is_finite.sum(1, keepdim=True).clamp_min(1)
     bound = (SIGNED_WIDTH * largest * mean.sqrt()).float().clamp_max(torch.finfo(torch.float32).max)
     edges = bound * torch.linspace(-1, 1, SIGNED_BINS + 1, device=values.device)
-    place = torch.bucketize(values, edges.to(values.dtype), right=True)
-    place = torch.where(is_finite, place, SIGNED_BINS + 2)
-    counts = torch.zeros(SIGNED_BINS + 3, dtype=torch.int32, device=values.device)
-    counts.index_add_(0, place, torch.ones_like(place, dtype=torch.int32))
-    return torch.cat([bound.reshape(1), counts.float()])
+    place = torch.searchsorted(edges.to(values.dtype), values, right=True)
+    place = torch.where(is_finite, place, places - 1)
+    place += places * torch.arange(len(values), device=values.device)[:, None]
+    counts = torch.zeros(len(values) * places, dtype=torch.int32, device=values.device)
+    counts.index_add_(0, place.view(-1), torch.ones_like(place, dtype=torch.int32).view(-1))
+    return bound.view(-1), counts.view(-1, places)
