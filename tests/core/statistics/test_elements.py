@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.core.statistics.slab import Slab, make_slab
+from retrograd.core.statistics.slab import NativeSlab, Slab, make_slab, sum_squares
 from tests.core.statistics.oracle import assert_reads, assert_row, drain, elements, expected_bins
 
 REAL = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -182,3 +182,25 @@ def test_a_row_is_that_of_all_its_tensors_together(parts: list[list[float]], dty
         assert_row(rows[0], x, calls=len(parts))
         if rows[0]["bins"]:
             np.testing.assert_array_equal(bins[0], expected_bins(x))
+
+
+@pytest.mark.skipif(NativeSlab is None, reason="needs the compiled kernel")
+def test_squares_are_summed_as_numpy_sums_them() -> None:
+    generator = torch.Generator().manual_seed(4)
+    drawn = [torch.randn(size, generator=generator).to(dtype) for dtype in REAL for size in SIZES]
+    strided = [drawn[7].view(1, -1).expand(3, -1), drawn[8].view(3, -1).t(), drawn[9][::3]]
+    for tensors in [*([each] for each in drawn), [*drawn, *strided, torch.zeros(0), torch.ones(())], []]:
+        expected = sum(np.square(each.double().numpy()).sum() for each in tensors)
+        assert sum_squares(tensors) == pytest.approx(expected, rel=1e-12)
+    assert sum_squares([torch.full((3,), 1e30)]) == pytest.approx(3e60)
+    assert np.isnan(sum_squares([torch.tensor([1.0, float("nan")])]) or 0.0)
+    assert sum_squares([torch.tensor([1.0, float("-inf")])]) == float("inf")
+
+
+@pytest.mark.skipif(NativeSlab is None, reason="needs the compiled kernel")
+@pytest.mark.parametrize(
+    "odd",
+    [torch.arange(3), torch.ones(3).to_sparse(), torch.ones(3, device="meta"), torch.ones(3, dtype=torch.complex64)],
+)
+def test_squares_of_what_the_kernel_does_not_read_are_not_known(odd: torch.Tensor) -> None:
+    assert sum_squares([torch.ones(2), odd]) is None

@@ -66,12 +66,6 @@ def has_other_weights(model: nn.Module) -> bool:
     return any(is_transformed(each) or type(each) is torch.Tensor for each in parameters_of(model))
 
 
-def join_elements(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The elements of dense tensors of one type and device, one after the other, in one call: a copy."""
-    joined: torch.Tensor = torch._utils._flatten_dense_tensors(tensors)
-    return joined
-
-
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
     """What ``.grad`` of a leaf holds. Of any other tensor torch warns who asks, and there is nothing to read."""
     return parameter.grad if parameter.is_leaf else None

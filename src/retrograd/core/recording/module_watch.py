@@ -13,7 +13,9 @@ from torch import nn
 from retrograd.core.hooks.calls import count_calls
 from retrograd.core.hooks.checkpoints import CallsOfParts, is_computed_again, part_computed_again
 from retrograd.core.hooks.engine import (
+    OUTSIDE,
     count_function_modes,
+    current_graph_task,
     current_node,
     grad_enabled,
     inference_enabled,
@@ -120,7 +122,7 @@ class SlotWatch:
         """The forward hook: record the tensors in what was returned as those of the next call. It raises nothing."""
         try:
             clock = self.switch
-            if is_in_backward():  # a checkpointed part is computed again
+            if current_graph_task() != OUTSIDE:  # a checkpointed part is computed again
                 if clock.on:
                     self._see_again(flatten(output, self._keys))
                 return

@@ -6,6 +6,7 @@ not change from step to step (learning rates, the size of a batch) is noted when
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -39,7 +40,6 @@ from retrograd.core.history.sink import Moment, RowBatch
 from retrograd.core.hooks.dispatch import carry_out_unseen
 from retrograd.core.hooks.engine import without_functions
 from retrograd.core.hooks.optimizer import held_by
-from retrograd.core.hooks.parts import gradient_of, join_elements
 from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
 from retrograd.core.norms import join_norms, norm
@@ -51,12 +51,13 @@ from retrograd.core.recording.evaluation_losses import EvaluationLosses, Number,
 from retrograd.core.recording.sink_log import EventLog
 from retrograd.core.sites.site import Site
 from retrograd.core.statistics.row import ROW
+from retrograd.core.statistics.slab import sum_squares
 
 _AGAIN = 32
 """Steps after which what has not changed is noted again, for those who read the newest steps alone."""
 
 _SMALL = 8192
-"""Elements of gradients that are copied to be read together."""
+"""Elements of gradients, on the average, up to which calls of torch take longer than reading them does."""
 
 _EPSILON = 1e-6
 """What torch adds to a norm before it divides by it."""
@@ -154,12 +155,13 @@ class GradientNorms:
         if not (may_read or self._clips):
             self._steps.setdefault(step, _StepNorms()).is_partial = True
             return
-        pairs = [(each, gradient) for each in held_by(optimizer) if (gradient := gradient_of(each)) is not None]
+        parameters = held_by(optimizer)
+        pairs = [(each, gradient) for each in parameters if each.is_leaf and (gradient := each.grad) is not None]
         held = [gradient for _, gradient in pairs]
         norms = self._steps.setdefault(step, _StepNorms())
         clips = [clip for clip in self._clips if any(_is_among(pair, clip.ids) for pair in pairs)]
         norms.is_clipped |= bool(clips)
-        has_parts = any(is_sharded(each) or is_flattened(each) for each in held_by(optimizer)[:1])
+        has_parts = any(is_sharded(each) or is_flattened(each) for each in parameters[:1])
         self.has_parts |= has_parts
         covered = clips[0].ids if len(clips) == 1 else frozenset().union(*(clip.ids for clip in clips))
         for clip in clips:
@@ -203,6 +205,10 @@ def _is_among(pair: tuple[torch.Tensor, torch.Tensor], ids: frozenset[int]) -> b
 
 def _measure(gradients: Sequence[torch.Tensor]) -> list[Number]:
     """The norm of all of them: a number for each device."""
+    if gradients and sum(map(torch.numel, gradients)) <= _SMALL * len(gradients):
+        squares = sum_squares(list(gradients))
+        if squares is not None:
+            return [math.sqrt(squares)]
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in gradients:
         values = local_part(gradient.detach()) if is_sharded(gradient) else gradient
@@ -214,8 +220,6 @@ def _measure(gradients: Sequence[torch.Tensor]) -> list[Number]:
 @torch.no_grad()
 def _norm_of(tensors: list[torch.Tensor]) -> torch.Tensor:
     if {each.dtype for each in tensors} in ({torch.float32}, {torch.float64}):
-        if sum(map(torch.numel, tensors)) <= _SMALL * len(tensors) and tensors[0].device.type == "cpu":
-            return norm(join_elements(tensors))  # calls take longer there than copying does
         return get_total_norm(tensors, foreach=tensors[0].device.type in ("cpu", "cuda"))
     return join_norms([norm(each).float() for each in tensors])
 
@@ -341,7 +345,7 @@ class ScalarWatch:
             chosen = np.flatnonzero([sites[row].quantity == "update" for row in rows])
             self._of_updates[numbers] = chosen
         if len(chosen):
-            table = np.frombuffer(batch.rows, ROW)[chosen]
+            table = np.frombuffer(batch.rows, ROW).take(chosen)
             finite = table["count"] - table["nan"] - table["pos_inf"] - table["neg_inf"]
             squares = float(table["m2"].sum() + (table["sum"] ** 2 / np.maximum(finite, 1)).sum())
             before = self._updates.get(batch.moment.step, (0.0, 0.0))

@@ -141,7 +141,12 @@ class SiteRecorder:
 
     def see_value(self, tensor: torch.Tensor) -> bool:
         """Record the value and set a hook for its gradient; returns whether that gradient will come."""
-        requires_grad = self.value.see(tensor) if self.value is not None else None
+        value, requires_grad = self.value, None
+        if value is not None:  # as ``value.see(tensor)``, which is a call more for each module and step
+            if value.row >= 0:
+                requires_grad = (value.observe or value.bind(tensor))(tensor, value.row)
+            if value.keep is not None or value.custom is not None:
+                value.see_more(tensor)
         watch = self._watch
         if watch is None or requires_grad is False or not (requires_grad or tensor.requires_grad):
             return False
@@ -154,7 +159,10 @@ class SiteRecorder:
         if self._clock.entered or self._enter():
             tensor_recorder: TensorRecorder = self.gradient  # type: ignore[assignment]
             try:
-                tensor_recorder.see(gradient)
+                if tensor_recorder.row >= 0:
+                    (tensor_recorder.observe or tensor_recorder.bind(gradient))(gradient, tensor_recorder.row)
+                if tensor_recorder.keep is not None or tensor_recorder.custom is not None:
+                    tensor_recorder.see_more(gradient)
             except Exception as error:
                 if gradient is not None:  # as it is where another output of the same node was used, and this one not
                     self._fault(tensor_recorder.site, error)

@@ -128,6 +128,41 @@ FOR_EACH_CPU uint64_t sum_bits(const Elements *e)
     return sum;
 }
 
+/* ---- squares ---- */
+
+#define LANES 8
+
+INLINE double squares32(const float *x, int n)
+{
+    double parts[LANES] = {0}, sum = 0;
+    int whole = n - n % LANES;
+    for (int i = 0; i < whole; i += LANES)
+        for (int k = 0; k < LANES; k++) parts[k] += (double)x[i + k] * (double)x[i + k];
+    for (int i = whole; i < n; i++) sum += (double)x[i] * (double)x[i];
+    for (int k = 0; k < LANES; k++) sum += parts[k];
+    return sum;
+}
+
+INLINE double squares64(const double *x, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += x[i] * x[i];
+    return sum;
+}
+
+FOR_EACH_CPU double sum_squares(const Elements *e)
+{
+    float room[BLOCK];
+    double gathered[BLOCK], sum = 0;
+    int n;
+    Cursor cursor = start(e);
+    while (cursor.left > 0) {
+        const void *block = next_block(&cursor, gathered, &n);
+        sum += e->kind == FLOAT64 ? squares64(block, n) : squares32(to_float32(block, e->kind, n, room), n);
+    }
+    return sum * (double)e->repeats;
+}
+
 /* ---- tensors ---- */
 
 /* Elements of e, or of e - minus. */

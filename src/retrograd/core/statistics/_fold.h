@@ -41,4 +41,7 @@ void fold_difference(const Elements *a, const Elements *b, bool histogram, Contr
 /* The sum of the eight-byte words that the bits of all elements are. */
 uint64_t sum_bits(const Elements *elements);
 
+/* The sum of the squares of all elements, of a floating-point kind. */
+double sum_squares(const Elements *elements);
+
 #endif

@@ -495,7 +495,30 @@ static PyObject *sum_all_bits(PyObject *Py_UNUSED(module), PyObject *tensors)
     return sums;
 }
 
+/* The sum of the squares of the elements of all tensors; None where one is not plain, or not of floats. */
+static PyObject *sum_all_squares(PyObject *Py_UNUSED(module), PyObject *tensors)
+{
+    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "sum_squares(tensors) takes a list");
+    double sum = 0;
+    for (Py_ssize_t at = 0; at < PyList_Size(tensors); at++) {
+        PyObject *tensor = Py_XNewRef(PyList_GetItem(tensors, at));
+        Elements e;
+        int64_t count = tensor ? find_elements(tensor, &e) : -1;
+        bool is_plain = count >= 0 && e.kind <= BFLOAT16;
+        PyErr_Clear();
+        if (is_plain && count > 0) {
+            arrange(&e);
+            sum += sum_squares(&e);
+        }
+        Py_XDECREF(tensor);
+        if (!is_plain) Py_RETURN_NONE;
+    }
+    return PyFloat_FromDouble(sum);
+}
+
 static PyMethodDef functions[] = {
+    {"sum_squares", (PyCFunction)sum_all_squares, METH_O,
+     "sum_squares(tensors): the sum over all elements of all of them; None where one is not plain, or not of floats."},
     {"sum_bits", (PyCFunction)sum_all_bits, METH_O,
      "sum_bits(tensors): of each the sum of the eight-byte words that its bits are; None where it is not plain."},
     {"copy_into", (PyCFunction)(void (*)(void))copy_into, METH_FASTCALL,

@@ -22,12 +22,13 @@ try:
     from retrograd.core.statistics import _kernel
 
     NativeSlab, copy_into, sum_words = _kernel.Slab, _kernel.copy_into, _kernel.sum_bits
+    add_squares = _kernel.sum_squares
 except (ImportError, AttributeError):  # installed without a compiler, or not built anew since
     NativeSlab = None  # type: ignore[assignment]
 
 __all__ = [
     "NativeSlab", "Slab", "Taken", "TorchSlab", "UnreadableTensorError", "copy_elements", "make_slab", "make_turns",
-    "observe_updates", "sum_bits", "take",
+    "observe_updates", "sum_bits", "sum_squares", "take",
 ]  # fmt: skip
 
 _notices = Notices()
@@ -104,6 +105,11 @@ def copy_elements(tensors: list[Tensor | None], rooms: list[bytearray | None]) -
 def sum_bits(tensors: list[Tensor]) -> list[int | None]:
     """Of each tensor the sum of the eight-byte words that its bits are; None for one that the kernel does not read."""
     return [None] * len(tensors) if NativeSlab is None else sum_words(tensors)
+
+
+def sum_squares(tensors: list[Tensor]) -> float | None:
+    """The sum of the squares of all elements of tensors, in float64; None where the kernel cannot read one."""
+    return None if NativeSlab is None else add_squares(tensors)
 
 
 def observe_updates(
