@@ -77,7 +77,7 @@ def decode_batches(
         starts = np.cumsum(rows["bins"], dtype=np.int64) - rows["bins"]
         rows = rows.take(order)  # 30 times as fast as rows[order], which copies field by field
         bins = bins[count_up(starts[order], rows["bins"])]
-        columns = {name: column[order] for name, column in columns.items()}
+        columns = {name: column.take(order) for name, column in columns.items()}
     is_gradient = gradients[rows["row"]]
     columns["backward"] = np.where(is_gradient, columns["backward"], np.int16(-1))
     columns["scale"] = np.where(is_gradient, columns["scale"], 1.0)
