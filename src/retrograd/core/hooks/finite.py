@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.core.hooks.dispatch import carry_out_unseen, without_graph
+from retrograd.core.hooks.dispatch import carry_out_unseen
 from retrograd.core.hooks.engine import dispatch_modes, is_jit_tracing, is_tracing, is_transformed, without_functions
 from retrograd.core.hooks.nodes import is_saved_tensor, peek, saved_of
 
@@ -20,7 +20,7 @@ def is_fine(tensor: Tensor) -> bool:
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta or is_jit_tracing():
         return True
     if dispatch_modes():
-        return bool(carry_out_unseen(lambda: without_graph(tensor).isfinite().all()))
+        return carry_out_unseen(lambda: bool(tensor.detach().isfinite().all()))
     if tensor.numel() == 1:
         return math.isfinite(tensor.item())
     values = tensor.detach()

@@ -201,14 +201,14 @@ def peek(raw: Any) -> Tensor | None:
 
 
 def detach(held: Tensor) -> Tensor:
-    """A tensor over the same memory, with the same count of writes, and without a graph.
+    """A tensor over the same memory, with the same count of writes, and without a graph. Modes are not told.
 
     A number of Python's that an operation has saved is handed to dispatch modes as a number, and no operation takes it.
     """
-    if held.dim() or not torch._C._len_torch_dispatch_stack():
+    if not torch._C._len_torch_dispatch_stack():
         return held.detach()
     with _disable_current_modes():
-        return held.detach().view(())
+        return held.detach() if held.dim() else held.detach().view(())
 
 
 def is_freed(node: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 
 import torch
@@ -16,10 +17,11 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from retrograd.core.hooks.backward import runs_in_another_thread
+from retrograd.core.hooks.dispatch import carry_out_unseen, read_unseen
 from retrograd.core.hooks.optimizer import held_by, list_optimizers
 from retrograd.core.hooks.parts import gradient_of, parameters_of
 from retrograd.core.identities import IdentityDict, IdentitySet
-from retrograd.core.ranks.placements import local_part
+from retrograd.core.ranks.placements import own_values
 
 
 class Leader:
@@ -348,7 +350,7 @@ class _ParameterState:
         self._parameter = WeakIdRef(parameter)
         self._version = parameter._version
         self._gradient = _state(gradient_of(parameter))
-        self._sample = _sample(parameter) if sampled else None
+        self._sample = read_unseen(parameter, _sample) if sampled else None
 
     def is_of(self, parameter: torch.Tensor) -> bool:
         return self._parameter() is parameter
@@ -360,8 +362,12 @@ class _ParameterState:
         return (
             self._version != parameter._version
             or (by_gradients and self._was_cleared(gradient_of(parameter)))
-            or (self._sample is not None and not torch.equal(self._sample, _sample(parameter)))
+            or (self._sample is not None and not self._is_as_before(parameter))
         )
+
+    def _is_as_before(self, parameter: torch.Tensor) -> bool:
+        before, now = self._sample, read_unseen(parameter, _sample)
+        return before is not None and carry_out_unseen(partial(torch.equal, before, now))
 
     def _was_cleared(self, gradient: torch.Tensor | None) -> bool:
         """Return whether a gradient was cleared or replaced; one that was clipped in place still accumulates."""
@@ -370,7 +376,7 @@ class _ParameterState:
             return False
         if gradient is None or now is None or self._gradient is None or now[0] != self._gradient[0]:
             return True
-        return gradient.layout is not torch.strided or not local_part(gradient.detach()).any()
+        return gradient.layout is not torch.strided or not read_unseen(gradient, _has_some)
 
 
 def _state(gradient: torch.Tensor | None) -> tuple[int, int] | None:
@@ -378,6 +384,10 @@ def _state(gradient: torch.Tensor | None) -> tuple[int, int] | None:
 
 
 def _sample(parameter: torch.Tensor) -> torch.Tensor:
-    here = local_part(parameter.detach())  # of a DTensor: else processes would talk
+    here = own_values(parameter)  # of a DTensor: else processes would talk
     flat: torch.Tensor = here.reshape(-1)
     return flat[:: max(1, flat.numel() // _SAMPLE)].clone()
+
+
+def _has_some(gradient: torch.Tensor) -> bool:
+    return bool(own_values(gradient).any())

@@ -43,6 +43,12 @@ def local_part(tensor: Any) -> Any:
     return part.trigger_wait() if type(part).__name__ == "AsyncCollectiveTensor" else part
 
 
+def own_values(tensor: Any) -> Tensor:
+    """What this process has of a tensor, in the same memory and without a graph."""
+    found: Tensor = local_part(tensor.detach())
+    return found
+
+
 def whole_of(tensor: Any) -> Tensor:
     """All elements of a tensor that is spread over processes, in each of them: a collective, unless all have them."""
     found: Tensor = tensor.full_tensor()

@@ -56,7 +56,7 @@ class Deliveries:
             self._waiting.append(_Delivery(self._turn, sent, then))
             self._waiting[-1].mark(tensors)
         else:
-            then([_read(each.detach()) for each in tensors])
+            then(carry_out_unseen(lambda: [_read(each.detach()) for each in tensors]))
 
     def add_numbers(self, numbers: Sequence[float | Tensor], then: Callable[[list[float]], None]) -> None:
         """Send for single numbers, of which some are known."""

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from retrograd.core.hooks.dispatch import carry_out_unseen
+from retrograd.core.hooks.dispatch import carry_out_unseen, read_unseen
 from retrograd.core.hooks.engine import without_functions
 from retrograd.core.hooks.listeners import never_raise
 from retrograd.core.hooks.losses import find_loss_function, loss_listeners
 from retrograd.core.hooks.nested import flatten
-from retrograd.core.ranks.placements import local_part
+from retrograd.core.ranks.placements import own_values
 from retrograd.core.recording.clock import Clock, Fault, is_loss
 from retrograd.core.recording.deliveries import is_far
 
@@ -29,7 +29,11 @@ def hold(number: Any) -> Number:
     """A number as it is now, not waited for where it is on a device."""
     if not isinstance(number, torch.Tensor):
         return float(number)
-    number = local_part(number.detach())
+    return read_unseen(number, _copy)
+
+
+def _copy(number: torch.Tensor) -> Number:
+    number = own_values(number)
     return number.clone() if is_far(number) else float(number)
 
 

@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer
 
 from retrograd.core.history.facts import MOST_OPTIMIZERS
 from retrograd.core.history.sink import ENDS_NONE, Moment
+from retrograd.core.hooks.dispatch import carry_out_unseen, read_unseen
 from retrograd.core.hooks.engine import count_function_modes, is_tracing, without_functions
 from retrograd.core.hooks.listeners import never_raise
 from retrograd.core.hooks.names import parameter_site
@@ -26,7 +27,7 @@ from retrograd.core.hooks.optimizer import OptimizerNames, held_by, list_optimiz
 from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
 from retrograd.core.progress.steps import LossScales, Steps
-from retrograd.core.ranks.placements import local_part
+from retrograd.core.ranks.placements import own_values
 from retrograd.core.recording.clock import Clock, Fault
 from retrograd.core.recording.deliveries import Deliveries, is_far
 from retrograd.core.recording.mode_buffer import ModeBuffer
@@ -135,13 +136,23 @@ def copy_together(weights: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for weight in weights:
         if _is_joined(weight):
-            groups.setdefault((weight.device, weight.dtype), []).append(weight.detach().view(-1))
-    pieces = {key: iter(torch.cat(flat).split([each.numel() for each in flat])) for key, flat in groups.items()}
+            groups.setdefault((weight.device, weight.dtype), []).append(weight)
+    pieces = {key: iter(carry_out_unseen(partial(_join, same))) for key, same in groups.items()}
     for weight in weights:
         if _is_joined(weight):
-            yield next(pieces[weight.device, weight.dtype]).view(weight.shape)
+            yield next(pieces[weight.device, weight.dtype])
         else:
-            yield weight.detach().clone()
+            yield read_unseen(weight, _copy)
+
+
+def _join(weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    flat = [each.detach().view(-1) for each in weights]
+    pieces = torch.cat(flat).split([each.numel() for each in flat])
+    return [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
+
+
+def _copy(weight: torch.Tensor) -> torch.Tensor:
+    return weight.detach().clone()
 
 
 def _is_joined(weight: torch.Tensor) -> bool:
@@ -251,7 +262,7 @@ class UpdateRecorder:
 
     def _see_value(self, value: TensorRecorder, parameter: torch.Tensor) -> None:
         try:
-            value.see(local_part(parameter.detach()))
+            value.see(read_unseen(parameter, own_values))
         except Exception as error:
             self._fault(value.site, error)
 
@@ -294,7 +305,7 @@ _size = attrgetter("nbytes")
 
 def _values_of(parameter: torch.Tensor) -> torch.Tensor:
     """What this process holds of a parameter: a plain one as it is, since to detach it takes longer than to read it."""
-    return parameter if type(parameter) is nn.Parameter else local_part(parameter.detach())
+    return parameter if type(parameter) is nn.Parameter else own_values(parameter)
 
 
 _SKIPPED = "loss scaling found a gradient that is not finite"

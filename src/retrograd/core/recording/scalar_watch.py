@@ -43,7 +43,7 @@ from retrograd.core.hooks.optimizer import held_by
 from retrograd.core.identities import IdentityDict
 from retrograd.core.limits import LIMITS
 from retrograd.core.norms import join_norms, norm
-from retrograd.core.ranks.placements import is_flattened, is_sharded, is_summand, local_part
+from retrograd.core.ranks.placements import is_flattened, is_sharded, is_summand, own_values
 from retrograd.core.recording.batches import BatchCount
 from retrograd.core.recording.clock import Clock
 from retrograd.core.recording.deliveries import Deliveries
@@ -211,7 +211,7 @@ def _measure(gradients: Sequence[torch.Tensor]) -> list[Number]:
             return [math.sqrt(squares)]
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in gradients:
-        values = local_part(gradient.detach()) if is_sharded(gradient) else gradient
+        values = own_values(gradient) if is_sharded(gradient) else gradient
         values = values.coalesce().values() if values.is_sparse else values
         by_device.setdefault(values.device, []).append(values)
     return [hold(carry_out_unseen(lambda values=values: _norm_of(values))) for values in by_device.values()]  # type: ignore[misc]

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from retrograd.core.hooks.dispatch import read_unseen
 from retrograd.core.hooks.engine import is_transformed, uncompiled
 from retrograd.core.hooks.gradients import GradientWatch
 from retrograd.core.hooks.listeners import SeeGradient
-from retrograd.core.ranks.placements import is_sharded, local_part
+from retrograd.core.ranks.placements import is_sharded, own_values
 from retrograd.core.recording.clock import RecordedPass
 from retrograd.core.recording.keep import Keep, KeptSource, TensorKeeper, find_keep
 from retrograd.core.recording.mode_buffer import Mode, ModeBuffer, ModeBuffers
@@ -79,7 +80,7 @@ class TensorRecorder(KeptSource):
     def see_more(self, tensor: torch.Tensor) -> None:
         """Take in a tensor for everything but the built-in statistics."""
         if type(tensor) is not torch.Tensor and is_sharded(tensor):
-            tensor = local_part(tensor.detach())
+            tensor = own_values(tensor)
         if self.custom is not None:
             try:
                 self.custom.observe(tensor, self.row)
@@ -93,16 +94,16 @@ class TensorRecorder(KeptSource):
         if self.row >= 0:
             self._buffer.slab(new.device).observe_update(new, old, self.row)
         if self.keep is not None and not isinstance(old, bytearray):
-            self._keep(new.detach() - old, self.keep)
+            self._keep(read_unseen(new, lambda values: values.detach() - old), self.keep)
 
     def _keep(self, tensor: torch.Tensor, keep: Keep) -> None:
         if is_transformed(tensor):
             raise UnreadableTensorError("it is inside a torch.func transform, where it has no values of its own")
-        kept = keep.take(tensor) if self._copy else tensor.detach()
+        kept = read_unseen(tensor, keep.take if self._copy else torch.Tensor.detach)
         try:
             version = kept._version
         except RuntimeError:  # an inference tensor counts no versions
-            kept, version = keep.take(tensor), 0
+            kept, version = read_unseen(tensor, keep.take), 0
         size = self._factory.keeper.admit(keep, kept)
         if size is not None:
             self._buffer.kept.append((self, kept, version, size))

@@ -14,11 +14,12 @@ from torch.utils.weak import WeakIdRef
 from retrograd.core.hooks.argument_taps import has_arguments_in_code, unwatch_arguments, watch_arguments
 from retrograd.core.hooks.backward import runs_in_another_thread
 from retrograd.core.hooks.compiled import has_compiled_code
+from retrograd.core.hooks.dispatch import read_unseen
 from retrograd.core.hooks.module import has_output_in_code, unwatch_forward, watch_forward
 from retrograd.core.hooks.names import NamedModule, parameter_site
 from retrograd.core.hooks.parts import gradient_of, own_parameters
 from retrograd.core.identities import IdentityDict, IdentitySet
-from retrograd.core.ranks.placements import local_part
+from retrograd.core.ranks.placements import own_values
 from retrograd.core.ranks.processes import has_other_processes
 from retrograd.core.recording.late_taps import CompiledRegions, warn_of_compiled_code
 from retrograd.core.recording.module_watch import ArgumentWatch, OutputWatch, SlotCalls, SlotWatch
@@ -190,7 +191,7 @@ class Taps:
                 if watch.accumulated is None:
                     row = self._factory.rows.number(site)
                     watch.accumulated = TensorRecorder(self._factory, self._grad, site, row, None, copy=True)
-                watch.accumulated.see(local_part(gradient.detach()))
+                watch.accumulated.see(read_unseen(gradient, own_values))
             except Exception as error:
                 self._factory.events.fault(site, error)
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from retrograd.core.ranks.placements import local_part
+from retrograd.core.ranks.placements import own_values
 from retrograd.core.statistics.row import ROW
 from retrograd.core.statistics.slab import UnreadableTensorError, copy_elements, make_slab
 
@@ -26,7 +26,7 @@ def sum_squares(models: Iterable[nn.Module]) -> npt.NDArray[np.float64]:
 
 def _sum_squares(parameter: torch.Tensor) -> float:
     try:
-        weight = local_part(parameter.detach())
+        weight = own_values(parameter)
         slab = make_slab(weight.device)
         slab.grow(1)
         (copy,) = copy_elements([weight], [])

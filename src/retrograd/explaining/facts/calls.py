@@ -26,6 +26,7 @@ from retrograd.core.history.facts import MOST_OPTIMIZERS, Call, OptimizerMade, R
 from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.backward import EngineRun, backward_followers, runs_in_another_thread
 from retrograd.core.hooks.discovery import constructed_optimizers, construction_line
+from retrograd.core.hooks.dispatch import read_unseen
 from retrograd.core.hooks.engine import grad_enabled
 from retrograd.core.hooks.optimizer import call_listeners, held_by
 from retrograd.core.hooks.parts import gradient_of, parameters_of
@@ -174,7 +175,7 @@ class CallSource(FactSource):
             return "none"
         if any(map(is_far, held)):
             return "unknown"
-        return "some" if any(bool(gradient.any()) for gradient in held) else "zero"
+        return "some" if any(read_unseen(gradient, _has_some) for gradient in held) else "zero"
 
     # ---- keeping ----
 
@@ -274,8 +275,16 @@ def _hold(number: Any) -> Any:
     if isinstance(number, list | tuple):
         return [_hold(each) for each in number]
     if isinstance(number, torch.Tensor):
-        return number.detach().clone() if is_far(number) else number.item()
+        return read_unseen(number, _copy)
     return number
+
+
+def _copy(number: torch.Tensor) -> Any:
+    return number.detach().clone() if is_far(number) else number.item()
+
+
+def _has_some(gradient: torch.Tensor) -> bool:
+    return bool(gradient.any())
 
 
 def _flatten(numbers: Sequence[Numbers]) -> list[Any]:

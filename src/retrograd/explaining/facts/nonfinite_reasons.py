@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from retrograd.core.hooks.dispatch import carry_out_unseen
 
 MEAN = 1
 """The reduction ``mean``, as nodes save it."""
@@ -277,7 +280,7 @@ def operation_of(node: str) -> str:
 def find_gradient_reason(node: str, saved: SavedValues) -> str:
     """In words: ``the derivative of sqrt is infinite at 0``; empty where no reason is known."""
     rule = _NODE_RULES.get(node.rstrip("0123456789"))
-    return rule(saved) if rule is not None else ""
+    return carry_out_unseen(partial(rule, saved)) if rule is not None else ""
 
 
 def _at(slot: str, point: float, text: str) -> Callable[[SavedValues], str]:

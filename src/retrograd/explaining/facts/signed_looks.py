@@ -30,6 +30,9 @@ from retrograd.explaining.facts.value_look import is_readable
 _MOST_WATCHED, _MOST_TENSORS, _MOST_ELEMENTS = 256, 2, 1 << 13
 """Modules, those without parts first; tensors of an output; elements of a tensor."""
 
+_AT_ONCE = 1 << 18
+"""Elements that are counted at once, which takes some thirty bytes each."""
+
 _PER_LOOK = 32
 """Modules for which every 128th recorded step is a look; of twice as many every 256th is one."""
 
@@ -82,13 +85,15 @@ class SignedLooks(FactSource):
                 self._held[site] = tensor.numel(), sample
 
     def drain(self) -> None:
-        """Count, all samples of one size together, and record it."""
+        """Count, many samples of one size together, and record it."""
         held, self._held = self._held, {}
         alike = gather(((sample.device, sample.dtype, len(sample)), site) for site, (_, sample) in held.items())
-        for sites in alike.values():
-            sizes = [(site, held[site][0]) for site in sites]
-            bounds, counts = carry_out_unseen(partial(_count, torch.stack([held[site][1] for site in sites])))
-            self.host.deliveries.add([bounds, counts], partial(self._note, sizes, self._moment))
+        for (_, _, size), sites in alike.items():
+            most = max(_AT_ONCE // size, 1)
+            for some in (sites[first : first + most] for first in range(0, len(sites), most)):
+                sizes = [(site, held[site][0]) for site in some]
+                bounds, counts = carry_out_unseen(partial(_count, [held[site][1] for site in some]))
+                self.host.deliveries.add([bounds, counts], partial(self._note, sizes, self._moment))
 
     def _note(self, sizes: Sequence[tuple[str, int]], moment: Moment, arrays: Arrays) -> None:
         bounds, counts = (array.tolist() for array in arrays)
@@ -117,17 +122,17 @@ def _sample(tensor: Tensor) -> Tensor:
     return values.to(dtype, copy=True, memory_format=torch.contiguous_format).view(-1)
 
 
-def _count(values: Tensor) -> tuple[Tensor, Tensor]:
+def _count(samples: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Count the elements of samples. Nothing waits for the device.
 
     Args:
-        values: a sample in each row, ``[samples, elements]``.
+        samples: of one size, type and device, ``[elements]`` each.
 
     Returns:
         The bound of each, float32, and its counts, int32, ``[samples, 35]``: below the bound, in each bin, at it and
         above, not finite.
     """
-    places = SIGNED_BINS + 3
+    values, places = torch.stack(list(samples)), SIGNED_BINS + 3
     is_finite = values.isfinite()
     finite = torch.where(is_finite, values, 0)
     largest = finite.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)

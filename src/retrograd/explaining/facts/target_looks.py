@@ -192,7 +192,8 @@ class TargetLooks(ValueLook):
 
     def _compare(self, noted: Operation, call: TorchCall, target: Tensor, classes: int, ignored: int) -> None:
         target = without_graph(target)
-        ways = list(_arrange(target, self._tokens)) if target.numel() <= _ELEMENTS else []
+        arrange = partial(_arrange, target, self._tokens)
+        ways = carry_out_unseen(lambda: list(arrange())) if target.numel() <= _ELEMENTS else []
 
         def count() -> list[Tensor]:
             numbers, most = _count_classes(target.reshape(-1)[:_ELEMENTS], classes, ignored)

@@ -21,6 +21,7 @@ from retrograd.core.history.fact import tell_number
 from retrograd.core.history.facts import Buffer, Input, Parameter
 from retrograd.core.history.sink import Moment, Phase
 from retrograd.core.hooks.backward import runs_in_another_thread
+from retrograd.core.hooks.dispatch import carry_out_unseen
 from retrograd.core.hooks.engine import grad_enabled
 from retrograd.core.hooks.names import ArgumentNames, walk_buffers, walk_parameters
 from retrograd.core.hooks.nested import flatten
@@ -147,7 +148,7 @@ class _ModelLook:
         for site, parameter in self._walk(model):
             rows = 0
             if _may_have_rows(parameter) and (with_same_rows is None or site in with_same_rows):
-                rows = count_same_rows(parameter)
+                rows = carry_out_unseen(partial(count_same_rows, parameter))
             shape, requires_grad = list(parameter.shape), "true" if parameter.requires_grad else "false"
             self._parameters[site] = readings.read(parameter), shape, name_type(parameter.dtype), requires_grad, rows
         for site, buffer in walk_buffers([(name, model)]):
