@@ -1,8 +1,9 @@
-"""A dispatch mode of the program (a counter of operations, a log of them) sees what it sees without a recording."""
+"""Modes of the program (counters and logs of operations) see what they see without a recording."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -97,3 +99,26 @@ def test_operations_of_a_recorded_program_are_those_of_the_bare_one(
     with rg.record(net, tmp_path / "run", **options):
         assert list_operations(program, net) == bare
     assert len(rg.open_run(tmp_path / "run").history["first:output"].mean) >= 2
+
+
+class Functions(TorchFunctionMode):
+    """Counts the uses of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_function_mode_of_the_program_sees_little_of_a_recording() -> None:
+    """Such a mode is called for each attribute, and ``torch.set_default_device`` is one."""
+    counts = []
+    for is_recorded in (False, True):
+        net = make_net()
+        with rg.record(net) if is_recorded else nullcontext(), Functions() as seen:
+            list_operations(step_plainly, net)
+        counts.append(seen.count)
+    assert counts[0] <= counts[1] < 1.25 * counts[0]

@@ -31,7 +31,7 @@ import torch
 from retrograd.core.history.sink import Moment
 from retrograd.core.hooks.backward import EngineRun, has_asked_for_a_pass
 from retrograd.core.hooks.dispatch import carry_out_unseen
-from retrograd.core.hooks.engine import at_end_of_backward, is_compiling, is_tracing, is_transformed
+from retrograd.core.hooks.engine import at_end_of_backward, is_compiling, is_tracing, is_transformed, without_functions
 from retrograd.core.hooks.gradients import InputGradient
 from retrograd.core.hooks.listeners import HookEntry, never_raise
 from retrograd.core.hooks.reach import DeepGraphGuard
@@ -437,7 +437,8 @@ class RecordedPass:
         self.scale = scale
         if self.clock.is_noted and not is_tracing():
             losses = [root for root in roots if is_loss(root)]
-            self.losses = carry_out_unseen(lambda: tuple(loss.detach().clone() for loss in losses))
+            with without_functions():
+                self.losses = carry_out_unseen(lambda: tuple(loss.detach().clone() for loss in losses))
 
     def enter(self) -> bool:
         """Record that the pass has reached its first recorded tensor; returns whether it is recorded."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from retrograd.core.hooks.dispatch import carry_out_unseen
+from retrograd.core.hooks.engine import without_functions
 from retrograd.core.limits import LIMITS
 
 Arrays = list[npt.NDArray[Any]]
@@ -52,11 +53,14 @@ class Deliveries:
     def add(self, tensors: Sequence[Tensor], then: Then) -> None:
         """Send for numbers, as they are now; ``then`` takes them at once if there is nothing to wait for."""
         if self._waiting or any(map(is_far, tensors)):
-            sent = [carry_out_unseen(partial(_send, each)) for each in tensors]
+            with without_functions():
+                sent = [carry_out_unseen(partial(_send, each)) for each in tensors]
             self._waiting.append(_Delivery(self._turn, sent, then))
             self._waiting[-1].mark(tensors)
         else:
-            then(carry_out_unseen(lambda: [_read(each.detach()) for each in tensors]))
+            with without_functions():
+                arrays = carry_out_unseen(lambda: [_read(each.detach()) for each in tensors])
+            then(arrays)
 
     def add_numbers(self, numbers: Sequence[float | Tensor], then: Callable[[list[float]], None]) -> None:
         """Send for single numbers, of which some are known."""

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from retrograd.core.history.fact import NOW, Fact, JsonObject, tell_many
 from retrograd.core.history.sink import EventKind, Moment
-from retrograd.core.hooks.engine import is_abstract
+from retrograd.core.hooks.engine import count_function_modes, is_abstract, without_functions
 from retrograd.core.hooks.names import ModelNames, walk_parameters, walk_paths
 from retrograd.core.hooks.optimizer import OptimizerNames, optimizer_listeners
 from retrograd.core.limits import LIMITS
@@ -253,10 +253,17 @@ class Facts:
         if not self._telling.acquire(timeout=patience):  # another thread is here, and in a fork is so for good
             return
         try:
-            for tell in self._find_listeners(what):
-                try:
-                    tell(*about)
-                except Exception as error:
-                    self.fault(f"{type(tell.__self__).__name__}.{what}", error)
+            if count_function_modes():  # each attribute would pass through them
+                with without_functions():
+                    self._tell_each(what, about)
+            else:
+                self._tell_each(what, about)
         finally:
             self._telling.release()
+
+    def _tell_each(self, what: str, about: tuple[Any, ...]) -> None:
+        for tell in self._find_listeners(what):
+            try:
+                tell(*about)
+            except Exception as error:
+                self.fault(f"{type(tell.__self__).__name__}.{what}", error)

@@ -271,6 +271,10 @@ class UpdateRecorder:
         update = self._updates.pop(optimizer, None)
         if update is None:
             return
+        with without_functions():
+            self._end(optimizer, update, count)
+
+    def _end(self, optimizer: Optimizer, update: _BegunUpdate, count: int) -> None:
         recorders, rows, parameters, copies = update
         slab = self._buffer.slab(_CPU) if bytearray in map(type, copies) else None
         bits = bytearray(16 * len(rows))
