@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class TensorRecorder(KeptSource):
     def _keep(self, tensor: torch.Tensor, keep: Keep) -> None:
         if is_transformed(tensor):
             raise UnreadableTensorError("it is inside a torch.func transform, where it has no values of its own")
-        kept = read_unseen(tensor, keep.take if self._copy else torch.Tensor.detach)
+        kept = read_unseen(tensor, keep.take if self._copy else methodcaller("detach"))
         try:
             version = kept._version
         except RuntimeError:  # an inference tensor counts no versions
