@@ -55,7 +55,6 @@ NEEDED: tuple[PrivateNames, ...] = (
         "torch._C._current_graph_task_id torch._C._current_autograd_node torch.autograd._get_sequence_nr "
         "torch._C._functions.AccumulateGrad:_sequence_nr",
     ),
-    _names("the norm of many small gradients in one call", _RAISES, "torch._utils._flatten_dense_tensors"),
     _names(
         "gradients by sample: what a convolution computes, and which modules normalise",
         _RAISES,
