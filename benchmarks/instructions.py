@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -73,8 +74,9 @@ def count(pool: ThreadPoolExecutor, net: str, number: int, group: Group, asked: 
 def count_instructions(net: str, name: str, number: int, after: int, steps: int) -> int:
     """Instructions of a process that trains for so many steps."""
     child = [sys.executable, __file__, "--child", net, name, str(number), "--after", str(after), "--steps", str(steps)]
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    done = subprocess.run([*VALGRIND, *child], env=environment, capture_output=True, text=True, check=True)
+    with tempfile.TemporaryDirectory() as folder:  # the child leaves its run there
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "TMPDIR": folder}
+        done = subprocess.run([*VALGRIND, *child], env=environment, capture_output=True, text=True, check=True)
     found = re.search(r"I\s+refs:\s+([\d,]+)", done.stderr)
     if found is None:
         sys.exit(f"valgrind has counted nothing:\n{done.stderr}")

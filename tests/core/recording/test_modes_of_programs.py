@@ -98,7 +98,9 @@ def test_operations_of_a_recorded_program_are_those_of_the_bare_one(
     net = make_net()
     with rg.record(net, tmp_path / "run", **options):
         assert list_operations(program, net) == bare
-    assert len(rg.open_run(tmp_path / "run").history["first:output"].mean) >= 2
+    outputs = rg.open_run(tmp_path / "run").history["first:output"]
+    assert len(outputs.mean) >= 2
+    assert outputs.signed_histograms
 
 
 class Functions(TorchFunctionMode):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import retrograd as rg
 from retrograd.core.history.data_facts import SignedHistogram
@@ -90,28 +88,6 @@ def test_more_samples_than_are_counted_at_once() -> None:
         [found], [kept] = history[f"{number}:output"].signed_histograms, history[f"{number}:output"].tensors
         assert kept.tensor is not None
         assert list(found.counts) == counted(found, kept.tensor.detach().double().numpy().ravel())
-
-
-class Operations(TorchDispatchMode):
-    """Counts what is carried out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_modes_of_the_program_see_nothing_of_it() -> None:
-    net, data = make_net(), [torch.randn(8, 16) for _ in range(3)]
-    with Operations() as bare:
-        train(net, data)
-    with rg.record(net) as recording, Operations() as seen:
-        train(net, data)
-    assert seen.count == bare.count
-    assert recording.history["1:output"].signed_histograms
 
 
 def test_a_run_on_disk_has_them_and_its_page_draws_them(tmp_path: Path) -> None:
